@@ -25,6 +25,7 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import RECORDS
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.telemetry.terminal import harmless
+from etlstage.testing.dialect import kit_of
 
 __all__ = (
     "Letters",
@@ -176,7 +177,7 @@ def as_read(letter: DeadLetter) -> bytes:
     dialect = letter.config.get("dialect")
     if dialect is None:
         return letter.message  # a load stage without workers
-    return dialect_from_plain(dialect).raw([letter.message])
+    return kit_of(dialect_from_plain(dialect)).raw([letter.message])
 
 
 def _check_stage(stage: str, known: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from etlstage.messages import counted
 from etlstage.protocol.base import Dialect, Limits, Side
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.recording.comparison import (
     Difference,
     differences,
@@ -109,7 +110,7 @@ def _keep(path: Path, whole: Recording, smallest: Recording) -> None:
 
 
 def _requests(recording: Recording) -> list[bytes]:
-    *requests, _ = recording.dialect.cut(
+    *requests, _ = kit_of(recording.dialect).cut(
         Side.SUPERVISOR, recording.written(Channel.STDIN)
     )
     return requests
@@ -127,7 +128,9 @@ def _told(recording: Recording, played: Recording) -> Iterable[str]:
         yield end
         for line in _last_lines(played):
             yield f"  stderr: {line}"
-    *replies, _ = recording.dialect.cut(Side.WORKER, played.written(Channel.STDOUT))
+    *replies, _ = kit_of(recording.dialect).cut(
+        Side.WORKER, played.written(Channel.STDOUT)
+    )
     many = counted(len(replies), "reply", "replies")
     equal = "as many as recorded" if recording.blank else "all equal"
     yield f"{many}, {len(found):,} different" if found else f"{many}, {equal}"
@@ -137,10 +140,11 @@ def _shown(difference: Difference, dialect: Dialect) -> Iterable[str]:
     def shown(data: bytes, side: Side = Side.WORKER) -> str:
         if not data:
             return "(nothing)"
-        if (reader := dialect.reader()) is not None:
+        if (reader := kit.reader()) is not None:
             return harmless("; ".join(reader.read(side, data)))
-        return clipped(data, dialect.shown)
+        return clipped(data, kit.shown)
 
+    kit = kit_of(dialect)
     number, request, was, now = difference
     yield f"{number}: {shown(request, Side.SUPERVISOR)}" if request else f"{number}:"
     yield f"  - {shown(was)}"

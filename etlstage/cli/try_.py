@@ -28,6 +28,7 @@ from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.speaking import blame_a_buffer
 from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import Channel
 
@@ -94,7 +95,7 @@ async def _converse(
             if stage.dialect.shape is Shape.STREAM:
                 _show(worker, 0, screen)
                 for output in (await worker.outputs())[:_OUTPUTS]:
-                    screen.tell(f"output  {stage.dialect.shown(output)}")
+                    screen.tell(f"output  {kit_of(stage.dialect).shown(output)}")
                 return await worker.exited()
             shown = tried = 0
             batch: list[bytes] = []

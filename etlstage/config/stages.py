@@ -200,7 +200,9 @@ class _StageSection(Section):
         heartbeat = getattr(given.get("timeout"), "heartbeat", None)
         spoken = given.pop("dialect", None) or _Spoken(self._stage.kind).read({})
         spoken = spoken.fitted(
-            batches=given.get("batch") is not None, heartbeat=heartbeat
+            # A worker that drives its batches has them whether that is written or not.
+            batches=given.get("batch") is not None or spoken.shape.batches,
+            heartbeat=heartbeat,
         )
         if self._stage.frame:
             (end,) = (name for name in self._ends if given.get(name) is not None)

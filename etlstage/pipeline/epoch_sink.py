@@ -188,7 +188,7 @@ class EpochSink(WorkerSink):
         stage = replace(
             told,
             worker=replace(told.program, command=(*command, epoch)),
-            dialect=self._stage.dialect.one_by_one(),
+            dialect=self._stage.dialect.fitted(batches=False, heartbeat=None),
             workers=1,
             restart=RestartPolicy(),
         )

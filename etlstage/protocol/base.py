@@ -9,7 +9,7 @@ them into events and back.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from typing import (
     TYPE_CHECKING,
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = (
     "SEND_EOF",
+    "Connector",
     "Dialect",
     "Limits",
     "Paired",
-    "Reader",
     "Services",
     "Session",
     "Shape",
@@ -210,14 +210,6 @@ class Paired(Session, Protocol):
         ...
 
 
-class Reader(Protocol):
-    """Makes text of what two sides say, where bytes alone tell a person nothing."""
-
-    def read(self, side: Side, data: bytes) -> list[str]:
-        """Return, once, what a side has said that is complete now, a text for each."""
-        ...
-
-
 class Services(Protocol):
     """What one connection of a worker finds beside its work; without I/O."""
 
@@ -233,6 +225,52 @@ class Services(Protocol):
 
     def lines(self) -> bytes:
         """Return, once, the lines that are for the log."""
+        ...
+
+
+class Connector(Protocol):
+    """How a worker connects that has a socket in place of pipes; without I/O."""
+
+    def arguments(
+        self, *, app: str, identity: str, endpoint: str, locator: str
+    ) -> tuple[str, ...]:
+        """
+        Return what a worker is told behind its command.
+
+        Args:
+            app: Name of the stage.
+            identity: What the worker has to call itself when it connects.
+            endpoint: Where to connect to.
+            locator: Where to ask for other services.
+
+        """
+        ...
+
+    def identity(self, data: bytes, /) -> str | None:
+        """
+        Return what a worker that has connected calls itself.
+
+        Args:
+            data: All that it wrote up to now.
+
+        Returns:
+            None if it has not said so yet.
+
+        Raises:
+            RemoteProtocolError: If it said something else.
+
+        """
+        ...
+
+    def services(self, host: str, port: int) -> Services | None:
+        """
+        Return what answers a connection to the locator, if workers expect one.
+
+        Args:
+            host: Where the worker has connected.
+            port: The same.
+
+        """
         ...
 
 
@@ -271,38 +309,6 @@ class Dialect(ABC):
     def shape(self) -> Shape:
         """How exchanges are made from messages."""
 
-    def shown(self, data: bytes) -> str:
-        """Return ``data`` as printable ASCII, with what bounds messages by name."""
-        return repr(data)[2:-1]
-
-    def reader(self) -> Reader | None:
-        """Return what reads a conversation to people; None: :meth:`shown` does."""
-        return None
-
-    def cut(self, side: Side, data: bytes) -> list[bytes]:
-        """
-        Return what a side wrote, cut behind each request or reply.
-
-        One request and one reply are a turn. The last piece, which may be empty, is
-        what does not end yet. Nothing is judged: the worker may have broken the
-        protocol.
-        """
-        return [data]
-
-    def exchanges(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side said in each exchange, as far as it says it each time."""
-        *pieces, rest = self.cut(side, data)
-        return [*pieces, rest] if rest else pieces
-
-    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
-        """
-        Return what a side wrote with other bytes in place of what its messages say.
-
-        Their lengths stay, and all that bounds them if the dialect knows how. What may
-        be the beginning of a bound is not returned, unless it is the last that comes.
-        """
-        return b"x" * len(data)
-
     @abstractmethod
     def open(
         self,
@@ -332,18 +338,15 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def silence(self, received: int) -> str:
+    def silence(self, received: int, *, ready: bool = True) -> str:
         """
-        Say what a worker did that did not answer in time, as a part of a sentence.
+        Say what a worker did that did not answer in time, as a sentence from "it" on.
 
         Args:
             received: Bytes that it wrote since its last complete reply.
+            ready: Whether it has announced itself; else that is what it did not do.
 
         """
-
-    @abstractmethod
-    def raw(self, messages: Sequence[bytes]) -> bytes:
-        """Return what a worker must read to answer ``messages`` as one exchange."""
 
     @abstractmethod
     def plain(self) -> dict[str, object]:
@@ -353,10 +356,6 @@ class Dialect(ABC):
     @abstractmethod
     def from_plain(cls, settings: Mapping[str, object]) -> Self:
         """Return the dialect with settings that :meth:`plain` has made."""
-
-    @abstractmethod
-    def one_by_one(self) -> Self:
-        """Return these settings with one message as one exchange."""
 
     @classmethod
     @abstractmethod
@@ -371,12 +370,11 @@ class Dialect(ABC):
 
     def fitted(self, *, batches: bool, heartbeat: float | None) -> Self:
         """
-        Return the settings for a stage that they have been read for.
+        Return the settings for a stage with batches, or with one message at a time.
 
         Args:
             batches: Whether it has batches.
-            heartbeat: How long a worker of it may be silent, in seconds, if that is
-                said.
+            heartbeat: How long a worker of it may be silent, in seconds; None: as it is.
 
         """
         return self
@@ -394,66 +392,14 @@ class Dialect(ABC):
         return None
 
     @property
-    def connects(self) -> bool:
-        """Whether a worker connects to a socket that it is told of; else it has pipes."""
-        return False
-
-    def arguments(
-        self, *, app: str, identity: str, endpoint: str, locator: str
-    ) -> tuple[str, ...]:
-        """
-        Return what a worker that connects is told behind its command.
-
-        Args:
-            app: Name of the stage.
-            identity: What the worker has to call itself when it connects.
-            endpoint: Where to connect to.
-            locator: Where to ask for other services.
-
-        """
-        return ()
-
-    def identity(self, data: bytes) -> str | None:
-        """
-        Return what a worker that has connected calls itself.
-
-        Args:
-            data: All that it wrote up to now.
-
-        Returns:
-            None if it has not said so yet.
-
-        Raises:
-            RemoteProtocolError: If it said something else.
-
-        """
-        return None
-
-    def services(self, host: str, port: int) -> Services | None:
-        """
-        Return what answers a connection to the locator, if workers expect one.
-
-        Args:
-            host: Where the worker has connected.
-            port: The same.
-
-        """
+    def connection(self) -> Connector | None:
+        """How a worker connects to a socket of ours; None: it has pipes."""
         return None
 
     @property
     def announces(self) -> bool:
         """Whether a worker says by itself, in the dialect, that it is ready."""
         return False
-
-    def unready(self, received: int) -> str:
-        """
-        Say what a worker did that did not announce itself in time.
-
-        Args:
-            received: Bytes that it wrote.
-
-        """
-        return "did not announce itself"
 
     def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from etlstage.errors import ConfigError, guess
 from etlstage.protocol.base import Dialect
@@ -19,6 +19,7 @@ __all__ = (
     "GROUP",
     "LATER",
     "Translation",
+    "class_of_entry",
     "default_dialect",
     "dialect_class",
     "dialect_from_plain",
@@ -35,6 +36,8 @@ GROUP: Final = "etlstage.dialects"
 LATER: Final = ("kcl",)
 """Names that the design knows and this version does not build."""
 
+T = TypeVar("T")
+
 
 def dialect_class(name: str) -> type[Dialect]:
     """
@@ -45,7 +48,11 @@ def dialect_class(name: str) -> type[Dialect]:
 
     """
     if name not in DIALECTS:
-        return _of_others(name)
+        # An abstract class is what each of these is a kind of.
+        other = class_of_entry(GROUP, name, Dialect)  # type: ignore[type-abstract]
+        if other is None:
+            raise ConfigError(_unknown(name))
+        return other
     settings = import_module(f"etlstage.protocol.{name}.settings")
     found: type[Dialect] = getattr(settings, DIALECTS[name])
     return found
@@ -59,22 +66,29 @@ def dialect_names() -> list[str]:
     return [*DIALECTS, *sorted(others - {*DIALECTS})]
 
 
-def _of_others(name: str) -> type[Dialect]:
+def class_of_entry(group: str, name: str, kind: type[T]) -> type[T] | None:
+    """
+    Return the class that an entry point of another package names, if there is one.
+
+    Raises:
+        ConfigError: If what it names is no such class, or says another name.
+
+    """
     from importlib.metadata import entry_points
 
-    for entry in entry_points(group=GROUP, name=name):
-        found = entry.load()
+    for entry in entry_points(group=group, name=name):
+        found: object = entry.load()
         if (
             isinstance(found, type)
-            and issubclass(found, Dialect)
-            and found.name == name
+            and issubclass(found, kind)
+            and getattr(found, "name", name) == name
         ):
             return found
         raise ConfigError(
-            f"entry point {name} of group {GROUP}: expected a Dialect of that name, got"
-            f" {entry.value}"
+            f"entry point {name} of group {group}: expected a {kind.__name__} of that"
+            f" name, got {entry.value}"
         )
-    raise ConfigError(_unknown(name))
+    return None
 
 
 def default_dialect() -> Dialect:

@@ -204,7 +204,7 @@ class WorkerProcess:
             return
         if cause == "start" and self._stage.dialect.announces:
             received = self.link.received
-            reason += f": it {self._stage.dialect.unready(received)}"
+            reason += f": {self._stage.dialect.silence(received, ready=False)}"
         self._ignored = cause == "silent" and self.link.unread(self._wire.unread())
         self._reason, self._breach = self._with_hint(reason), blame
         self.error = self._describe(0)

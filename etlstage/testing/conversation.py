@@ -33,8 +33,9 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.process import command_line
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.answering import Answers
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.process import DRAIN, Process
-from etlstage.testing.replies import TAIL, Replies, Reply, unasked
+from etlstage.testing.replies import TAIL, Replies, Reply
 from etlstage.testing.transcript import Channel, Transcript, WorkerFailed, cut
 from etlstage.transport import Launch, launch_worker
 
@@ -75,7 +76,7 @@ class WorkerUnderTest:
         self._process = Process(stage, launch, self._understand)
         self._answers = Answers(self._said, self._process, mute=mute)
         self._dismissed = False  # it was told to end
-        pipes = "connection" if stage.dialect.connects else "stdin"
+        pipes = "connection" if stage.dialect.connection is not None else "stdin"
         self._input, self._output = pipes, pipes.replace("stdin", "stdout")
 
     def __repr__(self) -> str:
@@ -126,10 +127,10 @@ class WorkerUnderTest:
                     lambda: self._process.alive, "did not say that it is ready"
                 )
             if self.stage.dialect.announces:
-                told = self.stage.dialect.unready
+                silence = self.stage.dialect.silence
                 await self.until(
                     lambda: any(isinstance(event, Ready) for event in self.events),
-                    lambda: told(self._said.heard),
+                    lambda: silence(self._said.heard, ready=False).removeprefix("it "),
                 )
         except BaseException:
             await self._process.end()
@@ -339,7 +340,7 @@ class WorkerUnderTest:
         if self._process.gone:
             self.fail(self._process.fate + self._parting())
         if self._said.heard > heard:
-            self.fail(unasked(self.stage.dialect, after[:TAIL]))
+            self.fail(kit_of(self.stage.dialect).unasked(after[:TAIL]))
 
     async def exited(self) -> int:
         """Wait for its end and return the exit status, negative for a signal."""
@@ -362,7 +363,7 @@ class WorkerUnderTest:
         """Raise :class:`WorkerFailed` if it has broken the protocol so far."""
         if self._said.stray is not None:
             stray = self.transcript.of(Channel.STDOUT)[self._said.stray :]
-            self.fail(unasked(self.stage.dialect, stray[:TAIL]))
+            self.fail(kit_of(self.stage.dialect).unasked(stray[:TAIL]))
         if self._said.fault is not None:
             self.fail(self._said.fault)
 

@@ -123,7 +123,7 @@ class Process:
     def close_stdin(self) -> None:
         """Close its stdin."""
         self.closed = True
-        connects = self._stage.dialect.connects
+        connects = self._stage.dialect.connection is not None
         what = b"we ended the connection" if connects else b"stdin was closed"
         self._note(Channel.EVENT, what)
         self._wire.close_write()
@@ -189,7 +189,7 @@ class Process:
             await anyio.lowlevel.checkpoint()
         self.open.discard(channel)
         if channel is Channel.STDOUT:
-            connects = self._stage.dialect.connects
+            connects = self._stage.dialect.connection is not None
             came = self.transcript.of(Channel.STDOUT)
             ended = b"it closed the connection" if came else b"it did not connect"
             self._note(Channel.EVENT, ended if connects else b"stdout has ended")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from etlstage.messages import Run, StageKind
@@ -19,8 +19,9 @@ from etlstage.protocol.events import (
     Opened,
     Ready,
 )
+from etlstage.testing.dialect import kit_of
 
-__all__ = ("TAIL", "Replies", "Reply", "unasked")
+__all__ = ("TAIL", "Replies", "Reply")
 
 TAIL: Final = 64  # bytes shown of what is not complete
 
@@ -31,13 +32,6 @@ class Reply(NamedTuple):
     outputs: tuple[bytes, ...] = ()
     refused: str | None = None
     """Why it said no, if it did."""
-
-
-def unasked(dialect: Dialect, data: bytes) -> str:
-    """Say what a worker did that wrote ``data`` although it owed nothing."""
-    # A dialect that counts replies may know how many these are.
-    own: Callable[[bytes], str] | None = getattr(dialect, "unasked", None)
-    return own(data) if own else f"wrote what nobody asked for: {dialect.shown(data)}"
 
 
 class Replies:
@@ -87,6 +81,7 @@ class Replies:
         self._given: defaultdict[int, list[bytes]] = defaultdict(list)
         self._ended: dict[int, Reply] = {}
         self._dialect = dialect
+        self._kit = kit_of(dialect)
         self._kind = kind.value
         self._received = 0
         self._asks = dialect.shape is Shape.ASKED_BATCH
@@ -114,10 +109,12 @@ class Replies:
             and self.session.in_order
         ):
             if not owed:
-                self.fault = unasked(dialect, data[:TAIL])
+                self.fault = self._kit.unasked(data[:TAIL])
                 self.stray = self._received
             elif not self.session.owed:
-                self.fault = f"wrote more than its reply: {dialect.shown(data[-TAIL:])}"
+                self.fault = (
+                    f"wrote more than its reply: {self._kit.shown(data[-TAIL:])}"
+                )
         self._received += len(data)
         return self.fault is None
 
@@ -158,7 +155,7 @@ class Replies:
     def _judge(self, tail: bytes) -> None:
         """Take what comes behind its last complete message, at the end of all."""
         if tail:
-            shown = self._dialect.shown(tail[:TAIL])
+            shown = self._kit.shown(tail[:TAIL])
             self.fault = f"ended its output with what is not complete: {shown}"
 
     def _begin(self, event: Event) -> None:

@@ -9,8 +9,9 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from etlstage.errors import EtlstageError
-from etlstage.protocol.base import Dialect, Reader, Side
+from etlstage.protocol.base import Dialect, Side
 from etlstage.telemetry.terminal import harmless
+from etlstage.testing.dialect import FrameReader, kit_of
 
 __all__ = (
     "BYTEWISE",
@@ -80,7 +81,7 @@ class Transcript(list[Entry]):
             since: Entries that are left out at the beginning.
 
         """
-        reader = dialect.reader()
+        reader = kit_of(dialect).reader()
         if reader is not None:
             for entry in self[:since]:
                 if entry.channel in _SIDES:
@@ -133,8 +134,8 @@ def _line_of(numbered: tuple[int, Entry]) -> object:
     return number if entry.channel is Channel.EVENT else entry.channel
 
 
-def _line(entries: list[Entry], dialect: Dialect, reader: Reader | None) -> str:
-    at, channel, show = entries[0].at, entries[0].channel, dialect.shown
+def _line(entries: list[Entry], dialect: Dialect, reader: FrameReader | None) -> str:
+    at, channel, show = entries[0].at, entries[0].channel, kit_of(dialect).shown
     data = b"".join(entry.data for entry in entries)
     if reader is not None and channel in _SIDES:
         text = _frames(entries, reader)
@@ -148,11 +149,15 @@ def _line(entries: list[Entry], dialect: Dialect, reader: Reader | None) -> str:
         text = clipped(data, show)
         if len(entries) > _PIECES and channel is Channel.STDIN:
             text += f" (in {len(entries)} pieces)"
-    name = _OVER_SOCKET.get(channel, channel) if dialect.connects else channel
+    name = (
+        _OVER_SOCKET.get(channel, channel)
+        if dialect.connection is not None
+        else channel
+    )
     return f"{at:10.3f}  {name:6}  {text}"
 
 
-def _frames(entries: list[Entry], reader: Reader) -> str:
+def _frames(entries: list[Entry], reader: FrameReader) -> str:
     """Return what was complete in these; of many, both ends."""
     side = _SIDES[entries[0].channel]
     parts = [reader.read(side, entry.data) for entry in entries]

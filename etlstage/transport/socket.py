@@ -5,16 +5,16 @@ One listener, in a private folder, serves all workers of an event loop that spea
 same dialect as the same user; so each task of Spark, which has a loop of its own, has a
 folder of its own. It lives as long as a wire of it does.
 
-Which connection is whose only the dialect can tell. The seam is two methods of it:
-:meth:`~etlstage.protocol.base.Dialect.arguments` says how a worker is told a token, and
-:meth:`~etlstage.protocol.base.Dialect.identity` finds that token in the first bytes of
-a connection. Those are then handed on, for the session to read like all others: here
-nothing is known of frames.
+Which connection is whose only the dialect can tell. The seam is two methods of its
+``connection``: :meth:`~etlstage.protocol.base.Connector.arguments` says how a worker is
+told a token, and :meth:`~etlstage.protocol.base.Connector.identity` finds that token in
+the first bytes of a connection. Those are then handed on, for the session to read like
+all others: here nothing is known of frames.
 
 Where a worker asks for services is a server of its own, on the loopback interface, for
 one worker alone: so its lines are known to be that worker's, and come out between those
 that it writes to stderr. What is asked and answered is a matter of the dialect; see
-:meth:`~etlstage.protocol.base.Dialect.services`.
+:meth:`~etlstage.protocol.base.Connector.services`.
 
 Nothing runs here by itself. Whoever waits for one of the workers waits for all that
 are expected, and serves whoever comes; whoever reads a worker's stderr serves its
@@ -40,7 +40,7 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from etlstage.errors import ProtocolError
-from etlstage.protocol.base import Dialect, Services
+from etlstage.protocol.base import Connector, Services
 from etlstage.transport.base import Child, Launch, LaunchRequest, Wire
 from etlstage.transport.process import (
     PipeChild,
@@ -253,16 +253,16 @@ class Listener:
     Where workers connect.
 
     Args:
-        dialect: What they speak; its settings don't matter.
+        connector: Of what they speak; its settings don't matter.
         tcp: Whether they come by TCP, on the loopback interface.
         user: Who they are, if not we.
 
     """
 
     def __init__(
-        self, dialect: Dialect, *, tcp: bool = False, user: int | None = None
+        self, connector: Connector, *, tcp: bool = False, user: int | None = None
     ) -> None:
-        self._dialect = dialect
+        self._identity = connector.identity
         self._expected: dict[str, SocketWire] = {}
         self._unidentified: dict[socket.socket, bytes] = {}
         self._wires = 0
@@ -371,7 +371,7 @@ class Listener:
             return
         said = self._unidentified[connection] = self._unidentified[connection] + data
         try:
-            token = self._dialect.identity(said)
+            token = self._identity(said)
         except ProtocolError as error:
             self._refuse(connection, str(error))
             return
@@ -407,12 +407,12 @@ class LocatorServer:
     A worker's stderr, and what it says to the services that it finds.
 
     Args:
-        dialect: What the worker speaks.
+        connector: Of what the worker speaks.
 
     """
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    def __init__(self, connector: Connector) -> None:
+        self._services = connector.services
         self._clients: dict[socket.socket, Services] = {}
         self._pipe: PipeReader | None = None
         self._lines = b""
@@ -482,7 +482,7 @@ class LocatorServer:
         with suppress(OSError):
             client, _ = self._socket.accept()
             client.setblocking(False)
-            services = self._dialect.services(_HOST, self._port)
+            services = self._services(_HOST, self._port)
             if services is None or len(self._clients) == _CLIENTS:
                 client.close()
                 return
@@ -522,12 +522,14 @@ class SocketLaunch:
 
     def __call__(self, request: LaunchRequest, /) -> tuple[SocketWire, PipeChild]:
         """Start a program, and wait for it to connect while its wire is waited for."""
-        wire = self._listener(request).expect()
+        connector = request.dialect.connection
+        assert connector is not None, f"workers of {request.dialect.name} have pipes"
+        wire = self._listener(request, connector).expect()
         with ExitStack() as failed:
             failed.callback(wire.close)
-            locator = LocatorServer(request.dialect)
+            locator = LocatorServer(connector)
             failed.callback(locator.close)
-            told = request.dialect.arguments(
+            told = connector.arguments(
                 app=request.stage,
                 identity=wire.token,
                 endpoint=wire.endpoint,
@@ -537,14 +539,14 @@ class SocketLaunch:
             failed.pop_all()
         return wire, child
 
-    def _listener(self, request: LaunchRequest) -> Listener:
+    def _listener(self, request: LaunchRequest, connector: Connector) -> Listener:
         user = request.terms.user
         listeners = _LISTENERS.get({})
         _LISTENERS.set(listeners)
         key = (request.dialect.name, self._tcp, user)
         found = listeners.get(key)
         if found is None or found.idle:
-            found = Listener(request.dialect, tcp=self._tcp, user=user)
+            found = Listener(connector, tcp=self._tcp, user=user)
             listeners[key] = found
         return found
 
@@ -568,6 +570,6 @@ def _private_folder() -> Path:
 def launch_worker(request: LaunchRequest, /) -> tuple[Wire, Child]:
     """Start a worker as its dialect has it: on pipes, or to connect to a socket."""
     launch: Launch = launch_over_pipes
-    if request.dialect.connects:
+    if request.dialect.connection is not None:
         launch = launch_over_socket
     return launch(request)

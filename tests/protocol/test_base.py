@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from etlstage.messages import StageKind
 from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Session, Shape, Side
@@ -41,13 +41,9 @@ class Silent(Dialect):
         """Return what the marker protocol has."""
         return MarkerProtocol(side, Mode.SINGLE, limits=limits)
 
-    def silence(self, received: int) -> str:
+    def silence(self, received: int, *, ready: bool = True) -> str:
         """Give no reason."""
         return "did not answer"
-
-    def raw(self, messages: Sequence[bytes]) -> bytes:
-        """Return the messages alone."""
-        return b"".join(messages)
 
     def plain(self) -> dict[str, object]:
         """Return no settings: there are none."""
@@ -63,30 +59,26 @@ class Silent(Dialect):
         """Return the dialect."""
         return cls()
 
-    def one_by_one(self) -> Silent:
-        """Return the same: it is so."""
-        return self
-
 
 def test_dialect_may_leave_the_rest_unsaid() -> None:
     """A worker is told nothing, any stage fits, and nobody says goodbye."""
     dialect = Silent()
-    assert dialect.shown(b"x\0\n") == r"x\x00\n"
-    assert dialect.reader() is None
-    assert dialect.unready(0) == "did not announce itself"
-    assert dialect.cut(Side.WORKER, b"x\n") == [b"x\n"]
-    assert dialect.exchanges(Side.WORKER, b"x\n") == [b"x\n"]
-    assert dialect.exchanges(Side.WORKER, b"") == []
-    assert dialect.blank(Side.WORKER, b"ab\n") == b"xxx"
     assert dialect.environment() == {}
     assert dialect.placeholders() == {}
     assert dialect.problem(StageKind.EXTRACT) is None
-    assert not dialect.connects
-    told = dialect.arguments(app="a", identity="b", endpoint="c", locator="d")
-    assert told == ()
-    assert dialect.identity(b"x") is None
-    assert dialect.services("127.0.0.1", 1) is None
+    assert dialect.connection is None
     assert dialect.fitted(batches=True, heartbeat=1.0) is dialect
+
+
+def test_dialect_has_few_members() -> None:
+    """Each is answered by more than one dialect, or asked by more than one caller.
+
+    What only sockets need is its ``connection``, and what only tests need its kit
+    (issue 22).
+    """
+    members = {**vars(Dialect), **Dialect.__annotations__}
+    public = {name for name in members if not name.startswith("_")}
+    assert len(public) <= 14, sorted(public)
 
 
 def test_marker_needs_no_timer() -> None:

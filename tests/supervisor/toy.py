@@ -3,6 +3,7 @@ A dialect that is all the marker dialect is not, as small as can be.
 
 Exchanges end in any order, both sides send heartbeats, a worker may refuse, ask a
 question in the middle of its work, and both say farewell. A frame is a line of JSON.
+Its twin says all of that over a socket.
 """
 
 # ruff: noqa: D102 - the seam says what these do
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from etlstage.errors import LocalProtocolError, RemoteProtocolError
@@ -169,11 +170,8 @@ class ToyDialect(Dialect):
     ) -> ToySession:
         return ToySession(side, kind=kind.value)
 
-    def silence(self, received: int) -> str:
-        return f"it wrote {received} bytes"
-
-    def raw(self, messages: Sequence[bytes]) -> bytes:
-        return b"".join(messages)
+    def silence(self, received: int, *, ready: bool = True) -> str:
+        return f"it wrote {received} bytes" + ("" if ready else " and no hello")
 
     def plain(self) -> dict[str, object]:
         return {"name": self.name}
@@ -186,8 +184,37 @@ class ToyDialect(Dialect):
     def from_plain(cls, settings: Mapping[str, object]) -> Self:
         return cls()
 
-    def one_by_one(self) -> Self:
-        return self
+    def farewell(self) -> e.Event:
+        return e.Farewell(0, "enough")
+
+
+class ToyConnector:
+    """A worker is told where to connect, and a name, which is its first word."""
+
+    def arguments(
+        self, *, app: str, identity: str, endpoint: str, locator: str
+    ) -> tuple[str, ...]:
+        return endpoint, identity
+
+    def identity(self, data: bytes, /) -> str | None:
+        line, end, _ = data.partition(b"\n")
+        try:
+            name, identity, *_ = json.loads(line) if end else ("hello", None)
+        except (ValueError, TypeError):
+            name = identity = None
+        if name != "hello":
+            raise RemoteProtocolError("the first frame is no hello")
+        return None if identity is None else str(identity)
+
+    def services(self, host: str, port: int) -> None:
+        return None
+
+
+class ToyTwin(ToyDialect):
+    """The same, but that its workers connect."""
+
+    name = "toy twin"
+    connection = ToyConnector()
 
 
 class ToyWorker:

@@ -11,7 +11,7 @@ JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from etlstage.errors import LocalProtocolError, RemoteProtocolError
@@ -125,11 +125,8 @@ class CommittingDialect(Dialect):
     ) -> CommittingSession:
         return CommittingSession(assignment or SHARE, batch)
 
-    def silence(self, received: int) -> str:
+    def silence(self, received: int, *, ready: bool = True) -> str:
         return f"it wrote {received} bytes"
-
-    def raw(self, messages: Sequence[bytes]) -> bytes:
-        return b"".join(messages)
 
     def plain(self) -> dict[str, object]:
         return {"name": self.name}
@@ -141,9 +138,6 @@ class CommittingDialect(Dialect):
     @classmethod
     def from_plain(cls, settings: Mapping[str, object]) -> Self:
         return cls()
-
-    def one_by_one(self) -> Self:
-        return self
 
 
 class Committer:

@@ -7,6 +7,7 @@ import pytest
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.recording.blank import Blank
 from etlstage.testing.strategies import MARKER_SETS, sendable
 from etlstage.testing.transcript import Channel, Entry
@@ -94,9 +95,9 @@ def test_nothing_is_left_but_markers(markers: Markers) -> None:
     dialect = MarkerDialect(markers=markers)
     drawn = [b"", b"E", b"secret", b"\x80 EO", b"\x15"]
     said = [message for message in drawn if sendable(message, markers)]
-    raw = dialect.raw(said)
+    raw = kit_of(dialect).raw(said)
     filler = b"-" if b"x" in b"".join(markers.named.values()) else b"x"
-    wanted = dialect.raw([filler * len(message) for message in said])
+    wanted = kit_of(dialect).raw([filler * len(message) for message in said])
     for cut in range(1, len(raw)):
         reads = [Entry(Channel.STDIN, part) for part in (raw[:cut], raw[cut:])]
         left = [entry.data for entry in blank(*reads, markers=markers).entries]

@@ -22,6 +22,7 @@ from etlstage.testing import (
     ScriptedWorker,
     hostile_worker,
 )
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.recording.recorder import RecordedLaunch, RecordingFolder
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
@@ -56,7 +57,9 @@ async def test_conversation_is_kept_byte_for_byte(tmp_path: Path) -> None:
     assert path.name == "clean-1.1.rec"
     assert (recording.worker, recording.start) == ("clean-1", 1)
     assert recording.written(Channel.STDIN) == b"".join(m + b"\n" for m in MESSAGES)
-    *replies, rest = MarkerDialect().cut(Side.WORKER, recording.written(Channel.STDOUT))
+    *replies, rest = kit_of(MarkerDialect()).cut(
+        Side.WORKER, recording.written(Channel.STDOUT)
+    )
     assert (replies, rest) == ([m.upper() + b"\n\0" for m in MESSAGES], b"")
     assert recording.written(Channel.STDERR) == b"note\n"
     assert (recording.exit, recording.stopped, recording.cut) == (0, False, "")

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.protocol.cocaine.settings import CocaineDialect
-from etlstage.protocol.registry import default_dialect
 from etlstage.transport import LaunchRequest, LaunchTerms, SocketLaunch
 from etlstage.transport.process import PipeChild, PipeReader, PipeWire
 from etlstage.transport.socket import (
@@ -30,6 +29,7 @@ from etlstage.transport.socket import (
 )
 
 DIALECT = CocaineDialect()
+CONNECTOR = DIALECT.connection
 ENV = {"PATH": "/usr/bin:/bin"}
 CONNECT = """
 import socket, sys
@@ -56,7 +56,7 @@ def hello(token: str) -> bytes:
 @contextmanager
 def listening(*, tcp: bool = False) -> Iterator[tuple[Listener, SocketWire]]:
     """Give a listener and the wire of a worker that it expects."""
-    listener = Listener(DIALECT, tcp=tcp)
+    listener = Listener(CONNECTOR, tcp=tcp)
     wire = listener.expect()
     try:
         yield listener, wire
@@ -143,7 +143,7 @@ def test_workers_of_one_listener_are_told_apart(
     """Whatever the order in which they come, and however their greetings are cut."""
 
     async def check() -> None:
-        listener = Listener(DIALECT)
+        listener = Listener(CONNECTOR)
         wires = [listener.expect() for _ in order]
         clients = [connected(listener) for _ in order]
         edges = [0, *sorted(set(cuts)), 1000]
@@ -406,7 +406,7 @@ EMIT = msgpack.packb([1, 0, [3, "app", "too hot", []], []])
 def open_desk() -> Iterator[tuple[LocatorServer, int]]:
     """Give a desk, and what a worker writes its stderr to."""
     reading, writing = os.pipe()
-    desk = LocatorServer(CocaineDialect())
+    desk = LocatorServer(CONNECTOR)
     desk.join(PipeReader(open(reading, "rb", buffering=0)))  # noqa: SIM115
     try:
         yield desk, writing
@@ -491,7 +491,7 @@ async def test_desk_takes_so_many_visitors() -> None:
 
 async def test_end_of_stderr_is_the_end() -> None:
     """Whoever still visits; before there is one, and behind the end, nobody waits."""
-    desk = LocatorServer(default_dialect())
+    desk = LocatorServer(CONNECTOR)
     assert desk.read(1) == b""
     desk.stop_waiting()
     desk.close()

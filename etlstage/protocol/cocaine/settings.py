@@ -6,10 +6,10 @@ No worker imports this file: dataclasses take longer to import than the dialect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from etlstage.errors import RemoteProtocolError
 from etlstage.messages import StageKind
@@ -23,10 +23,8 @@ from etlstage.protocol.cocaine.frame import (
     text_of,
 )
 from etlstage.protocol.cocaine.locator import Locator
-from etlstage.protocol.cocaine.passing import Passing
-from etlstage.protocol.cocaine.reading import FrameReader
 from etlstage.protocol.cocaine.session import CocaineSession
-from etlstage.protocol.events import Assignment, Opened, Ready
+from etlstage.protocol.events import Assignment
 from etlstage.settings.definition import (
     Definition,
     Section,
@@ -44,6 +42,37 @@ _PUSHED: Final = (
     "a Cocaine worker can't ask for messages, they are pushed to it: leave the driver"
     " out, and a batch is one session, and a choke is its end"
 )
+
+
+class CocaineConnector(NamedTuple):
+    """How a worker connects; see :class:`~etlstage.protocol.base.Connector`."""
+
+    version: Version
+    """Of the protocol, as a worker is told."""
+
+    def arguments(
+        self, *, app: str, identity: str, endpoint: str, locator: str
+    ) -> tuple[str, ...]:
+        """Return what a worker is told behind its command."""
+        options = {"app": app, "endpoint": endpoint, "locator": locator}
+        options["uuid"] = identity
+        # Last: some workers read no further than to what they do not know.
+        if self.version is Version.ONE:
+            options["protocol"] = "1"
+        return tuple(word for name in options for word in (f"--{name}", options[name]))
+
+    def identity(self, data: bytes) -> str | None:
+        """Return who a worker says it is in its first bytes; None if they say nothing."""
+        for frame in Frames(MOST_TEXT).feed(data):
+            match frame:
+                case (0 | 1, 0, (name, *_), *_):
+                    return text_of(name, "the name in a handshake")
+            raise RemoteProtocolError("the first frame is no handshake")
+        return None
+
+    def services(self, host: str, port: int) -> Locator:
+        """Return what answers a connection to the locator."""
+        return Locator(host, port)
 
 
 class Payload(Enum):
@@ -129,36 +158,13 @@ class CocaineDialect(Definition, Dialect):
         return True
 
     @property
-    def connects(self) -> bool:
-        """Whether a worker connects to a socket that it is told of."""
-        return True
-
-    def arguments(
-        self, *, app: str, identity: str, endpoint: str, locator: str
-    ) -> tuple[str, ...]:
-        """Return what a worker is told behind its command."""
-        options = {"app": app, "endpoint": endpoint, "locator": locator}
-        options["uuid"] = identity
-        # Last: some workers read no further than to what they do not know.
-        if self._spoken is Version.ONE:
-            options["protocol"] = "1"
-        return tuple(word for name in options for word in (f"--{name}", options[name]))
-
-    def identity(self, data: bytes) -> str | None:
-        """Return who a worker says it is in its first bytes; None if they say nothing."""
-        for frame in Frames(MOST_TEXT).feed(data):
-            match frame:
-                case (0 | 1, 0, (name, *_), *_):
-                    return text_of(name, "the name in a handshake")
-            raise RemoteProtocolError("the first frame is no handshake")
-        return None
-
-    def services(self, host: str, port: int) -> Locator:
-        """Return what answers a connection to the locator."""
-        return Locator(host, port)
+    def connection(self) -> CocaineConnector:
+        """How a worker connects: it is told with options, and says its --uuid."""
+        return CocaineConnector(self.spoken)
 
     @property
-    def _spoken(self) -> Version:
+    def spoken(self) -> Version:
+        """The version that a worker is told."""
         auto = self.protocol is Version.AUTO
         return Version.ONE if auto else self.protocol
 
@@ -189,60 +195,15 @@ class CocaineDialect(Definition, Dialect):
             ),
         )
 
-    def one_by_one(self) -> Self:
-        """Return these settings with one message as one session."""
-        return replace(self, batches=False)
-
-    def reader(self) -> FrameReader:
-        """Return what names frames, and shows what they carry."""
-        return FrameReader(self.protocol)
-
-    def cut(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side wrote, cut behind each end of its half of a session."""
-        passing, pieces = Passing(self._spoken), [b""]
-        for passed in passing.read(side, data):
-            pieces[-1] += passed.raw
-            words = passing.words
-            # Before version 1 a choke comes behind an error.
-            ends = passed.name == "error" and words is not None and words.error_ends
-            if ends or passed.name == "choke":
-                pieces.append(b"")
-        pieces[-1] += passing.rest(side)
-        return pieces
-
-    def exchanges(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side said in each session; names and heartbeats differ."""
-        said: dict[int, bytes] = {}
-        for passed in Passing(self._spoken).read(side, data):
-            if passed.session is not None:
-                before = said.get(passed.session, b"")
-                said[passed.session] = before + passed.raw
-        return [said[number] for number in sorted(said)]
-
-    def unready(self, received: int) -> str:
-        """Say how far a worker has come."""
-        if received:
-            return "said who it is, and did not beat"
-        return "did not connect, and say the --uuid that it was told"
-
-    def silence(self, received: int) -> str:
-        """Say what a worker did that did not answer in time."""
+    def silence(self, received: int, *, ready: bool = True) -> str:
+        """Say how far a worker has come that did not answer, or beat, in time."""
+        if not ready and received:
+            return "it said who it is, and did not beat"
+        if not ready:
+            return "it did not connect, and say the --uuid that it was told"
         if not received:
             return "it wrote nothing; does it know the event?"
         return f"it wrote {received} bytes without the end of a session"
-
-    def raw(self, messages: Sequence[bytes]) -> bytes:
-        """Return the messages as a worker reads them, in its first session."""
-        longest = max(map(len, messages), default=0)
-        ours, theirs = (
-            replace(self, protocol=self._spoken).open(side, Limits(longest + 1))
-            for side in Side
-        )
-        theirs.send(Ready(), 0.0)
-        ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
-        ours.data_to_send()  # an answer to its heartbeat
-        ours.send(Opened(1, messages, each=False), 0.0)
-        return b"".join(ours.data_to_send())
 
     def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
         """Return whether an exit is a failure: any is that nobody asked for."""

@@ -6,16 +6,16 @@ No worker imports this file: dataclasses take longer to import than the dialect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
-from etlstage.protocol.events import Assignment, Opened
+from etlstage.protocol.events import Assignment
 from etlstage.protocol.kcl.checkpoint import position_of
-from etlstage.protocol.kcl.lines import Version, status_line
+from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.processor import ProcessorSession
 from etlstage.protocol.kcl.session import KclSession
 from etlstage.settings.definition import Definition, Section, settings_of
@@ -119,32 +119,18 @@ class KclDialect(Definition, Dialect):
             commit_overdue=self.commit_overdue,
         )
 
-    def silence(self, received: int) -> str:
+    def silence(self, received: int, *, ready: bool = True) -> str:
         """Say what a processor did that did not answer in time."""
+        if not ready:
+            wrote = f"wrote {received} bytes" if received else "wrote nothing"
+            return f"it {wrote}, and no status for initialize"
         if not received:
             return "it wrote nothing; does it flush its output after each status?"
         return f"it wrote {received} bytes without a status or a checkpoint"
 
-    def unready(self, received: int) -> str:
-        """Say what a processor did that did not get ready in time."""
-        wrote = f"wrote {received} bytes" if received else "wrote nothing"
-        return f"{wrote}, and no status for initialize"
-
-    def raw(self, messages: Sequence[bytes]) -> bytes:
-        """Return the messages as a processor reads them, in its first action."""
-        session = self.open(Side.SUPERVISOR, Limits(), batch=max(1, len(messages)))
-        assert isinstance(session, KclSession)
-        session.receive_data(status_line("initialize"), 0.0)
-        session.send(Opened(1, messages), 0.0)
-        return b"".join(session.data_to_send())
-
     def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
         """Return whether an exit is a failure: any that was not requested is."""
         return not told
-
-    def one_by_one(self) -> Self:
-        """Return these settings: a record is an exchange anyway."""
-        return self
 
     def plain(self) -> dict[str, object]:
         """Return the settings as plain JSON."""

@@ -6,8 +6,7 @@ No worker imports this file: dataclasses take longer to import than the dialect.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -129,48 +128,14 @@ class MarkerDialect(Definition, Dialect):
         """Return the settings in the mode of a stage that has batches, or has none."""
         if batches and self.mode is Mode.SINGLE:
             return replace(self, mode=Mode.BATCH_SUPERVISOR)
+        if self.shape.batches and not batches:
+            return replace(self, mode=Mode.SINGLE)
         return self
 
     @property
     def shape(self) -> Shape:
         """How exchanges are made from messages."""
         return _SHAPES[self.mode]
-
-    def shown(self, data: bytes) -> str:
-        """Return ``data`` as printable ASCII, with the markers by name."""
-        return self.markers.shown(data)
-
-    def unasked(self, data: bytes) -> str:
-        """Say what a worker did that wrote ``data`` although it owed nothing."""
-        text = self.markers.unasked(data)
-        if self.mode is Mode.BATCH_SUPERVISOR and self.eob_after_full:
-            text += (
-                "; for a worker that closes full batches by itself set"
-                " dialect.eob_after_full: false"
-            )
-        return text
-
-    def cut(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side wrote, cut behind each request or reply."""
-        pieces, at = [], 0
-        for end in self._ends(side).finditer(data):
-            pieces.append(data[at : end.end()])
-            at = end.end()
-        return [*pieces, data[at:]]
-
-    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
-        """Return what a side wrote with one byte for all that is no marker."""
-        used = b"".join(self.markers.named.values())
-        filler = next(bytes([byte]) for byte in b"x-_oz" if byte not in used)
-        spoken = self.markers if side is Side.WORKER else self.markers.without_err()
-        marks = sorted(spoken.named.values(), key=len, reverse=True)
-        parts = re.split(b"(%s)" % b"|".join(map(re.escape, marks)), data)
-        if not last:
-            begun = (mark[:n] for mark in marks for n in range(len(mark)))
-            open_ = max(len(part) for part in begun if parts[-1].endswith(part))
-            parts[-1] = parts[-1][: len(parts[-1]) - open_]
-        parts[::2] = [filler * len(part) for part in parts[::2]]
-        return b"".join(parts)
 
     def open(
         self,
@@ -205,21 +170,6 @@ class MarkerDialect(Definition, Dialect):
             terms=terms if side is Side.SUPERVISOR else None,
         )
 
-    def _ends(self, side: Side) -> re.Pattern[bytes]:
-        """Return what finds where a request ends, or a reply, or one more is wanted."""
-        eom, eop, eob, bnc, err = (marker or b"" for marker in self.markers)
-        eob += eom * self.eob_then_eom
-        # Where two of one direction differ, none is a part of the other.
-        if side is Side.WORKER:
-            ends = [eom] if self.mode is Mode.PLAIN else [eop, bnc, err]
-        else:
-            ends = [eob] if self.mode is Mode.BATCH_SUPERVISOR else [eom, eob]
-        return re.compile(b"|".join(re.escape(end) for end in ends if end))
-
-    def one_by_one(self) -> Self:
-        """Return these settings with one message as one exchange."""
-        return replace(self, mode=Mode.SINGLE)
-
     def environment(self) -> dict[str, str]:
         """Return the environment variables that tell a worker its markers."""
         return self.markers.environment()
@@ -228,7 +178,7 @@ class MarkerDialect(Definition, Dialect):
         """Return what stands for ``{eom}`` and its like in a command."""
         return {name: text or "" for name, text in self.markers.to_text().items()}
 
-    def silence(self, received: int) -> str:
+    def silence(self, received: int, *, ready: bool = True) -> str:
         """Say what a worker did that did not answer in time."""
         if not received:
             return "it wrote nothing; does it flush its output after each reply?"
@@ -236,14 +186,6 @@ class MarkerDialect(Definition, Dialect):
             f"it wrote {received} bytes without the marker eop"
             f" '{escape(self.markers.eop)}' behind its reply"
         )
-
-    def raw(self, messages: Sequence[bytes]) -> bytes:
-        """Return the messages as a worker reads them."""
-        eom, eob = self.markers.eom, self.markers.eob
-        wire = eom.join((*messages, b""))
-        if self.mode is not Mode.BATCH_SUPERVISOR:
-            return wire
-        return wire + eob + (eom if self.eob_then_eom else b"")
 
     def problem(self, kind: StageKind) -> str | None:
         """Say why the mode does not fit a stage of that kind."""

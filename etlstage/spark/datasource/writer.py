@@ -194,7 +194,7 @@ def _tell(
     stage = replace(
         writing.stage,
         worker=replace(writing.stage.program, command=command),
-        dialect=writing.stage.dialect.one_by_one(),
+        dialect=writing.stage.dialect.fitted(batches=False, heartbeat=None),
         workers=1,
         restart=RestartPolicy(),
     )

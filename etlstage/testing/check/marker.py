@@ -14,6 +14,7 @@ from etlstage.testing.check.speaking import takes
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
 from etlstage.testing.conversation import WorkerFailed
+from etlstage.testing.dialect import kit_of
 
 __all__ = ("CHECKS",)
 
@@ -49,7 +50,7 @@ async def takes_markers_of_several_bytes(subject: Subject) -> None:
         raise NotApplicable("it does not speak other markers") from None
     stage = await _speaks(subject, _WORDS, "markers of more than one byte")
     run = subject.messages(2)
-    raw = stage.dialect.raw(run)
+    raw = kit_of(stage.dialect).raw(run)
     expected = await subject.expected([run], stage=stage)
     for marker in (_WORDS.eom, _WORDS.eob):
         at = raw.find(marker)

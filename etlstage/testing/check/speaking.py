@@ -84,7 +84,7 @@ async def says_nothing_unasked(subject: Subject) -> None:
     first, second = subject.messages(2)
     async with subject.start() as worker:
         # When it has read a byte, it has written what it writes at its start.
-        await worker.feed(subject.dialect.raw([first])[:1])
+        await worker.feed(subject.kit.raw([first])[:1])
         await worker.has_read()
         await worker.quiet(_MOMENT)
         await worker.begin(first, 1)
@@ -177,7 +177,7 @@ async def takes_cuts_at_every_place(subject: Subject) -> None:
     Keep what a read ends with until the rest of it has come.
     """
     run = subject.messages(2)
-    size = len(subject.dialect.raw(run))
+    size = len(subject.kit.raw(run))
     places = range(1, min(size, _OFTEN))
     runs = [run for _ in places]
     async with subject.start() as worker:
@@ -222,7 +222,7 @@ async def ends_in_the_middle(subject: Subject) -> None:
     That is what it sees of a supervisor that was killed.
     """
     (message,) = subject.messages(1)
-    half = subject.dialect.raw([message])[: max(1, len(message) // 2)]
+    half = subject.kit.raw([message])[: max(1, len(message) // 2)]
     async with subject.start() as worker:
         if subject.shape.batches:
             await worker.send(worker.more(message))
@@ -319,7 +319,9 @@ def _runs(subject: Subject, count: int) -> list[Run]:
 
 def piped(subject: Subject) -> str:
     """Say why what is about pipes is not asked of a worker, or return nothing."""
-    return "for workers that have pipes" if subject.dialect.connects else ""
+    return (
+        "for workers that have pipes" if subject.dialect.connection is not None else ""
+    )
 
 
 def _not_asked(subject: Subject) -> str:

@@ -21,6 +21,7 @@ from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import Opened
 from etlstage.stage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
+from etlstage.testing.dialect import DialectKit, kit_of
 from etlstage.testing.replies import Reply
 from etlstage.transport import Launch, launch_worker
 from etlstage.transport.base import describe_status
@@ -50,7 +51,7 @@ def examine_sample(stage: Stage, sample: Sequence[bytes]) -> None:
     if stage.dialect.shape is Shape.STREAM:
         return
     for number, message in enumerate(sample, 1):
-        one = stage.dialect.one_by_one().open(
+        one = stage.dialect.fitted(batches=False, heartbeat=None).open(
             Side.SUPERVISOR, Limits(stage.max_message, stage.max_reply)
         )
         if not one.in_order:
@@ -100,6 +101,11 @@ class Subject:
     def dialect(self) -> Dialect:
         """What it speaks."""
         return self.stage.dialect
+
+    @property
+    def kit(self) -> DialectKit[Dialect]:
+        """What tests know of that."""
+        return kit_of(self.dialect)
 
     @property
     def shape(self) -> Shape:
@@ -178,7 +184,7 @@ class Subject:
         """Return a reply as text, its middle left out if it is long."""
         if reply.refused is not None:
             return f"the refusal {reply.refused!r}"
-        outputs = [self.dialect.shown(output[:80]) for output in reply.outputs[:5]]
+        outputs = [self.kit.shown(output[:80]) for output in reply.outputs[:5]]
         if len(reply.outputs) > len(outputs):
             outputs.append("...")
         return f"[{', '.join(outputs)}]"

@@ -17,9 +17,9 @@ from typing import ClassVar, Final
 from etlstage.protocol.base import Side
 from etlstage.protocol.cocaine.frame import Encoding, unpacked_text
 from etlstage.protocol.cocaine.outgoing import Outgoing
-from etlstage.protocol.cocaine.passing import Passed, Passing
 from etlstage.protocol.cocaine.sessions import WORKER_CATEGORY
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
+from etlstage.testing.dialect.cocaine import Passed, Passing
 from etlstage.testing.fault import FaultKind
 from etlstage.testing.faulty.spoiler import BETWEEN, repeated
 from etlstage.testing.faulty.wire import Act, Fault, FaultyWire, Item

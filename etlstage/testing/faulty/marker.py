@@ -14,6 +14,7 @@ from signal import SIGKILL
 from typing import ClassVar, Final
 
 from etlstage.protocol.base import Shape, Side
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.fault import CONNECTED, FaultKind
 from etlstage.testing.faulty.spoiler import Replies, Requests
 from etlstage.testing.faulty.wire import Act, Fault, FaultyWire
@@ -67,7 +68,7 @@ class MarkerWire(FaultyWire):
         return taken
 
     def _hear(self, data: bytes) -> None:
-        whole = self._dialect.cut(Side.WORKER, self._unfinished + data)
+        whole = kit_of(self._dialect).cut(Side.WORKER, self._unfinished + data)
         *replies, self._unfinished = whole
         for reply in replies:
             if self._streams:

@@ -17,6 +17,7 @@ from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import cut
 from etlstage.transport.base import describe_status
@@ -206,9 +207,10 @@ class Case:
 
     def written(self, dialect: Dialect) -> Iterator[str]:
         """Yield what is written at once, as text; and the end."""
+        kit = kit_of(dialect)
         for step in self.steps:
-            wire = dialect.raw(step.messages)
-            yield " | ".join(dialect.shown(part) for part in cut(wire, step.cuts))
+            wire = kit.raw(step.messages)
+            yield " | ".join(kit.shown(part) for part in cut(wire, step.cuts))
         yield "the end of the input"
 
     def imports(self) -> Iterator[str]:
@@ -276,7 +278,7 @@ async def end(worker: WorkerUnderTest) -> None:
     """
     status = await _classified(worker, worker.close())
     # One that connects is told to end, and leaves with any status.
-    if status < 0 or (status and not worker.stage.dialect.connects):
+    if status < 0 or (status and worker.stage.dialect.connection is None):
         what = f"the worker {describe_status(status)} at the end of its input"
         fail(worker, Kind.CRASHES, what)
 

@@ -23,6 +23,7 @@ from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.fuzzing.bench import Bench
 from etlstage.testing.fuzzing.case import AnyCase, Case, CaseFailed, Kind, Step
 from etlstage.testing.fuzzing.oracle import Oracles
@@ -273,7 +274,7 @@ def cases(
                 groups[-1].append(message)
             else:
                 groups.append([message])
-    wires = replace(dialect, markers=spoken)
+    wires = kit_of(replace(dialect, markers=spoken))
     steps = []
     for group in groups:
         length = len(wires.raw(group))

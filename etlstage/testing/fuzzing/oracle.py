@@ -247,7 +247,7 @@ def _modelled(
     """Return what the model replies."""
     from etlstage import worker as sdk  # nobody else has to wait for it
 
-    if worker.stage.dialect.connects:
+    if worker.stage.dialect.connection is not None:
         try:
             return Reply((*(model(asked) or ()),))  # no marker is in the way
         except sdk.Refuse as no:

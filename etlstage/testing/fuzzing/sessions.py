@@ -21,6 +21,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.fuzzing.case import Case, shown_steps
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import cut
@@ -167,7 +168,7 @@ class SessionCase:
 
     def written(self, dialect: Dialect) -> Iterator[str]:
         """Yield what is written at once, as text."""
-        reader = dialect.reader()
+        reader = kit_of(dialect).reader()
         assert reader is not None, "whose exchanges have names has frames"
         first = 1
         for step in self.steps:

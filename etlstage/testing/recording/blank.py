@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Side
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.transcript import Channel, Entry
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Blank:
 
     def __init__(self, notes: Notes, dialect: Dialect, kind: StageKind) -> None:
         self._notes = notes
-        self._dialect = dialect
+        self._kit = kit_of(dialect)
         self._asks = kind is StageKind.EXTRACT
         self._waiting: deque[Entry] = deque()
         self._unknown: dict[Channel, bytes] = defaultdict(bytes)
@@ -68,7 +69,7 @@ class Blank:
         elif side is None:
             blank = re.sub(rb"[^\n]", b"x", data)
         else:
-            blank = self._dialect.blank(side, data, last=last)
+            blank = self._kit.blank(side, data, last=last)
         self._known[channel] += blank
         self._unknown[channel] = data[len(blank) :]
 

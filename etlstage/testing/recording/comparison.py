@@ -15,6 +15,7 @@ from etlstage.errors import LocalProtocolError
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import Added, Opened
 from etlstage.stage import Stage
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.fewest import Search
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
@@ -115,13 +116,13 @@ async def shrink(
 def _exchanged(recording: Recording, side: Side) -> list[bytes]:
     """Return requests, or replies, as they can be compared."""
     channel = _CHANNELS[side]
-    return recording.dialect.exchanges(side, recording.written(channel))
+    return kit_of(recording.dialect).exchanges(side, recording.written(channel))
 
 
 def _pieces(recording: Recording, side: Side) -> list[bytes]:
     """Return requests, or replies; what is not complete is one, too."""
     channel = _CHANNELS[side]
-    *pieces, rest = recording.dialect.cut(side, recording.written(channel))
+    *pieces, rest = kit_of(recording.dialect).cut(side, recording.written(channel))
     return [*pieces, rest] if rest else pieces
 
 

@@ -18,6 +18,7 @@ import anyio
 from etlstage.protocol.base import Dialect, Side
 from etlstage.stage import Stage
 from etlstage.supervisor.process import spawn
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.recording.recorder import RecordedLaunch
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.transcript import Channel, Entry
@@ -70,11 +71,11 @@ class _Turns:
 
     def __init__(self, dialect: Dialect) -> None:
         self.count = 0
-        self._dialect = dialect
+        self._kit = kit_of(dialect)
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        *whole, self._rest = self._dialect.cut(Side.WORKER, self._rest + data)
+        *whole, self._rest = self._kit.cut(Side.WORKER, self._rest + data)
         self.count += len(whole)
 
 
@@ -219,7 +220,7 @@ class _Player:
         written = b"".join(
             entry.data for entry in self._entries if entry.channel is Channel.STDIN
         )
-        *requests, _ = self._stage.dialect.cut(Side.SUPERVISOR, written)
+        *requests, _ = kit_of(self._stage.dialect).cut(Side.SUPERVISOR, written)
         return self._turns.count >= len(requests)
 
     def _give_up(self, what: str) -> bool:

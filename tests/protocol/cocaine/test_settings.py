@@ -14,8 +14,6 @@ from etlstage.protocol.cocaine import Encoding, Version
 from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.protocol.events import (
-    Added,
-    Ended,
     Opened,
     Ready,
 )
@@ -56,7 +54,7 @@ def test_batch_is_one_session_if_there_is_one(batches: bool, shape: Shape) -> No
     dialect = made.fitted(batches=batches, heartbeat=None)
 
     assert dialect.shape is shape
-    assert dialect.one_by_one().shape is Shape.MESSAGE
+    assert dialect.fitted(batches=False, heartbeat=None).shape is Shape.MESSAGE
 
 
 def test_settings_have_their_keys() -> None:
@@ -88,7 +86,7 @@ def test_any_kind_of_stage_can_speak_it(kind: StageKind) -> None:
 
     assert stage.dialect.problem(kind) is None
     assert stage.dialect.announces
-    assert stage.dialect.connects
+    assert stage.dialect.connection is not None
 
 
 def test_worker_is_told_where_to_connect() -> None:
@@ -100,14 +98,16 @@ def test_worker_is_told_where_to_connect() -> None:
         "locator": "/run/locator",
     }
 
-    words = CocaineDialect().arguments(**told)
+    words = CocaineDialect().connection.arguments(**told)
     assert words == (
         *("--app", "clean", "--endpoint", "/run/clean", "--locator", "/run/locator"),
         *("--uuid", "u-1", "--protocol", "1"),
     )
-    assert CocaineDialect(protocol=Version.ONE).arguments(**told) == words
+    assert CocaineDialect(protocol=Version.ONE).connection.arguments(**told) == words
     for version in (Version.ZERO, Version.EARLY):
-        assert CocaineDialect(protocol=version).arguments(**told) == words[:-2]
+        assert (
+            CocaineDialect(protocol=version).connection.arguments(**told) == words[:-2]
+        )
 
 
 def test_worker_that_connects_says_who_it_is() -> None:
@@ -117,8 +117,8 @@ def test_worker_that_connects_says_who_it_is() -> None:
         worker = CocaineDialect(protocol=version).open(Side.WORKER, Limits())
         worker.send(Ready("u-1"))
         data = b"".join(worker.data_to_send())
-        assert dialect.identity(data) == "u-1"
-        assert dialect.identity(data[:-5]) is None
+        assert dialect.connection.identity(data) == "u-1"
+        assert dialect.connection.identity(data[:-5]) is None
 
 
 @pytest.mark.parametrize(
@@ -127,20 +127,7 @@ def test_worker_that_connects_says_who_it_is() -> None:
 def test_who_says_something_else_is_no_worker(data: bytes) -> None:
     """Whoever is behind the socket."""
     with pytest.raises(RemoteProtocolError):
-        CocaineDialect().identity(data)
-
-
-def test_raw_is_a_session_as_a_worker_reads_it() -> None:
-    """However long the message is, and whatever the event."""
-    dialect = CocaineDialect(protocol=Version.ZERO, event="echo")
-
-    raw = dialect.raw([b"one", b"two"])
-
-    assert raw.hex(" ") == (
-        "93 03 01 91 a4 65 63 68 6f 93 04 01 91 a3 6f 6e 65"
-        " 93 04 01 91 a3 74 77 6f 93 06 01 90"
-    )
-    assert CocaineDialect().raw([]).hex() == "93020091a97472616e73666f726d93020290"
+        CocaineDialect().connection.identity(data)
 
 
 def test_session_has_the_settings() -> None:
@@ -173,10 +160,10 @@ def test_silence_has_a_hint() -> None:
 
     assert dialect.silence(0) == "it wrote nothing; does it know the event?"
     assert dialect.silence(7) == "it wrote 7 bytes without the end of a session"
-    assert dialect.unready(0) == (
-        "did not connect, and say the --uuid that it was told"
+    assert dialect.silence(0, ready=False) == (
+        "it did not connect, and say the --uuid that it was told"
     )
-    assert dialect.unready(41) == "said who it is, and did not beat"
+    assert dialect.silence(41, ready=False) == "it said who it is, and did not beat"
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,30 +182,4 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_locator_is_that_of_the_dialect() -> None:
     """For the transport, which does not know it."""
-    assert isinstance(CocaineDialect().services("127.0.0.1", 10053), Locator)
-
-
-@pytest.mark.parametrize("version", [v for v in Version if v is not Version.EARLY])
-def test_what_was_said_is_cut_behind_each_session(version: Version) -> None:
-    """And told by session, without what differs each time (issue 15)."""
-    dialect = CocaineDialect(protocol=version)
-    ours, theirs = (dialect.open(side, Limits()) for side in Side)
-    theirs.send(Ready("u"))
-    said = b"".join(theirs.data_to_send())
-    ours.receive_data(said, 0.0)
-    ours.send(Opened(1, [b"a"], each=False, event="echo"))
-    ours.send(Opened(2, [b"b"], each=False, event="echo"))
-    told = b"".join(ours.data_to_send())
-    theirs.receive_data(told, 0.0)
-    theirs.send(Added(1, [b"A"]))
-    theirs.send(Ended.refused(2, 7, "no", 42))
-    theirs.send(Ended(1, [(b"Z",)]))
-    said += b"".join(theirs.data_to_send())
-
-    *pieces, rest = dialect.cut(Side.WORKER, said + b"\x93")
-    assert (len(pieces), rest, b"".join(pieces)) == (2, b"\x93", said)
-    one, two = dialect.exchanges(Side.WORKER, said)
-    assert [b"A" in one, b"Z" in one, b"no" in two] == [True] * 3
-    assert b"u" not in one + two
-    assert len(dialect.cut(Side.SUPERVISOR, told)) == 3
-    assert len(dialect.exchanges(Side.SUPERVISOR, told)) == 2
+    assert isinstance(CocaineDialect().connection.services("127.0.0.1", 10053), Locator)

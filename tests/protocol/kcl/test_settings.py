@@ -73,25 +73,19 @@ def test_position_of_something_else_is_refused() -> None:
         )
 
 
-def test_what_a_worker_reads() -> None:
-    """Its life up to the first records."""
-    first, second = KclDialect().raw([b"one"]).splitlines()
-
-    assert first.startswith(b'{"action":"initialize"')
-    assert b'"data":"b25l"' in second
-    assert b'"records":[]' in KclDialect().raw([])
-
-
 def test_what_others_are_told() -> None:
     """How exchanges are made, and words for what went wrong."""
     dialect = KclDialect()
 
     assert dialect.shape is Shape.COMMITTED
     assert dialect.announces
-    assert dialect.one_by_one() == dialect
+    assert dialect.fitted(batches=False, heartbeat=None) == dialect
     assert "does it flush" in dialect.silence(0)
     assert "wrote 5 bytes without a status" in dialect.silence(5)
-    assert dialect.unready(0) == "wrote nothing, and no status for initialize"
-    assert "wrote 5 bytes" in dialect.unready(5)
+    assert (
+        dialect.silence(0, ready=False)
+        == "it wrote nothing, and no status for initialize"
+    )
+    assert "wrote 5 bytes" in dialect.silence(5, ready=False)
     assert dialect.failed(0, told=False, held=0)
     assert not dialect.failed(0, told=True, held=0)

@@ -80,25 +80,11 @@ def test_silence_names_the_marker_that_lacks() -> None:
     assert "flush" in ODD.silence(0)
 
 
-def test_raw_is_what_the_worker_reads() -> None:
-    """A batch that we close ends with EOB."""
-    assert ODD.raw([b"a", b"b"]) == b"a<m>b<m>\x17<m>"
-    assert ODD.one_by_one().raw([b"a"]) == b"a<m>"
-
-
 def test_settings_survive_as_json_and_as_a_pickle() -> None:
     """Dead letters hold them; executors get them."""
     plain = json.loads(json.dumps(ODD.plain()))
     assert dialect_from_plain(plain) == ODD
     assert pickle.loads(pickle.dumps(ODD)) == ODD  # noqa: S301 - our own
-
-
-def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
-    """A worker that counts for itself answers EOB, too."""
-    batch = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
-    assert MarkerDialect().unasked(b"\0") == "wrote 1 reply too many: <EOP>"
-    assert batch.unasked(b"\0").endswith("set dialect.eob_after_full: false")
-    assert COUNTING.unasked(b"\0") == "wrote 1 reply too many: <EOP>"
 
 
 def test_worker_that_counts_gets_no_eob_behind_a_full_batch() -> None:
@@ -130,51 +116,11 @@ def test_keys_of_a_batch_belong_to_who_closes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "side", "data", "pieces"),
-    [
-        (MarkerDialect(), Side.SUPERVISOR, b"a\nb\nc", [b"a\n", b"b\n", b"c"]),
-        (
-            MarkerDialect(),
-            Side.WORKER,
-            b"a\n\0no\x15b\n",
-            [b"a\n\0", b"no\x15", b"b\n"],
-        ),
-        (MarkerDialect(mode=Mode.PLAIN), Side.WORKER, b"a\nb\n", [b"a\n", b"b\n", b""]),
-        (
-            MarkerDialect(mode=Mode.BATCH_WORKER),
-            Side.WORKER,
-            b"\x05\x05a\n\0",
-            [b"\x05", b"\x05", b"a\n\0", b""],
-        ),
-        (
-            MarkerDialect(mode=Mode.BATCH_WORKER),
-            Side.SUPERVISOR,
-            b"a\n\x17",
-            [b"a\n", b"\x17", b""],
-        ),
-        (
-            MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
-            Side.SUPERVISOR,
-            b"a\nb\n\x17c\n",
-            [b"a\nb\n\x17", b"c\n"],
-        ),
-        (ODD, Side.SUPERVISOR, b"a<m>\x17<m>b", [b"a<m>\x17<m>", b"b"]),
-        (
-            MarkerDialect(markers=Markers(eop=b"\n", err=None)),
-            Side.WORKER,
-            b"a\nb\x15",
-            [b"a\n", b"b\x15"],
-        ),
-    ],
+    "mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
 )
-def test_conversation_is_cut_into_requests_and_replies(
-    dialect: MarkerDialect, side: Side, data: bytes, pieces: list[bytes]
-) -> None:
-    """A request is a message, or a whole batch; a worker that asks for more replies."""
-    assert dialect.cut(side, data) == pieces
-
-
-def test_bytes_are_shown_with_the_markers_of_the_stage() -> None:
-    """So that an author sees where his own are."""
-    dialect = MarkerDialect(markers=Markers(eop=b"end"))
-    assert dialect.shown(b"one\nend") == "one<EOM><EOP>"
+def test_stage_without_batches_has_one_message_at_a_time(mode: Mode) -> None:
+    """Whoever drove the batches; one that extracts has none anyway."""
+    fitted = MarkerDialect(mode=mode).fitted(batches=False, heartbeat=None)
+    assert fitted == MarkerDialect()
+    plain = MarkerDialect(mode=Mode.PLAIN)
+    assert plain.fitted(batches=False, heartbeat=None) == plain

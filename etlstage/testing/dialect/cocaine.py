@@ -1,5 +1,5 @@
 """
-Frames that pass between two sides, by their names, and as they were written.
+What tests know of dialect ``cocaine``: frames by their names, and as they were written.
 
 Nothing here judges what may follow what; it is for who shows them to people, or stands
 between the two.
@@ -7,16 +7,72 @@ between the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import Side
 from etlstage.protocol.cocaine.frame import EARLY, ONE, ZERO, Frames, Version, Words
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.testing.dialect.kit import DialectKit
 
-__all__ = ("Passed", "Passing")
+__all__ = ("CocaineKit", "CocaineReader", "Passed", "Passing")
 
 _LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
+_LONG: Final = 48  # bytes of a string that are shown, half of them from its end
+
+
+class CocaineKit(DialectKit[CocaineDialect]):
+    """Finds the frames of sessions."""
+
+    def reader(self) -> CocaineReader:
+        """Return what names frames, and shows what they carry."""
+        return CocaineReader(self._dialect.protocol)
+
+    def cut(self, side: Side, data: bytes) -> list[bytes]:
+        """Return what a side wrote, cut behind each end of its half of a session."""
+        passing, pieces = Passing(self._dialect.spoken), [b""]
+        for passed in passing.read(side, data):
+            pieces[-1] += passed.raw
+            words = passing.words
+            # Before version 1 a choke comes behind an error.
+            ends = passed.name == "error" and words is not None and words.error_ends
+            if ends or passed.name == "choke":
+                pieces.append(b"")
+        pieces[-1] += passing.rest(side)
+        return pieces
+
+    def exchanges(self, side: Side, data: bytes) -> list[bytes]:
+        """Return what a side said in each session; names and heartbeats differ."""
+        said: dict[int, bytes] = {}
+        for passed in Passing(self._dialect.spoken).read(side, data):
+            if passed.session is not None:
+                before = said.get(passed.session, b"")
+                said[passed.session] = before + passed.raw
+        return [said[number] for number in sorted(said)]
+
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        """Return the messages as a worker reads them, in its first session."""
+        spoken = replace(self._dialect, protocol=self._dialect.spoken)
+        return DialectKit(spoken).raw(messages)
+
+
+class CocaineReader:
+    """
+    Reads what two sides say to each other, in the order in which they do.
+
+    Args:
+        version: Of the protocol; ``AUTO``: as the worker begins.
+
+    """
+
+    def __init__(self, version: Version) -> None:
+        self._passing = Passing(version)
+
+    def read(self, side: Side, data: bytes) -> list[str]:
+        """Return what is complete now; what is no frame comes as it is."""
+        return [_said(passed) for passed in self._passing.read(side, data)]
 
 
 class Passed(NamedTuple):
@@ -128,3 +184,26 @@ class _Stream:
         rest = bytes(self._waiting)
         self._waiting.clear()
         return rest
+
+
+def _said(passed: Passed) -> str:
+    raw, frame, name, session, arguments, headers = passed
+    if not name:
+        return f"no frame: {_shown(raw if frame is None else frame)}"
+    said = name if session is None else f"{name} {session}"
+    more = [f"headers {_shown(headers)}"] if headers else []
+    return " ".join([said, *map(_shown, arguments), *more])
+
+
+def _shown(value: object) -> str:
+    match value:
+        case bytes():
+            if len(value) <= _LONG:
+                return repr(value)[1:]
+            half = _LONG // 2
+            ends = repr(value[:half])[1:], repr(value[-half:])[1:]
+            return f"{ends[0]}... {len(value):,} bytes ...{ends[1]}"
+        case tuple():
+            return f"[{', '.join(map(_shown, value))}]"
+        case _:
+            return repr(value)

@@ -1,0 +1,109 @@
+"""
+The side of a dialect that faces tests: recordings, transcripts, checks.
+
+A stage needs none of it. A dialect that has no kit of its own has a plain one: bytes as
+Python writes them, and a conversation in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, Generic, Protocol, TypeVar
+
+from etlstage.protocol.base import Dialect, Limits, Side
+from etlstage.protocol.events import Opened, Ready
+from etlstage.protocol.registry import class_of_entry
+
+__all__ = ("GROUP", "KITS", "DialectKit", "FrameReader", "kit_of")
+
+KITS: Final = {"marker": "MarkerKit", "cocaine": "CocaineKit", "kcl": "KclKit"}
+"""Names of dialects, and their kits in the modules of these names."""
+GROUP: Final = "etlstage.testing.dialects"
+"""Of entry points, by which other packages name the kits of their dialects."""
+
+D_co = TypeVar("D_co", bound=Dialect, covariant=True)
+
+
+class FrameReader(Protocol):
+    """Makes text of what two sides say, where bytes alone tell a person nothing."""
+
+    def read(self, side: Side, data: bytes) -> list[str]:
+        """Return, once, what a side has said that is complete now, a text for each."""
+        ...
+
+
+class DialectKit(Generic[D_co]):
+    """
+    What tests know of a dialect; override what it knows better.
+
+    Args:
+        dialect: With its settings.
+
+    """
+
+    def __init__(self, dialect: D_co) -> None:
+        self._dialect: Final = dialect
+
+    def shown(self, data: bytes) -> str:
+        """Return ``data`` as printable ASCII, with what bounds messages by name."""
+        return repr(data)[2:-1]
+
+    def reader(self) -> FrameReader | None:
+        """Return what reads a conversation to people; None: :meth:`shown` does."""
+        return None
+
+    def unasked(self, data: bytes) -> str:
+        """Say what a worker did that wrote ``data`` although it owed nothing."""
+        return f"wrote what nobody asked for: {self.shown(data)}"
+
+    def cut(self, side: Side, data: bytes) -> list[bytes]:
+        """
+        Return what a side wrote, cut behind each request or reply.
+
+        One request and one reply are a turn. The last piece, which may be empty, is
+        what does not end yet. Nothing is judged: the worker may have broken the
+        protocol.
+        """
+        return [data]
+
+    def exchanges(self, side: Side, data: bytes) -> list[bytes]:
+        """Return what a side said in each exchange, as far as it says it each time."""
+        *pieces, rest = self.cut(side, data)
+        return [*pieces, rest] if rest else pieces
+
+    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
+        """
+        Return what a side wrote with other bytes in place of what its messages say.
+
+        Their lengths stay, and all that bounds them if the dialect knows how. What may
+        be the beginning of a bound is not returned, unless it is the last that comes.
+        """
+        return b"x" * len(data)
+
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        """Return what a worker must read to answer ``messages`` as its first exchange."""
+        longest = max(map(len, messages), default=0)
+        ours, theirs = (self._dialect.open(side, Limits(longest + 1)) for side in Side)
+        theirs.send(Ready(), 0.0)
+        ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
+        ours.data_to_send()  # it may answer that
+        ours.send(Opened(1, messages, each=False), 0.0)
+        return b"".join(ours.data_to_send())
+
+
+def kit_of(dialect: Dialect) -> DialectKit[Dialect]:
+    """
+    Return the kit of a dialect.
+
+    Raises:
+        ConfigError: If an entry point names something else.
+
+    """
+    name = dialect.name
+    kit: type[DialectKit[Dialect]] | None
+    if name in KITS:
+        kit = getattr(import_module(f"{__package__}.{name}"), KITS[name])
+    else:
+        kit = class_of_entry(GROUP, name, DialectKit)
+    return (kit or DialectKit)(dialect)

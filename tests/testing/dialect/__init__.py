@@ -1,0 +1,1 @@
+"""What tests know of each dialect."""

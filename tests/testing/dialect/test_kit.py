@@ -1,0 +1,61 @@
+"""A dialect that nobody knows better, and one of another package that has a kit."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.base import Side
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.testing.dialect import DialectKit, kit_of
+from etlstage.testing.dialect.kit import GROUP
+from etlstage.testing.dialect.marker import MarkerKit
+from tests.supervisor.toy import ToyDialect
+
+pytestmark = pytest.mark.core
+
+
+class Loud(DialectKit[ToyDialect]):
+    """The kit of the toy dialect, were it a package."""
+
+    def shown(self, data: bytes) -> str:
+        """Return it in capitals."""
+        return data.upper().decode()
+
+
+def test_dialect_without_a_kit_has_a_plain_one() -> None:
+    """Bytes are bytes, and a conversation is one piece (issue 22)."""
+    kit = kit_of(ToyDialect())
+
+    assert type(kit) is DialectKit
+    assert kit.shown(b"x\0\n") == r"x\x00\n"
+    assert kit.reader() is None
+    assert kit.unasked(b"\n") == r"wrote what nobody asked for: \n"
+    assert kit.cut(Side.WORKER, b"x\n") == [b"x\n"]
+    assert kit.exchanges(Side.WORKER, b"x\n") == [b"x\n"]
+    assert kit.exchanges(Side.WORKER, b"") == []
+    assert kit.blank(Side.WORKER, b"ab\n") == b"xxx"
+    assert (
+        kit.raw([b"a"]) == b'["open", 1, [{"hex": "61"}], false, true, "transform"]\n'
+    )
+
+
+def test_kit_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named by an entry point, as its dialect is; ours come first (issue 22)."""
+    points = [
+        EntryPoint("toy", f"{__name__}:Loud", GROUP),
+        EntryPoint("marker", f"{__name__}:Loud", GROUP),
+    ]
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda group, name=None: [
+            p for p in points if p.group == group and name in (None, p.name)
+        ],
+    )
+    assert kit_of(ToyDialect()).shown(b"a") == "A"
+    assert isinstance(kit_of(MarkerDialect()), MarkerKit)
+    points[0] = EntryPoint("toy", f"{__name__}:ToyDialect", GROUP)
+    with pytest.raises(ConfigError, match="expected a DialectKit of that name"):
+        kit_of(ToyDialect())
