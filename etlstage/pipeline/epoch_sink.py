@@ -153,12 +153,12 @@ class EpochSink(WorkerSink):
 
     async def _work(self, *, task_status: TaskStatus[None]) -> None:
         # In a task of its own: an epoch may end in another than it began in.
-        self._supervisor = AsyncSupervisor(
+        self.supervisor = AsyncSupervisor(
             self._told(self._stage), meter=self._meter, launch=self._launch
         )
         self._ended, self._closed = anyio.Event(), anyio.Event()
         try:
-            async with self._supervisor:
+            async with self.supervisor:
                 self._open = True
                 task_status.started()
                 await self._ended.wait()
@@ -168,11 +168,11 @@ class EpochSink(WorkerSink):
             self._closed.set()
 
     async def _end_workers(self) -> None:
-        with self._supervisor.events() as events:
+        with self.supervisor.events() as events:
             self._ended.set()
             await self._closed.wait()
             await check_ends(self.name, events)
-        if (doubt := self.doubt) is not None:
+        if (doubt := self.supervisor.doubt) is not None:
             raise doubt
 
     async def _tell(self, what: str, command: tuple[str, ...]) -> None:

@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from etlstage.errors import Faults, RepliesDoubtful, SourceFailed, StageError
+from etlstage.errors import Faults, SourceFailed
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.ledger import Account
-from etlstage.supervisor import Silence
+from etlstage.supervisor import AsyncSupervisor
 
 __all__ = ("DeadLetterSink", "Epochs", "Landing", "Output", "Sink", "Source")
 
@@ -57,6 +57,10 @@ class Source(ABC):
         self.faults: Faults = Faults()
         """How its workers have fared, if it has any; whole when :meth:`runs` ends."""
 
+    supervisor: AsyncSupervisor | None = None
+    """Of its workers, if it has any, as soon as they are started."""
+    size: int | None = None
+    """How many messages there are, once that is known."""
     goes_on: bool = False
     """Whether the next run reads on where this one has come to the end."""
 
@@ -117,27 +121,6 @@ class Source(ABC):
     def activity(self) -> str:
         """What it is doing before its first message comes, for a human."""
         return "reading"
-
-    @property
-    def size(self) -> int | None:
-        """How many messages there are, once that is known."""
-        return None
-
-    @property
-    def slowest(self) -> Silence | None:
-        """For whose answer it is waited, if it has workers."""
-        return None
-
-    @property
-    def doubtful(self) -> int:
-        """Messages whose replies may be those of others, so far, if it has workers."""
-        return 0
-
-    @property
-    def doubt(self) -> StageError | None:
-        """Why, if there are any."""
-        doubtful = self.doubtful
-        return RepliesDoubtful(doubtful, stage=self.name) if doubtful else None
 
     async def acknowledge(self, position: Position) -> None:
         """Take note that everything before ``position`` is durable, and recorded."""
@@ -248,6 +231,9 @@ class Landing(ABC):
 class Sink(Landing):
     """Where messages end that come run by run."""
 
+    supervisor: AsyncSupervisor | None = None
+    """Of its workers, if it has any, as soon as they are started."""
+
     @abstractmethod
     async def write(self, run: Run) -> None:
         """
@@ -257,25 +243,6 @@ class Sink(Landing):
             SinkFailed: If the destination can't be written, or refuses a message.
 
         """
-
-    @property
-    def slowest(self) -> Silence | None:
-        """For whose answer it is waited, if it has workers."""
-        return None
-
-    @property
-    def doubtful(self) -> int:
-        """Messages whose replies may be those of others, so far, if it has workers."""
-        return 0
-
-    @property
-    def doubt(self) -> StageError | None:
-        """Why, if there are any."""
-        doubtful = self.doubtful
-        return RepliesDoubtful(doubtful, stage=self.name) if doubtful else None
-
-    def hurry(self) -> None:
-        """Wait no more for workers that may never answer."""
 
     async def flush(self) -> None:
         """

@@ -153,17 +153,15 @@ class Pipeline(Runner):
     def drain(self) -> None:
         """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
         self._drained = True
-        for supervisor in self._supervisors:
+        for supervisor in self._working:
             supervisor.hurry()
-        self._sink.hurry()
         if self._extracting is not None and not self._source.drain():
             self._extracting.cancel()
 
     @property
     def activity(self) -> str:
         """What is waited for: a worker, or else the output, or the first message."""
-        stages = (s.slowest for s in self._supervisors)
-        waits = (self._source.slowest, *stages, self._sink.slowest)
+        waits = [supervisor.slowest for supervisor in self._working]
         slow = [wait for wait in waits if wait is not None and wait.seconds >= _SLOW]
         if slow:
             # What the others wait for is the one that has been waited for longest.
@@ -176,8 +174,13 @@ class Pipeline(Runner):
     @property
     def doubtful(self) -> int:
         """Messages whose replies may be those of others, so far."""
-        stages = sum(supervisor.doubtful for supervisor in self._supervisors)
-        return self._source.doubtful + stages + self._sink.doubtful
+        return sum(supervisor.doubtful for supervisor in self._working)
+
+    @property
+    def _working(self) -> list[AsyncSupervisor]:
+        """Those of the stages, and of what both ends have."""
+        of_ends = (self._source.supervisor, self._sink.supervisor)
+        return [s for s in (*self._supervisors, *of_ends) if s is not None]
 
     async def _run(self) -> Status:
         self._extracting, self._watching = anyio.CancelScope(), anyio.CancelScope()
@@ -189,9 +192,14 @@ class Pipeline(Runner):
         with anyio.CancelScope() as self._scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._extract, out)
-                with suppress(Exception), self._guarded(), items:
-                    await self._load(await self._transform(items, tasks), tasks)
+                tasks.start_soon(self._pass_on, items, tasks)
         return "done" if self._exhausted else "drained"
+
+    async def _pass_on(
+        self, items: MemoryObjectReceiveStream[Item], tasks: TaskGroup
+    ) -> None:
+        with suppress(Exception), self._guarded(), items:
+            await self._load(await self._transform(items, tasks), tasks)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -232,7 +240,7 @@ class Pipeline(Runner):
                             await out.send(item)
                         except anyio.BrokenResourceError:
                             return  # the run has failed, or was cancelled
-                    self._tick(account)
+                    account.seconds = anyio.current_time() - self._started
                     if self._extracting.cancel_called:
                         break
             self._exhausted = not self._drained
@@ -288,12 +296,13 @@ class Pipeline(Runner):
             self._dead_letters,
             judged_of=self._judged_of,
         )
-        before = account.received  # by starts that broke off
+        before = account.received  # by starts that were interrupted
+        keeps = policy.keeps
         answers = supervisor.answers(_received(items, account))
         with self._guarded():
             async with aclosing(answers), _flushed(policy):
                 async for answer in answers:
-                    self._tick(account)
+                    account.seconds = anyio.current_time() - self._started
                     if isinstance(answer, Position):
                         await policy.flush()
                         yield answer._replace(
@@ -301,14 +310,15 @@ class Pipeline(Runner):
                         )
                         continue
                     # Of a refusal that ends the run, what was before it is passed on.
-                    parts = (answer,) if policy.keeps else answer.parts()
+                    parts = (answer,) if keeps else answer.parts()
                     for part in parts:
                         if part.error is not None:
                             await policy.hold(
                                 part.error, part.messages, place=before + part.start
                             )
                             continue
-                        await policy.hold_refused(part, before)
+                        if part.refused:
+                            await policy.hold_refused(part, before)
                         outputs = joined(part.groups)
                         account.done += len(part.messages) - part.failed
                         account.produced += len(outputs)
@@ -323,6 +333,7 @@ class Pipeline(Runner):
     # --- load ---------------------------------------------------------------
 
     async def _load(self, items: Items, tasks: TaskGroup) -> None:
+        account = self._sink.account
         loading = Loading(
             self._sink,
             self._source,
@@ -342,10 +353,10 @@ class Pipeline(Runner):
                 # What is behind it is read again by the next run.
                 self._check_doubt()
                 await loading.take(item)
-                self._tick(self._sink.account)
+                account.seconds = anyio.current_time() - self._started
             self._watching.cancel()
             await loading.end(exhausted=self._exhausted)
-            self._tick(self._sink.account)
+            account.seconds = anyio.current_time() - self._started
 
     async def _watch(self) -> None:
         """End a run in which something is doubtful also while nothing is to be loaded."""
@@ -356,10 +367,8 @@ class Pipeline(Runner):
 
     def _check_doubt(self) -> None:
         """Raise why something that was loaded, or is to be, is doubtful."""
-        parts: Sequence[Source | AsyncSupervisor | Sink]
-        parts = (self._source, *self._supervisors, self._sink)
-        for part in parts:
-            if (doubt := part.doubt) is not None:
+        for supervisor in self._working:
+            if (doubt := supervisor.doubt) is not None:
                 raise doubt
 
     def _passed(self, account: Account) -> Passed:

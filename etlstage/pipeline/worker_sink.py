@@ -11,7 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from etlstage.errors import EtlstageError, NotCommitted, StageError, StageFailed
+from etlstage.errors import EtlstageError, NotCommitted, StageFailed
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -21,7 +21,6 @@ from etlstage.supervisor import (
     Assignment,
     AsyncSupervisor,
     CommitRequest,
-    Silence,
     SupervisorEvent,
     WorkerExited,
 )
@@ -65,34 +64,15 @@ class WorkerSink(Sink):
         self._policy = DeadLetterPolicy(
             self.account, stage.on_error, config_of(stage), dead_letters
         )
-        self._supervisor = AsyncSupervisor(
+        self.supervisor: AsyncSupervisor = AsyncSupervisor(
             stage, meter=meter, launch=launch, **of_supervisor
         )
         self._outputs = 0
         self._finished = False
 
-    @property
-    def slowest(self) -> Silence | None:
-        """For whose answer it is waited."""
-        return self._supervisor.slowest
-
-    @property
-    def doubtful(self) -> int:
-        """Messages whose replies may be those of others, so far."""
-        return self._supervisor.doubtful
-
-    @property
-    def doubt(self) -> StageError | None:
-        """Why, if there are any."""
-        return self._supervisor.doubt
-
-    def hurry(self) -> None:
-        """Wait no more for workers that may never answer."""
-        self._supervisor.hurry()
-
     async def __aenter__(self) -> Self:
         """Start the workers."""
-        await self._supervisor.__aenter__()
+        await self.supervisor.__aenter__()
         return self
 
     async def __aexit__(
@@ -102,14 +82,14 @@ class WorkerSink(Sink):
         trace: TracebackType | None,
     ) -> None:
         """Stop the workers."""
-        await self._supervisor.__aexit__(kind, error, trace)
+        await self.supervisor.__aexit__(kind, error, trace)
         self._book()
 
     def _book(self) -> None:
         """Add how the workers have fared to the account; they have ended."""
-        self.account.skipped += self._supervisor.skipped
-        self.account.doubtful += self._supervisor.doubtful
-        self.account.add_faults(self._supervisor.faults)
+        self.account.skipped += self.supervisor.skipped
+        self.account.doubtful += self.supervisor.doubtful
+        self.account.add_faults(self.supervisor.faults)
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""
@@ -123,7 +103,7 @@ class WorkerSink(Sink):
         """Book what becomes of runs, the first message of which has a place."""
         account = self.account
         failure: Exception | None = None
-        async with aclosing(self._supervisor.answers(runs)) as answers:
+        async with aclosing(self.supervisor.answers(runs)) as answers:
             async for answer in answers:
                 for part in answer.parts():
                     if part.error is None:
@@ -151,13 +131,13 @@ class WorkerSink(Sink):
             StageError: If what they have answered may not be loaded.
 
         """
-        await self._supervisor.aclose()
-        if (doubt := self.doubt) is not None:
+        await self.supervisor.aclose()
+        if (doubt := self.supervisor.doubt) is not None:
             raise doubt
 
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
-        whole = self._finished and not self.doubtful
+        whole = self._finished and not self.supervisor.doubtful
         complete = "complete" if whole else "incomplete"
         return f"{counted(self.account.done, 'message')} loaded; output {complete}"
 
@@ -265,7 +245,7 @@ class CommittingSink(WorkerSink):
             NotCommitted: If it has not committed all that it has answered.
 
         """
-        self._supervisor.finish()
+        self.supervisor.finish()
         self._runs.close()
         await self._settled.wait()
         self._check()
@@ -274,7 +254,7 @@ class CommittingSink(WorkerSink):
     async def stop(self) -> None:
         """End the worker; what it does not commit then, the next run gives again."""
         self._runs.close()
-        await self._supervisor.aclose()
+        await self.supervisor.aclose()
         await self._settled.wait()
         if not isinstance(self._failure, NotCommitted):
             self._check()

@@ -13,7 +13,7 @@ from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.offsets import ask_offset, fell_back, steps
 from etlstage.protocol.base import Shape
 from etlstage.stage import OffsetPolicy, Stage
-from etlstage.supervisor import AsyncSupervisor, Silence
+from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
 
@@ -51,7 +51,6 @@ class WorkerSource(Source):
         self._offsets = offsets or OffsetPolicy()
         self._every = every
         self._draining = anyio.Event()
-        self._supervisor: AsyncSupervisor | None = None
         self._resumed: int | None = None
         self._reached: int | None = None
         self._passed = False  # something of the round that is under way
@@ -59,18 +58,18 @@ class WorkerSource(Source):
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
-        self._supervisor = AsyncSupervisor(
+        self.supervisor = AsyncSupervisor(
             self._stage, meter=self._meter, launch=self._launch
         )
         try:
             async with (
-                self._supervisor as supervisor,
+                self.supervisor as supervisor,
                 aclosing(self._rounds(supervisor)) as rounds,
             ):
                 async for item in rounds:
                     yield item
         finally:
-            self.faults: Faults = self._supervisor.faults
+            self.faults: Faults = self.supervisor.faults
         if supervisor.doubtful:
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 
@@ -102,20 +101,11 @@ class WorkerSource(Source):
         ready, may never be: a round of which nothing came is not waited for then.
         """
         self._draining.set()
-        if self._supervisor is not None:
-            self._supervisor.hurry()
-        under_way = self._passed or self.slowest is not None
+        supervisor, under_way = self.supervisor, self._passed
+        if supervisor is not None:
+            supervisor.hurry()
+            under_way = under_way or supervisor.slowest is not None
         return self._stage.dialect.shape is Shape.MESSAGE and under_way
-
-    @property
-    def slowest(self) -> Silence | None:
-        """For whose answer it is waited."""
-        return self._supervisor.slowest if self._supervisor is not None else None
-
-    @property
-    def doubtful(self) -> int:
-        """Messages whose replies may be those of others, so far."""
-        return self._supervisor.doubtful if self._supervisor is not None else 0
 
     @property
     def _by_offset(self) -> bool:

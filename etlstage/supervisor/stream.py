@@ -121,6 +121,7 @@ class Intake:
         self._pool = pool
         self._max_messages = max_messages
         self._max_bytes = max_bytes
+        self._commits = pool.stage.dialect.shape is Shape.COMMITTED
         self._count = 0  # messages fed
 
     async def run(self) -> None:
@@ -172,8 +173,7 @@ class Intake:
     def _full(self) -> bool:
         submission = self._submission
         messages, size = submission.held, submission.held_bytes
-        commits = self._pool.stage.dialect.shape is Shape.COMMITTED
-        if commits and isinstance(submission, Submission):
+        if self._commits and isinstance(submission, Submission):
             # What it has taken its session bounds: to commit it, it may need more.
             messages, size = submission.waiting, submission.waiting_bytes
         return messages >= self._max_messages or size >= self._max_bytes

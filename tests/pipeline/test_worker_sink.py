@@ -145,7 +145,7 @@ async def test_nothing_is_recorded_behind_a_doubt(tmp_path: Path) -> None:
             while sink.account.done < 2:
                 await anyio.lowlevel.checkpoint()
             (tmp_path / "late").touch()
-            while not sink.doubtful:
+            while not sink.supervisor.doubtful:
                 await anyio.lowlevel.checkpoint()
             yield Position(2)
             yield [b"3"]

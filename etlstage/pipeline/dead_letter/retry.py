@@ -43,6 +43,7 @@ class LetterSource(Source):
         self.given: int = 0
         """How many were passed on."""
         self._letters = letters
+        self.size: int | None = len(self._letters)
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield runs of messages; positions there are none."""
@@ -55,11 +56,6 @@ class LetterSource(Source):
     def drain(self) -> bool:
         """Let it be cancelled right away: what was not passed on stays as it is."""
         return False
-
-    @property
-    def size(self) -> int | None:
-        """How many letters there are."""
-        return len(self._letters)
 
 
 class Retry:

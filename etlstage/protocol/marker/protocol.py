@@ -64,8 +64,8 @@ class MarkerProtocol:
         eob_after_full: An EOB follows a batch that is full.
         bnc_after_last: The worker asks also behind the message that fills its batch.
         batch: Messages that fill a batch.
-        framing_of: Returns how to find boundaries in messages that are held so;
-            replies are held as the messages were that went out last.
+        framing_of: Returns how to find boundaries in messages of that type; replies
+            are held as the messages were that went out last.
         window: How many exchanges may be given ahead of their replies; None: any
             number.
         terms: At the supervisor's side, where replies are counted: replies are
@@ -110,6 +110,7 @@ class MarkerProtocol:
         # Only in replies is ERR searched for: in all else it is a byte like any other.
         self._unsendable = self.markers if replies else self.markers.without_err()
         self._framing_of = framing_of
+        self._framings: dict[type, Framing] = {}  # by type of the messages
         self._reader = Reader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
         self._out: list[bytes] = []
@@ -349,13 +350,19 @@ class MarkerProtocol:
         if not each:
             self._pass(Token.EOB)
         messages = plain(messages)  # what is beside them does not travel
-        framing = self._framing_of(messages)
+        framing = self._framing(messages)
         wire = self._encode(framing.encode_run, messages)
         if wire:
             idle, count = not session.owed, len(messages)
             self._pass(Token.MESSAGE, count)
             self._reader.framing = framing
             self._write(wire, count, idle=idle)
+
+    def _framing(self, messages: Run) -> Framing:
+        found = self._framings.get(type(messages))
+        if found is None:
+            found = self._framings[type(messages)] = self._framing_of(messages)
+        return found
 
     def _open_round(self, event: Opened) -> None:
         if len(event.messages) or event.each:
@@ -391,7 +398,7 @@ class MarkerProtocol:
     ) -> None:
         """Add messages to a batch that holds so many, and EOB."""
         messages = plain(messages)
-        framing = self._framing_of(messages)
+        framing = self._framing(messages)
         wire, count = self._encode(framing.encode_run, messages), len(messages)
         if ended and count and self._asks:
             raise LocalProtocolError("can't send EOB behind a message: BNC comes first")

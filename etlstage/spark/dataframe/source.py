@@ -115,7 +115,7 @@ class DataFrameSource(Source):
         self._session = session or Session()
         self._spool: Path | None = None
         self._activity = "starting Spark"
-        self._size: int | None = None
+        self.size: int | None = None
 
     @property
     def cut(self) -> tuple[int, int]:
@@ -234,11 +234,6 @@ class DataFrameSource(Source):
         """Nearly all of the time before the first message is Spark's own start."""
         return self._activity
 
-    @property
-    def size(self) -> int | None:
-        """How many rows there are, once they lie in the spool."""
-        return self._size
-
     async def aclose(self) -> None:
         """Remove the spool; safe to call twice and at any time."""
         with anyio.CancelScope(shield=True):
@@ -270,7 +265,7 @@ class DataFrameSource(Source):
     async def _spooled_runs(
         self, spool: Path, parts: Sequence[Spooled]
     ) -> AsyncGenerator[Run | Position, None]:
-        self._size = sum(part.messages for part in parts)
+        self.size = sum(part.messages for part in parts)
         keeps, (first, skipped) = self._kept is not None, self._from
         if first >= len(parts) and self._from != (0, 0):
             raise self._outside(spool, f"{len(parts)} parts")

@@ -203,7 +203,7 @@ class _Staging(WorkerSink):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        self._events = self._supervisor.events()
+        self._events = self.supervisor.events()
         return self
 
     async def __aexit__(

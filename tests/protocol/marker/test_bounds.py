@@ -11,7 +11,7 @@ from etlstage.messages import OVERHEAD
 from etlstage.protocol.base import Limits
 from etlstage.protocol.buffer import ReceiveBuffer
 from etlstage.protocol.marker import Markers
-from etlstage.protocol.marker.bounds import Bounds
+from etlstage.protocol.marker.reader import Bounds
 
 WORDS = Markers(b"EOM", b"EOP", b"EOB", b"BNC", b"ERR")
 
