@@ -176,6 +176,12 @@ class Link:
         return self._session.owed
 
     @property
+    def pending(self) -> bool:
+        """Whether there is anything that it has to answer, or is to be given."""
+        giving = self.dispatch.giving
+        return bool(self._session.owed or giving.again or giving.retried)
+
+    @property
     def busy(self) -> bool:
         """Whether the worker is in the middle of something."""
         return self._session.owed > 0 or (self._extracts and self.dispatch.opened > 0)

@@ -271,7 +271,7 @@ class WorkerPool:
         """Stop the workers if nothing more will come, and all is answered."""
         if not self._complete or self.state.stopping or self.backlog.messages:
             return
-        if not any(running.link.owed for running in self._running.values()):
+        if not any(running.link.pending for running in self._running.values()):
             self.handle(StopRequested(patient=True))
 
     def count(self, worker: str, counts: Mapping[str, int]) -> None:

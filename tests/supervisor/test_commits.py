@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from etlstage.errors import NotCommitted, WorkerLost
+from etlstage.errors import InvalidMessage, NotCommitted, WorkerLost
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
@@ -184,6 +184,23 @@ async def test_poison_is_found_in_order_and_stepped_over() -> None:
     assert set(order) == {0, 1, 2, 3, 4, 6, 7, 8, 9}
     # A record comes again only together with all behind the last commit.
     assert all(b == a + 1 or b <= a or (a, b) == (4, 6) for a, b in pairwise(order))
+
+
+@virtually
+async def test_record_that_cannot_be_sent_is_stepped_over() -> None:
+    """What stands behind it waits its turn, also while a worker is lost."""
+    quiet = Committer([], every=2)
+    records = [b"0", b"!", b"2", b"3", b"4"]
+    await outcomes(quiet, records=records, batch=BatchPolicy(size=9))
+    for step in range(quiet.steps - 2):
+        done: list[tuple[int, str]] = []
+        committer = Committer(done, every=2, die_at=step)
+        found = await outcomes(committer, records=records, batch=BatchPolicy(size=9))
+
+        (wrong,) = [outcome for outcome in found if outcome.error is not None]
+        assert isinstance(wrong.error, InvalidMessage), step
+        assert ended(found) == [0, 2, 3, 4], step
+        assert [*dict.fromkeys(r for _, r in done)] == ["0", "2", "3", "4"], step
 
 
 @virtually

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from etlstage.errors import LocalProtocolError, RemoteProtocolError
+from etlstage.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from etlstage.messages import StageKind
 from etlstage.protocol import events as e
 from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Shape, Side
@@ -77,6 +77,9 @@ class CommittingSession:
     def send(self, event: e.Event, now: float = 0.0, /) -> None:
         match event:
             case e.Opened(first, messages, each=True):
+                if b"!" in messages:
+                    place = [*messages].index(b"!")
+                    raise InvalidMessage("no record may be '!'", index=place)
                 self._last, self.owed = first + len(messages) - 1, len(messages)
                 self._out += [_frame("record", m.decode()) for m in messages]
             case e.CommitAnswered(int(position), error):
