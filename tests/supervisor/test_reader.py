@@ -22,6 +22,7 @@ class Scene:
     """A wire, its worker and its consumer: what is there, and what was done."""
 
     failed = exited = stalled = False
+    assignment = None
 
     def __init__(self, *parts: bytes) -> None:
         self.parts = [*parts]

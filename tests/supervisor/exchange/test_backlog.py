@@ -190,7 +190,7 @@ def test_who_never_answers_is_hopeless_in_a_hurry() -> None:
     assert not waiting.hopeless
     waiting.hurried = True
     assert waiting.hopeless
-    waiting.step_on(1)
+    waiting.answered = True
     assert not waiting.hopeless
 
 
