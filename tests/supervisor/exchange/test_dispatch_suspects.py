@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from etlstage.errors import Attempt
-from etlstage.messages import StageKind
+from etlstage.messages import Position, StageKind
 from etlstage.protocol.events import Ended, Opened
 from etlstage.protocol.marker import Mode
-from etlstage.stage import ErrorPolicy
+from etlstage.stage import BatchPolicy, ErrorPolicy
 from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import Submission
@@ -40,6 +40,20 @@ def test_worker_is_busy_with_what_it_has() -> None:
     assert (dispatcher.opened, dispatcher.held) == (1, 1)
     answer(line)
     assert (dispatcher.opened, dispatcher.held) == (0, 0)
+
+
+def test_batches_that_were_answered_count_in_messages() -> None:
+    """Two of three batches were: two messages, and one."""
+    line = Line(stage(Mode.BATCH_SUPERVISOR, batch=BatchPolicy(size=2)))
+    caller = line.submission()
+    caller.feed([b"1", b"2", b"3"], 0.0)
+    caller.mark(Position(1))
+    caller.feed([b"4"], 0.0)
+    caller.close()
+    for owed in range(3):
+        assert line.dispatcher.next(0.0, owed, 9)
+
+    assert [line.dispatcher.answered(owed) for owed in (3, 2, 1)] == [0, 2, 3]
 
 
 def test_nobody_waits_for_the_rounds_of_who_is_gone() -> None:

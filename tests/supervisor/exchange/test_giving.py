@@ -58,7 +58,7 @@ class Asking:
     """A worker that asks for each message, and what waits for it."""
 
     def __init__(self, *messages: bytes, size: int = 3, **dialect: bool) -> None:
-        run = Stage(
+        self.stage = Stage(
             name="t",
             worker=("true",),
             dialect=MarkerDialect(mode=Mode.BATCH_WORKER, **dialect),  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ class Asking:
         self.caller = filled(*messages)
         self.backlog = Backlog()
         self.backlog.open(self.caller)
-        self.dispatcher = Dispatcher(run, self.backlog)
+        self.dispatcher = Dispatcher(self.stage, self.backlog)
 
     def suspect(self, count: int) -> None:
         """Have the worker try what another was lost with: nobody else may come."""
@@ -106,6 +106,23 @@ def test_batch_that_is_lost_again_is_lost_whole() -> None:
 
     parts = [list(part.messages) for part in worker.backlog.suspects]
     assert sorted(message for part in parts for message in part) == [b"1", b"2", b"3"]
+
+
+def test_rest_of_a_batch_that_was_answered_early_is_given_back() -> None:
+    """Its worker is lost before the reply is proven: the rest was never sent."""
+    worker = Asking(b"1", b"2", b"3", size=9)
+    worker.suspect(3)
+    worker.ask(owed=0)
+    died = Attempt("t-1", 7, "died")
+    worker.dispatcher.lose(died, lambda _: EtlstageError(), owed=0, untouched=False)
+
+    fresh = Dispatcher(worker.stage, worker.backlog)
+    opened = [fresh.next(100.0, owed, room=1) for owed in (0, 1, 1)]
+    assert [list(e.messages) for e in opened if e is not None] == [
+        [b"1"],
+        [b"2"],
+        [b"3"],
+    ]
 
 
 def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
