@@ -11,12 +11,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import structlog
 from hypothesis import settings
 
+from etlstage.testing.clock import Backend, virtual_time
 from tests.spark.archive import ARCHIVE, OPTIONS
 
 _JAVA: Final = OPTIONS + (
@@ -46,6 +47,14 @@ WITHOUT: Final = (
     "supervisor/test_diagnostic.py",
 )
 """Those of them that decide and do nothing."""
+ON_BOTH_LOOPS: Final = (
+    "supervisor/test_stop.py",
+    "supervisor/test_supervisor.py",
+    "transport/test_launcher.py",
+    "transport/test_process.py",
+    "transport/test_socket.py",
+)
+"""Where tests of processes run on asyncio and on trio; elsewhere on asyncio alone."""
 STARTS: Final = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
     | {"subprocess.Popen"}
@@ -81,8 +90,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # First, so that ``-m core`` finds its marker in place.
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Put each test into a group; let those of the core take their time."""
+    left_out = []
     for item in items:
         said = [group for group in GROUPS if item.get_closest_marker(group)]
         if len(said) > 1:
@@ -92,6 +104,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("core") and not item.get_closest_marker("timeout"):
             # Nothing there waits for anybody; properties need the processor, though.
             item.add_marker(pytest.mark.timeout(120))
+        if not _is_for_its_loop(item):
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in {*left_out}]
+
+
+def _is_for_its_loop(item: pytest.Item) -> bool:
+    """Whether a test is to be run on the event loop that it was made for."""
+    call = getattr(item, "callspec", None)
+    if call is None or call.params.get("anyio_backend") != "trio":
+        return True
+    # What a process does is the same to both, but for who starts, reads and stops it.
+    return not item.get_closest_marker("process") or any(
+        map(item.path.relative_to(HERE).is_relative_to, ON_BOTH_LOOPS)
+    )
 
 
 def _group(path: Path) -> str:
@@ -108,6 +136,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _AUDIT.running = ""
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
+    """Run on both event loops, on a virtual clock if that is how a test is marked."""
+    loop: Backend = request.param
+    return virtual_time(loop) if request.node.get_closest_marker("virtual") else loop
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import anyio
 import pytest
@@ -19,18 +18,11 @@ from etlstage.testing import (
     MemorySource,
     ScriptedLaunch,
     ScriptedWorker,
-    virtual_time,
 )
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 COUNT = 300
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
 
 
 class Ticking(MemorySource):

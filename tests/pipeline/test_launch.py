@@ -21,14 +21,9 @@ from etlstage.testing import (
     MemorySource,
     ScriptedLaunch,
     ScriptedWorker,
-    virtual_time,
 )
 
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
+pytestmark = pytest.mark.virtual
 
 
 async def test_workers_of_all_stages_may_be_scripted() -> None:

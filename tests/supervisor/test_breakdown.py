@@ -16,10 +16,10 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage, Timeouts, WorkerProgram
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 PLACES = (
     "wire.read",
@@ -42,12 +42,6 @@ PLACES = (
     "child.status.readable",
     "child.status.stop_waiting",
 )
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
 
 
 class Bug(Exception):

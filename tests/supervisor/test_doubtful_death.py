@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
 from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.supervisor.workers import outputs
 
-pytestmark = pytest.mark.core
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 @pytest.mark.parametrize("window", [2, 4])

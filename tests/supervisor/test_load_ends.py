@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from signal import SIGSEGV, SIGTERM
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -21,18 +20,11 @@ from etlstage.testing import (
     MemorySource,
     ScriptedLaunch,
     ScriptedWorker,
-    virtual_time,
 )
 from etlstage.testing.cocaine import CocaineWorker
 from etlstage.testing.scripted import Script
 
-pytestmark = pytest.mark.core
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 def stage(kind: StageKind = StageKind.LOAD) -> Stage:

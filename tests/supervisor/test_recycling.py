@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import pytest
 from structlog.testing import capture_logs
@@ -12,16 +10,10 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorPolicy, RecyclePolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.supervisor.workers import errors
 
-pytestmark = pytest.mark.core
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 @pytest.mark.parametrize("batches", [False, True])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from structlog.testing import capture_logs
 
@@ -33,13 +33,10 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.supervisor.lifecycle.pool import Silence
 from etlstage.telemetry import PrometheusMeter
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from etlstage.testing.clock import Backend
 
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 async def sleeper(worker: ScriptedWorker) -> int:
@@ -180,32 +177,38 @@ async def test_health_over_a_life() -> None:
     assert supervisor.health == ("failed", "the supervisor is closed")
 
 
-async def test_properties_are_read_in_any_thread() -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_properties_are_read_in_any_thread(backend: Backend) -> None:
     """A probe may be a plain function, which a framework runs in one (issue 22)."""
     names = [
         name for name, of in vars(AsyncSupervisor).items() if isinstance(of, property)
     ]
     assert {"health", "slowest", "faults", "doubtful", "skipped"} <= {*names}
-    silent = Stage(name="t", worker=("none",), timeout=Timeouts(stop=2, message=None))
+    silent = Stage(name="t", worker=("none",), timeout=Timeouts(stop=0.1, message=None))
     supervisor = AsyncSupervisor(silent, launch=ScriptedLaunch(mute))
 
     def read() -> dict[str, object]:
         return {name: getattr(supervisor, name) for name in (*names, "__repr__")}
 
-    async with supervisor, anyio.create_task_group() as tasks:
-        tasks.start_soon(supervisor.ask, b"1")
-        await anyio.wait_all_tasks_blocked()
+    async def main() -> None:
+        async with supervisor, anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.ask, b"1")
+            while supervisor.slowest is None:
+                await anyio.lowlevel.checkpoint()
+            values = await anyio.to_thread.run_sync(read)
+            tasks.cancel_scope.cancel()
+        assert values["health"] == ("ready", "")
+        slowest = values["slowest"]
+        assert isinstance(slowest, Silence)
+        assert slowest.worker == "t-1"
         values = await anyio.to_thread.run_sync(read)
-        tasks.cancel_scope.cancel()
-    assert values["health"] == ("ready", "")
-    slowest = values["slowest"]
-    assert isinstance(slowest, Silence)
-    assert slowest.worker == "t-1"
-    values = await anyio.to_thread.run_sync(read)
-    assert (values["health"], values["slowest"]) == (
-        ("failed", "the supervisor is closed"),
-        None,
-    )
+        assert (values["health"], values["slowest"]) == (
+            ("failed", "the supervisor is closed"),
+            None,
+        )
+
+    # A virtual clock does not wait for threads: hours would pass while one reads.
+    anyio.run(main, backend=backend)
 
 
 def test_health_when_the_loop_has_ended() -> None:

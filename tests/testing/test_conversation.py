@@ -25,7 +25,6 @@ from etlstage.testing import (
     WorkerFailed,
     WorkerUnderTest,
     hostile_worker,
-    virtual_time,
 )
 from etlstage.testing.transcript import BYTEWISE, Channel
 from tests.staged import staged
@@ -42,12 +41,6 @@ def hostile(*faults: Fault, mode: Mode = Mode.SINGLE, **dialect: Any) -> Stage: 
 def python(program: str, **settings: Any) -> Stage:  # noqa: ANN401
     """Return a stage that runs a program in Python."""
     return staged((sys.executable, "-c", program), **settings)
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Run on both."""
-    return str(request.param)
 
 
 @pytest.mark.parametrize("cuts", [(), (1, 3), BYTEWISE])
@@ -247,15 +240,10 @@ async def test_program_that_does_not_start() -> None:
             pass
 
 
+@pytest.mark.core
+@pytest.mark.virtual
 class TestScripted:
     """A scripted worker is as good, and takes no time."""
-
-    @pytest.fixture(params=["asyncio", "trio"])
-    def anyio_backend(
-        self, request: pytest.FixtureRequest
-    ) -> tuple[str, dict[str, Any]]:
-        """Run in virtual time."""
-        return virtual_time(request.param)
 
     async def test_script_is_a_worker(self) -> None:
         """Also one that is slow (issue 12)."""

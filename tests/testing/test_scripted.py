@@ -15,19 +15,13 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import RecyclePolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from etlstage.testing.scripted import Script
 from etlstage.transport import Child, LaunchRequest, Wire
 from tests.staged import staged
 from tests.supervisor.workers import errors, outputs
 
-pytestmark = pytest.mark.core
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401

@@ -22,21 +22,14 @@ from etlstage.testing import (
     Moment,
     ScriptedLaunch,
     ScriptedWorker,
-    virtual_time,
 )
 from etlstage.testing.simulate.worker import SimulatedWorker
 from etlstage.transport.base import LaunchRequest
 from tests.staged import staged
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 X = b"x"
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run in virtual time."""
-    return virtual_time(request.param)
 
 
 def upper(message: bytes) -> Iterable[bytes]:
