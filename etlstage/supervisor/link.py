@@ -178,8 +178,10 @@ class Link:
     @property
     def pending(self) -> bool:
         """Whether there is anything that it has to answer, or is to be given."""
-        giving = self.dispatch.giving
-        return bool(self._session.owed or giving.again or giving.retried)
+        giving, dispatch = self.dispatch.giving, self.dispatch
+        # What one that is to go has not committed, another will be given.
+        left = dispatch.opened and not self._host.usable
+        return bool(self._session.owed or giving.again or giving.retried or left)
 
     @property
     def busy(self) -> bool:
@@ -582,8 +584,8 @@ class Link:
                 self._doubt(event)
             case Failed(error=blame):
                 self._blame(blame)
-            case Noise():
-                pass
+            case Noise(data):
+                self._host.ignore(data)
             case Opened() | Cancelled() | CommitAnswered() | Wanted():
                 raise AssertionError(f"unreachable: a worker's {type(event).__name__}")
             case _:

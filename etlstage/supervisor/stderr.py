@@ -2,7 +2,8 @@
 What a worker writes to stderr: always read, logged, and its end kept.
 
 A worker whose stderr nobody reads stops forever after 64 KiB of warnings. What is
-logged of it, and how, is decided in ``diagnostic.py``.
+logged of it, and how, is decided in ``diagnostic.py``; so it is for what it says in
+between and means nothing in its dialect.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -24,7 +25,7 @@ from etlstage.supervisor.diagnostic import (
 from etlstage.telemetry.log import Log
 from etlstage.transport import Readable
 
-__all__ = ("StderrLog",)
+__all__ = ("LineLog", "StderrLog")
 
 _CHUNK: Final = 8192  # bytes a read; logging them takes longer than reading them
 _AT_ONCE: Final = 65536  # bytes that are read while everybody waits
@@ -33,12 +34,13 @@ _PAUSE: Final = 1.0  # seconds of silence before it is told what was dropped
 _log = Log()
 
 
-class StderrLog:
+class LineLog:
     """
-    Reads one worker's stderr to its end.
+    Logs lines that a worker writes, as many as is good, and counts all of them.
 
     Args:
-        stderr: Where it comes from.
+        event: What the log says of a line.
+        what: What the log says of lines that come too fast.
         stage: Name of the stage.
         worker: Name of the worker.
         pid: Number of its process.
@@ -51,7 +53,8 @@ class StderrLog:
 
     def __init__(
         self,
-        stderr: Readable,
+        event: str,
+        what: str,
         *,
         stage: str,
         worker: str,
@@ -61,7 +64,8 @@ class StderrLog:
         counted: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stderr = stderr
+        self._event = event
+        self._dropped = f"{what} rate limit reached"
         self._log = _log.bind(stage=stage, worker=worker, pid=pid)
         self._reader = DiagnosticReader(Throttle(rate=rate, burst=burst))
         self._told = 0
@@ -73,6 +77,59 @@ class StderrLog:
         """The last lines, logged or not, without control characters."""
         return self._reader.tail
 
+    @property
+    def owing(self) -> bool:
+        """Whether lines were dropped, and the log does not say so yet."""
+        return self._reader.owing
+
+    def take(self, data: bytes) -> None:
+        """Log the lines that end in ``data``."""
+        self._write(self._reader.receive(data, self._clock()))
+
+    def settle(self) -> None:
+        """Log how much was dropped."""
+        self._write(self._reader.settle())
+
+    def finish(self) -> None:
+        """Log what has no line end, and how much was dropped."""
+        self._write(self._reader.finish(self._clock()))
+
+    def _write(self, diagnostics: Iterable[Diagnostic]) -> None:
+        for diagnostic in diagnostics:
+            # Where the host logs to may be gone; the pipe is read all the same.
+            with suppress(Exception):
+                if isinstance(diagnostic, LineWritten):
+                    log = getattr(self._log, diagnostic.level)
+                    log(self._event, line=diagnostic.text)
+                else:
+                    self._log.warning(
+                        self._dropped,
+                        dropped_lines=diagnostic.lines,
+                        dropped_bytes=diagnostic.bytes,
+                    )
+        new, self._told = self._reader.lines - self._told, self._reader.lines
+        if new and self._counted is not None:
+            self._counted(new)
+
+
+class StderrLog(LineLog):
+    """
+    Reads one worker's stderr to its end.
+
+    Args:
+        stderr: Where it comes from.
+        of_log: What a :class:`LineLog` is to know.
+
+    """
+
+    def __init__(
+        self,
+        stderr: Readable,
+        **of_log: Any,  # noqa: ANN401 - as LineLog takes it
+    ) -> None:
+        super().__init__("worker wrote to stderr", "stderr", **of_log)
+        self._stderr = stderr
+
     async def run(self) -> None:
         """Read until the end of the stream."""
         while True:
@@ -82,7 +139,7 @@ class StderrLog:
             elif not data:
                 break
             else:
-                self._take(data)
+                self.take(data)
                 # A worker can write faster than we log.
                 await anyio.lowlevel.checkpoint()
         self.finish()
@@ -94,38 +151,14 @@ class StderrLog:
             if not data:
                 self.finish()
                 return
-            self._take(data)
-        self._write(self._reader.settle())
-
-    def finish(self) -> None:
-        """Log what has no line end, and how much was dropped."""
-        self._write(self._reader.finish(self._clock()))
+            self.take(data)
+        self.settle()
 
     async def _wait(self) -> None:
-        if self._reader.owing:
+        if self.owing:
             with anyio.move_on_after(_PAUSE):
                 await self._stderr.readable()
                 return
-            self._write(self._reader.settle())
+            self.settle()
         else:
             await self._stderr.readable()
-
-    def _take(self, data: bytes) -> None:
-        self._write(self._reader.receive(data, self._clock()))
-
-    def _write(self, diagnostics: Iterable[Diagnostic]) -> None:
-        for diagnostic in diagnostics:
-            # Where the host logs to may be gone; stderr is read all the same.
-            with suppress(Exception):
-                if isinstance(diagnostic, LineWritten):
-                    log = getattr(self._log, diagnostic.level)
-                    log("worker wrote to stderr", line=diagnostic.text)
-                else:
-                    self._log.warning(
-                        "stderr rate limit reached",
-                        dropped_lines=diagnostic.lines,
-                        dropped_bytes=diagnostic.bytes,
-                    )
-        new, self._told = self._reader.lines - self._told, self._reader.lines
-        if new and self._counted is not None:
-            self._counted(new)

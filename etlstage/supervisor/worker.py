@@ -50,7 +50,7 @@ from etlstage.supervisor.lifecycle.events import (
 )
 from etlstage.supervisor.link import Link
 from etlstage.supervisor.process import spawn
-from etlstage.supervisor.stderr import StderrLog
+from etlstage.supervisor.stderr import LineLog, StderrLog
 from etlstage.telemetry.log import Log
 from etlstage.transport import Readable
 
@@ -110,6 +110,14 @@ class WorkerProcess:
             worker=name,
             pid=self.pid,
             counted=partial(metrics.stderr_lines, name) if metrics else None,
+        )
+        self._noise = LineLog(
+            "unexpected output ignored",
+            "unexpected output",
+            stage=stage.name,
+            worker=name,
+            pid=self.pid,
+            counted=partial(metrics.noise, name) if metrics else None,
         )
         self._blame = Blame(
             stage, name, self.pid, self._stderr, pool.state.history(name)
@@ -231,6 +239,10 @@ class WorkerProcess:
     def silent(self, seconds: float, hint: str, *, progressing: bool = False) -> None:
         """Report that the worker has not answered for so long."""
         self._pool.tell(WorkerSilent(self.name, self.pid, seconds, hint, progressing))
+
+    def ignore(self, noise: bytes) -> None:
+        """Log and count lines that mean nothing, and do no harm."""
+        self._noise.take(noise + b"\n")
 
     def despair(self, reason: str) -> None:
         """End all that is submitted: no other worker is waited for."""
@@ -511,6 +523,7 @@ class WorkerProcess:
         if self._child.status is not None:
             self._take_status(self._child.status)
         self.link.catch_up()
+        self._noise.finish()
         clean, held_open = not status or self._told_to_stop, ""
         if self._streams:
             clean = not (status or self._told_to_stop)
@@ -622,11 +635,14 @@ class WorkerProcess:
     def _not_committed(self) -> NotCommitted | None:
         """Return why what it held counts as unprocessed, if it has answered it."""
         commits = self._stage.dialect.shape is Shape.COMMITTED
-        if not commits or self.error is not None or self.link.owed:
+        if not commits or self.link.owed:
             return None
         held = counted(self.link.dispatch.held, "message")
+        fate = self._reason
+        if self.error is None:
+            fate = self._blame.end() if self._blame.status else "ended"
         return NotCommitted(
-            f"stage {self._stage.name}: worker {self.name} ended and had not committed"
+            f"stage {self._stage.name}: worker {self.name} {fate} and had not committed"
             f" {held} that it had answered; the next run gives them again",
             stage=self._stage.name,
         )

@@ -33,6 +33,9 @@ name                                       kind      labels counts
                                                             messages
 ``etlstage_stderr_lines_total``            counter   w      lines written to stderr,
                                                             logged or not
+``etlstage_noise_lines_total``             counter   w      lines of output that mean
+                                                            nothing in the dialect,
+                                                            logged or not
 ========================================== ========= ====== ==========================
 
 All have the label ``stage``. *w*: ``worker``, such as ``clean-1``. *x*: ``status``,
@@ -232,6 +235,15 @@ class StageMetrics:
     def stderr_lines(self, worker: str, count: int) -> None:
         """Count lines that a worker wrote to stderr."""
         self._worker(worker).stderr_lines.add(count)
+
+    @_harmless
+    def noise(self, worker: str, count: int) -> None:
+        """Count lines of a worker's output that mean nothing."""
+        self._counter(
+            "etlstage_noise_lines_total",
+            "Lines of output that mean nothing in the dialect, and were ignored.",
+            worker=self._label(worker),
+        ).add(count)
 
     @_harmless
     def close(self) -> None:

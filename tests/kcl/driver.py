@@ -17,6 +17,7 @@ from etlstage.protocol.events import (
     Ended,
     Event,
     Failed,
+    Farewell,
     Noise,
 )
 from etlstage.protocol.kcl.session import KclSession, State
@@ -48,6 +49,7 @@ class Driver:
         self.sent = b""
         self.errors: list[str | None] = []
         self.failed: Failed | None = None
+        self.closed: str = ""  # what it owed that closed stdout
         self._unsent = b""
 
     def until(self, reached: Callable[[], bool]) -> None:
@@ -59,7 +61,7 @@ class Driver:
         while True:
             self._look()
             self._write(inward.fileno() if not inward.closed else -1)
-            if reached() or self.failed:
+            if reached() or self.failed or self.closed:
                 return
             assert monotonic() < due, f"{self.session} waits for its child"
             writes = [inward] if self._unsent else []
@@ -103,6 +105,8 @@ class Driver:
                     self.noise += data.splitlines()
                 case Failed():
                     self.failed = event
+                case Farewell(reason=reason):
+                    self.closed = reason
                 case _:
                     pass
 

@@ -46,6 +46,7 @@ def busy(metrics: StageMetrics) -> None:
     metrics.failed(1)
     metrics.refused("clean-1", 2)
     metrics.told("clean-1", "skipped", 4)
+    metrics.noise("clean-1", 6)
 
 
 def test_everything() -> None:
@@ -71,6 +72,7 @@ def test_everything() -> None:
         "refusals_total worker=clean-1": 2,
         "worker_counts_total metric=skipped worker=clean-1": 4,
         "stderr_lines_total worker=clean-1": 3,
+        "noise_lines_total worker=clean-1": 6,
     }
 
 

@@ -193,15 +193,15 @@ class KclSession:
         self._settle(now)
 
     def receive_eof(self, now: float, /) -> None:
-        """Take the end of its stdout: in the middle of a life it is a failure."""
+        """Take the end of its stdout; whether that is a failure its exit will show."""
         if self.state is State.ERROR:
             return
         # What has no line end counts, as it does for daemons.
         self._take(self._lines.rest(), now)
         if self.state is State.READY:
-            self._wrong("closed stdout between two actions, expected it to read on")
+            self._close("closed stdout between two actions, expected it to read on")
         elif self.state in _CHECKPOINTS:
-            self._wrong(f"closed stdout, expected its status for {self._action}")
+            self._close(f"closed stdout, expected its status for {self._action}")
         self._settle(now)
 
     def peer_exited(self, clean: bool, now: float) -> None:
@@ -477,7 +477,8 @@ class KclSession:
     def _settle(self, now: float) -> None:
         """Bring up to date what is asked at every turn."""
         self.uncommitted = self._open.count
-        self.owed = self._given if self.state is State.PROCESSING else 0
+        if self.state is not State.ERROR:
+            self.owed = self._in_flight
         free = (
             self._most - self.uncommitted if self._open.size < self._most_bytes else 0
         )
@@ -488,12 +489,23 @@ class KclSession:
         elif self._full_since is None:
             self._full_since = now
 
+    @property
+    def _in_flight(self) -> int:
+        return self._given if self.state is State.PROCESSING else 0
+
+    def _close(self, text: str) -> None:
+        self._end_life(Farewell(reason=f"shard {self.shard}: the processor {text}"))
+
     def _wrong(self, text: str) -> None:
         self._fail(RemoteProtocolError(f"shard {self.shard}: the processor {text}"))
 
     def _fail(self, error: ProtocolError) -> None:
+        self._end_life(Failed(error))
+
+    def _end_life(self, event: Event) -> None:
         self._flush()
+        self.owed = self._in_flight  # what it was at is suspect
         self.state = State.ERROR
         self._asks.clear()
         self._out.clear()
-        self._events.append(Failed(error))
+        self._events.append(event)

@@ -507,13 +507,40 @@ def test_surplus_status_after_a_quiet_time() -> None:
     ],
 )
 def test_end_of_stdout(reason: Parting | None, action: str) -> None:
-    """Before the end of a life it is a failure, that names the action."""
+    """Before the end of a life it names the action; how it exited will tell the rest."""
     session = begun()
     if reason:
         session.send(Farewell(why=reason), 0.0)
     session.receive_eof(0.0)
 
-    assert action in str(failure(session))
+    (farewell,) = session.events_received()
+    assert isinstance(farewell, Farewell)
+    assert action in farewell.reason
+    assert session.owed == 0
+
+
+@pytest.mark.parametrize("wrong", [b"", status("initialize")])
+def test_action_in_flight_at_a_failure_is_owed(wrong: bytes) -> None:
+    """Of what was answered before nothing is suspect."""
+    session = begun()
+    given(session, 1, 2)
+    session.receive_data(status("processRecords"), 0.0)
+    given(session, 3, 4, 5, first=3)
+    if wrong:
+        session.receive_data(wrong, 0.0)
+    else:
+        session.receive_eof(0.0)
+
+    assert (session.owed, session.uncommitted) == (3, 5)
+
+
+def test_nothing_is_owed_behind_a_surplus_status() -> None:
+    """Both come at once: the first one has answered the action."""
+    session = begun()
+    given(session, 1)
+    session.receive_data(status("processRecords") * 2, 0.0)
+
+    assert (session.owed, session.uncommitted) == (0, 1)
 
 
 def test_status_without_a_line_end_counts_at_the_end() -> None:

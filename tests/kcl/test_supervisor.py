@@ -1,0 +1,242 @@
+"""The published client behind the supervisor and as the load worker of a pipeline."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from etlstage.errors import NotCommitted
+from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.interfaces import Source
+from etlstage.pipeline.worker_sink import CommittingSink
+from etlstage.protocol.kcl.checkpoint import position_of
+from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage, WorkerProgram
+from etlstage.supervisor import (
+    Assignment,
+    AsyncSupervisor,
+    CommitRequest,
+    Outcome,
+)
+from etlstage.telemetry import PrometheusMeter
+from tests.kcl.client import CURRENT, downloaded
+from tests.kcl.processors import BUFFERING, PRINTING, SILENT
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120), pytest.mark.anyio]
+
+RECORDS = [b"%d" % n for n in range(10)]
+SHARD = Assignment("shardId-000000000000")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Return the event loop: the supervisor has its own tests for both."""
+    return "asyncio"
+
+
+def stage(source: str, folder: Path, *arguments: str, batch: int = 5) -> Stage:
+    """Return a stage with a processor of the current client."""
+    file = folder / "processor.py"
+    file.write_text(source)
+    return Stage(
+        name="load",
+        kind=StageKind.LOAD,
+        worker=WorkerProgram(
+            command=(sys.executable, os.fspath(file), *arguments),
+            env={"PYTHONPATH": os.fspath(downloaded(CURRENT))},
+        ),
+        dialect=KclDialect(),
+        batch=BatchPolicy(size=batch),
+    )
+
+
+class Life:
+    """
+    A load of ten records by a processor, and what has come of it.
+
+    Args:
+        folder: Where the processor writes what it has processed.
+        die_at: Step of its first life at which it is killed; empty: at none.
+
+    """
+
+    def __init__(self, folder: Path, die_at: str = "") -> None:
+        self.effects = folder / f"effects-{die_at}"
+        arguments = os.fspath(self.effects), str(die_at)
+        self.stage = stage(BUFFERING, folder, *arguments)
+        self.asked: list[CommitRequest] = []
+        self.outcomes: list[Outcome] = []
+
+    async def run(self) -> None:
+        """Give all records, and end the shard."""
+        supervisor = AsyncSupervisor(self.stage, commit=self._store, assignment=SHARD)
+
+        async def runs() -> AsyncIterator[Run]:
+            yield RECORDS[:7]
+            yield RECORDS[7:]
+            supervisor.finish()
+
+        async with supervisor:
+            self.outcomes = [item async for item in supervisor.answers(runs())]
+
+    async def _store(self, request: CommitRequest) -> None:
+        self.asked.append(request)
+
+    @property
+    def positions(self) -> list[object]:
+        """Sequence numbers that were stored."""
+        return [position_of(request.position).sequence for request in self.asked]
+
+    @property
+    def ended(self) -> list[int]:
+        """Places of records that have ended well."""
+        return [
+            outcome.start + place
+            for outcome in self.outcomes
+            if outcome.error is None
+            for place in range(len(outcome.messages))
+        ]
+
+    @property
+    def processed(self) -> list[int]:
+        """Records that it has processed, in its order, with repeats."""
+        return [int(line.split()[1]) for line in self.effects.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "die_at", ["", *map(str, (1, 2, 5, 6, 7, 8, 11, 12, 13, 14, 15, 16))]
+)
+async def test_nothing_is_lost_at_any_place_of_death(
+    tmp_path: Path, die_at: str
+) -> None:
+    """It is killed once; what it wrote has no gap, and repeats behind a checkpoint."""
+    life = Life(tmp_path, die_at)
+    await life.run()
+
+    assert life.positions == ["4", "8", "SHARD_END"]
+    assert life.ended == [*range(10)]
+    assert [*dict.fromkeys(life.processed)] == [*range(10)]
+    repeated = len(life.processed) - 10
+    assert repeated in (0, 4)
+    assert (tmp_path / f"effects-{die_at}.died").exists() is bool(die_at)
+
+
+async def test_death_at_the_end_of_a_shard(tmp_path: Path) -> None:
+    """What was not checkpointed is not processed, and no fault of the records."""
+    life = Life(tmp_path, die_at="end")
+    await life.run()
+
+    assert life.ended == [*range(8)]
+    (error,) = {type(o.error): o.error for o in life.outcomes if o.error}.values()
+    assert isinstance(error, NotCommitted)
+    assert str(error).endswith(
+        " was killed by SIGKILL and had not committed 2 messages that it had answered;"
+        " the next run gives them again"
+    )
+
+
+async def test_prints_are_counted_and_logged_so_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are no failure; what comes too fast is not logged, and the log says so."""
+    meter = PrometheusMeter()
+    supervisor = AsyncSupervisor(
+        stage(PRINTING, tmp_path), commit=stored, assignment=SHARD, meter=meter
+    )
+
+    async def runs() -> AsyncIterator[Run]:
+        yield RECORDS[:1]
+        supervisor.finish()
+
+    with caplog.at_level("INFO", logger="etlstage"):
+        async with supervisor:
+            (outcome,) = [item async for item in supervisor.answers(runs())]
+
+    assert outcome.error is None
+    assert 'etlstage_noise_lines_total{stage="load",worker="load-1"} 2000' in (
+        meter.render()
+    )
+    logged = [
+        r for r in caplog.records if "unexpected output ignored" in r.getMessage()
+    ]
+    assert 1000 <= len(logged) < 2000
+    assert {record.levelname for record in logged} == {"ERROR"}
+    assert "unexpected output rate limit reached" in caplog.text
+
+
+async def test_processor_that_never_checkpoints(tmp_path: Path) -> None:
+    """It gets as many records as may be uncommitted, and fails in words."""
+    effects = tmp_path / "effects"
+    dialect = KclDialect(max_uncommitted=3, commit_overdue=0.2)
+    supervisor = AsyncSupervisor(
+        replace(
+            stage(SILENT, tmp_path, os.fspath(effects)),
+            dialect=dialect,
+            restart=RestartPolicy(policy="temporary"),
+        ),
+        commit=stored,
+        assignment=SHARD,
+    )
+    async with supervisor:
+        results = await supervisor.submit(RECORDS)
+
+    assert effects.read_text().split() == ["1", "2", "3"]
+    for result in results:
+        assert "3 records (3 bytes) are not covered by a checkpoint 0.2 s" in str(
+            result.error
+        )
+        assert "max_uncommitted was reached" in str(result.error)
+
+
+async def stored(_request: CommitRequest) -> None:
+    """Count a position as stored."""
+
+
+class Numbers(Source):
+    """The records, with a position behind each."""
+
+    def __init__(self) -> None:
+        super().__init__("numbers")
+        self.reached = 0
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield the records that are left."""
+        for n in range(self.reached, 10):
+            yield [RECORDS[n]]
+            yield Position(n + 1)
+
+    async def acknowledge(self, position: Position) -> None:
+        """Note how far it is."""
+        assert isinstance(position.value, int)
+        assert position.value > self.reached
+        self.reached = position.value
+
+
+@pytest.mark.parametrize("die_at", ["", "6", "14", "end"])
+async def test_position_of_a_source_follows_checkpoints(
+    tmp_path: Path, die_at: str
+) -> None:
+    """A run that is not done goes on where the last checkpoint was."""
+    life, source = Life(tmp_path, die_at), Numbers()
+    first = await load(life, source)
+    if die_at == "end":
+        assert isinstance(first.error, NotCommitted)
+        assert first.ledger[-1].unprocessed == 2
+        assert source.reached == 8
+        first = await load(life, source)
+
+    assert first.status == "done", first.error
+    assert source.reached == 10
+    assert [*dict.fromkeys(life.processed)] == [*range(10)]
+
+
+async def load(life: Life, source: Numbers) -> Report:
+    """Return what becomes of a load of the records that are left."""
+    sink = CommittingSink(life.stage)
+    return await Pipeline(name="p", source=source, sink=sink).run()
