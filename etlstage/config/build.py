@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from etlstage.spark import Session
     from etlstage.spark.engine.stage_job import Origin
-    from etlstage.spark.engine.staging import StagedLoad
+    from etlstage.spark.sink import SparkSink
 
 __all__ = (
     "Builder",
@@ -247,13 +247,13 @@ class Builder:
         from etlstage.spark.engine.batch_run import ExecutorPipeline
 
         keys, site = self._keys, self.site
-        sink: StagedLoad
+        sink: SparkSink
         if self._trial is not None:
-            from etlstage.spark.load.capture import StagedCapture
+            from etlstage.spark.engine.capture import StagedCapture
 
             sink = StagedCapture(self._trial.sink)
         else:
-            sink = keys.load.end.staged(keys.load, self._names["load",], site)
+            sink = keys.load.end.spark_sink(keys.load, self._names["load",], site)
         return ExecutorPipeline(
             name=keys.name,
             origin=self._origin(),
@@ -277,7 +277,7 @@ class Builder:
             origin=self._origin(),
             session=site.session(),
             stages=stages,
-            outlet=keys.load.end.outlet(keys.load, self._names["load",], site),
+            sink=keys.load.end.spark_sink(keys.load, self._names["load",], site),
             dead_letters=site.letters,
             state=state_folder(self._document),
             exactly_once=keys.delivery == "exactly-once",

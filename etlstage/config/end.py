@@ -44,10 +44,9 @@ if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
     from etlstage.config.presence import Look
     from etlstage.spark import Session
-    from etlstage.spark.engine.micro_batch import Outlet
     from etlstage.spark.engine.stage_job import Origin
-    from etlstage.spark.engine.staging import StagedLoad
     from etlstage.spark.ship.plan import Shipment
+    from etlstage.spark.sink import SparkSink
 
 __all__ = (
     "GROUP",
@@ -272,12 +271,8 @@ class SinkKeys(_EndKeys):
     def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
         """Return what writes messages on engine local."""
 
-    def staged(self, stage: LoadKeys, name: str, site: Site) -> StagedLoad:
-        """Return what loads what executors have staged."""
-        raise NotImplementedError
-
-    def outlet(self, stage: LoadKeys, name: str, site: Site) -> Outlet:
-        """Return where the batches of a stream end."""
+    def spark_sink(self, stage: LoadKeys, name: str, site: Site) -> SparkSink:
+        """Return what loads DataFrames of messages, on engines spark and streaming."""
         raise NotImplementedError
 
     def bounds(self) -> Bounds:

@@ -39,11 +39,10 @@ from etlstage.settings.units import (
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
     from etlstage.config.presence import Look
-    from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
-    from etlstage.spark import Destination
-    from etlstage.spark.engine.micro_batch import Outlet
+    from etlstage.pipeline.interfaces import DeadLetterSink, Source
+    from etlstage.spark import DataFrameSink, Destination
     from etlstage.spark.engine.stage_job import Origin
-    from etlstage.spark.engine.staging import StagedLoad
+    from etlstage.spark.sink import SparkSink
 
 __all__ = (
     "SPARK",
@@ -300,7 +299,7 @@ class SparkSinkKeys(SinkKeys):
         """Return the bounds of an epoch."""
         return self.epoch.bounds()
 
-    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+    def sink(self, stage: LoadKeys, name: str, site: Site) -> DataFrameSink:
         """Return what writes the DataFrame, an epoch at a time."""
         from etlstage.spark import DataFrameSink
 
@@ -317,33 +316,9 @@ class SparkSinkKeys(SinkKeys):
             epoch_bytes=self.epoch.bytes,
         )
 
-    def staged(self, stage: LoadKeys, name: str, site: Site) -> StagedLoad:
-        """Return what loads a staging folder in one job."""
-        from etlstage.spark.load.dataframe import StagedSink
-
-        return StagedSink(
-            site.session(),
-            self._destination(site.folder),
-            schema=self.schema_,
-            missing=self.missing_,
-            extra=self.extra,
-            name=name,
-            on_error=stage.on_error,
-            dead_letters=site.letters,
-        )
-
-    def outlet(self, stage: LoadKeys, name: str, site: Site) -> Outlet:
-        """Return what loads each batch."""
-        from etlstage.spark.engine.micro_batch import FrameOutlet
-
-        return FrameOutlet(
-            destination=self._destination(site.folder),
-            name=name,
-            schema=self.schema_,
-            missing=self.missing_,
-            extra=self.extra,
-            on_error=stage.on_error,
-        )
+    def spark_sink(self, stage: LoadKeys, name: str, site: Site) -> SparkSink:
+        """Return the same: it takes DataFrames, too."""
+        return self.sink(stage, name, site)
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield a mode that a stream can't have."""

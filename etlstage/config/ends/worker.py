@@ -21,9 +21,8 @@ from etlstage.settings.units import FILES
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
     from etlstage.config.presence import Look
-    from etlstage.spark.engine.micro_batch import Outlet
     from etlstage.spark.engine.stage_job import Origin
-    from etlstage.spark.engine.staging import StagedLoad
+    from etlstage.spark.sink import SparkSink
 
 __all__ = ("WORKER", "WorkerSinkKeys", "WorkerSourceKeys")
 
@@ -143,23 +142,16 @@ class WorkerSinkKeys(SinkKeys):
             made, dead_letters=site.letters, meter=site.meter, launch=site.launch
         )
 
-    def staged(self, stage: LoadKeys, name: str, site: Site) -> StagedLoad:
+    def spark_sink(self, stage: LoadKeys, name: str, site: Site) -> SparkSink:
         """Return what runs the workers in a job that reads what was staged."""
-        from etlstage.spark.load.worker import StagedWorker
+        from etlstage.spark.engine.load_workers import LoadWorkers
 
-        return StagedWorker(
+        return LoadWorkers(
             stage_of(stage, name, site.folder),
             dead_letters=site.letters,
             place=site.shipment().place,
             session=site.session(),
         )
-
-    def outlet(self, stage: LoadKeys, name: str, site: Site) -> Outlet:
-        """Return what runs the workers in a job for each batch."""
-        from etlstage.spark.engine.micro_batch import WorkerOutlet
-
-        made = stage_of(stage, name, site.folder)
-        return WorkerOutlet(stage=made, place=site.shipment().place)
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield programs that nothing would run."""

@@ -24,9 +24,10 @@ from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.stage_job import Origin, StageJob
-from etlstage.spark.engine.staging import Keeper, StagedLoad, Staging, staging_for
+from etlstage.spark.engine.staging import Keeper, Staging, staging_for
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 from etlstage.telemetry.log import Log
 
@@ -62,7 +63,7 @@ class ExecutorPipeline(Runner):
         origin: Origin,
         session: Session,
         stages: Sequence[Stage] = (),
-        sink: StagedLoad,
+        sink: SparkSink,
         dead_letters: DeadLetters,
         dead_letter_sink: DeadLetterSink | None = None,
         staging: str | None = None,

@@ -15,32 +15,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import anyio
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from etlstage.errors import EtlstageError, StateUnusable
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import make
 from etlstage.pipeline.delivery.position import load, store
-from etlstage.pipeline.interfaces import Epochs, Output
+from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.spark.dataframe.destination import Destination
-from etlstage.spark.datasource.datasource import unique_name
 from etlstage.spark.engine.stage_job import StageJob
-from etlstage.spark.engine.staging import StagedLoad, staging_for
-from etlstage.spark.load.dataframe import StagedSink
-from etlstage.spark.load.worker import StagedWorker
-from etlstage.spark.session.session import Session
-from etlstage.spark.ship.artifact import place
+from etlstage.spark.engine.staging import staging_for
 from etlstage.spark.ship.plan import Shipment
-from etlstage.stage import ErrorPolicy, Stage
+from etlstage.spark.sink import SparkSink
+from etlstage.stage import Stage
 
-__all__ = ("STOPPED", "Batches", "Failure", "FrameOutlet", "Outlet", "WorkerOutlet")
+__all__ = ("STOPPED", "Batches", "Failure")
 
 STOPPED: Final = "etlstage begins no further batch"
 """What a batch raises that comes after the stream was told to stop."""
@@ -48,139 +42,6 @@ STOPPED: Final = "etlstage begins no further batch"
 _STOP: Final = "stop"
 _STOP_NOW: Final = "stop-now"
 _LOOK: Final = 0.2  # seconds between two looks whether to stop now
-
-
-class Outlet(Protocol):
-    """
-    Where the batches of a stream end: makes the sink of each.
-
-    It is plain data: over Spark Connect it travels to the process that runs the batches.
-    """
-
-    @property
-    def name(self) -> str:
-        """Name of the load stage."""
-        ...
-
-    def objection(self) -> str | None:
-        """Return what stands against a stream that begins, as far as it is known."""
-        ...
-
-    def output(self) -> Output:
-        """Return where the messages end."""
-        ...
-
-    def sink(
-        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
-    ) -> StagedLoad:
-        """
-        Return the sink of a batch.
-
-        Args:
-            spark: The session.
-            epochs: What was loaded before; the batch is the next.
-            letters: Where messages are dead-lettered.
-
-        """
-        ...
-
-    def __str__(self) -> str: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrameOutlet:
-    """
-    A DataFrame: files are moved into a path of this machine behind the record.
-
-    Elsewhere, where nothing can be renamed, an epoch has a folder of its own, and that of
-    a batch that is repeated is replaced. A database adds an epoch in a transaction.
-    """
-
-    destination: Destination
-    """With mode ``error`` a stream that begins must find nothing there."""
-    name: str = "load"
-    schema: str | None = None
-    """As for :class:`DataFrameSink`, with the two that follow."""
-    missing: str = "dead_letter"
-    extra: str = "ignore"
-    on_error: ErrorPolicy = field(default_factory=ErrorPolicy)
-
-    def __str__(self) -> str:
-        return str(self.destination)
-
-    def objection(self) -> str | None:
-        """Return what stands against a stream that begins, as far as it is known."""
-        return self.destination.objection(self.destination.partition_by)
-
-    def output(self) -> Output:
-        """Return the destination."""
-        return self.destination.output()
-
-    def sink(
-        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
-    ) -> StagedSink:
-        """Return the sink of a batch."""
-        place = self.destination
-        once = place.local is not None or (epochs.once and place.of_database)
-        far = place.path is not None and place.table is None and not once
-        if far:
-            path = f"{place.path}/epoch={epochs.load}-{epochs.done + 1}"
-            place = replace(place, path=path, mode="overwrite")
-        elif not once and place.mode != "overwrite":
-            # Whether there was something is asked before the first.
-            place = replace(place, mode="append")
-        sink = StagedSink(
-            spark,
-            place,
-            name=self.name,
-            schema=self.schema,
-            missing=self.missing,
-            extra=self.extra,
-            on_error=self.on_error,
-            dead_letters=letters,
-        )
-        if not far:
-            sink.begin(epochs._replace(once=once))
-        return sink
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerOutlet:
-    """Load workers; a batch that is run again is loaded again."""
-
-    stage: Stage
-    place: Callable[[Stage], Stage] = place
-    """Makes of it the one that runs in a task."""
-    known_as: str = field(default_factory=unique_name)
-    """What Spark calls it: the same for all batches."""
-
-    @property
-    def name(self) -> str:
-        """Name of the load stage."""
-        return self.stage.name
-
-    def __str__(self) -> str:
-        return f"stage {self.stage.name}"
-
-    def objection(self) -> str | None:
-        """Return None: a worker says what it wants when it runs."""
-        return None
-
-    def output(self) -> Output:
-        """Return that workers have them."""
-        return Output("workers", self.name)
-
-    def sink(
-        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
-    ) -> StagedWorker:
-        """Return the sink of a batch."""
-        del spark, epochs
-        return StagedWorker(
-            self.stage,
-            dead_letters=letters,
-            place=self.place,
-            known_as=self.known_as,
-        )
 
 
 class Failure(NamedTuple):
@@ -201,7 +62,7 @@ class Batches:
         state: The state directory.
         source: Name of the extract stage.
         stages: The stages, of kind transform.
-        outlet: Where they end.
+        sink: Where they end: makes that of each batch.
         letters: Where messages are dead-lettered.
         staging: See :func:`staging_for`.
         shipment: What was sent to the executors.
@@ -219,7 +80,7 @@ class Batches:
         *,
         source: str,
         stages: Sequence[Stage],
-        outlet: Outlet,
+        sink: SparkSink,
         letters: DeadLetters,
         staging: str | None = None,
         shipment: Shipment | None = None,
@@ -227,7 +88,7 @@ class Batches:
         self._state = state
         self._source = source
         self._stages = tuple(stages)
-        self._outlet = outlet
+        self._sink = sink
         self._letters = letters
         self._staging = staging
         self._shipment = shipment
@@ -327,7 +188,7 @@ class Batches:
         record = delivery.record
         epochs = self._epochs(delivery)
         letters = self._letters.of_run(f"{record.load}-{record.epoch + 1}")
-        sink = self._outlet.sink(messages.sparkSession, epochs, letters)
+        sink = self._sink.of_batch(messages.sparkSession, epochs, letters)
         names = [stage.name for stage in self._stages]
         ledger = Ledger.of_pipeline(self._source, names, sink.account)
         accounts += ledger
@@ -355,7 +216,7 @@ class Batches:
         """Do what belongs behind the record of a batch that was broken off there."""
         epochs = self._epochs(delivery)._replace(ended=True)
         letters = self._letters.of_run(f"{epochs.load}-{epochs.done}")
-        await self._outlet.sink(messages.sparkSession, epochs, letters).perform()
+        await self._sink.of_batch(messages.sparkSession, epochs, letters).perform()
 
     def _epochs(self, delivery: Delivery) -> Epochs:
         record = delivery.record
@@ -367,7 +228,7 @@ class Batches:
         messages: DataFrame,
         ledger: Ledger,
         letters: DeadLetters,
-        sink: StagedLoad,
+        sink: SparkSink,
         delivery: Delivery,
     ) -> None:
         spark = messages.sparkSession

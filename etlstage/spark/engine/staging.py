@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
 from etlstage.pipeline.delivery.folder import sync_all
 from etlstage.pipeline.delivery.position import load, store
-from etlstage.pipeline.interfaces import Landing
 from etlstage.settings.units import local_path
 from etlstage.spark.dataframe.fit import with_text
 from etlstage.spark.errors import explain
@@ -33,7 +31,7 @@ from etlstage.spark.task.chain import ROWS, Chain, TaskEnd
 from etlstage.telemetry.log import Log
 from etlstage.transport.watchdog import scratch
 
-__all__ = ("Keeper", "Pages", "StagedLoad", "Staging", "staging_for")
+__all__ = ("Keeper", "Pages", "Staging", "staging_for")
 
 Pages: TypeAlias = "tuple[tuple[int, int], tuple[int, int]]"
 """The first and the last of some pages, each by its partition and its number."""
@@ -269,21 +267,3 @@ def staging_for(
     finally:
         if not staging.whole:
             staging.remove(spark)
-
-
-class StagedLoad(Landing):
-    """Loads what waits in a staging folder."""
-
-    @abstractmethod
-    async def load(self, messages: DataFrame, starts: dict[int, int]) -> None:
-        """
-        Load the messages, all of them, and mark the output as complete.
-
-        Args:
-            messages: As :meth:`Staging.messages` gives them.
-            starts: For each partition, the place of its first message among all.
-
-        Raises:
-            StageError: If they can't be loaded.
-
-        """

@@ -26,11 +26,12 @@ from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import Epochs, Landing, Output
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
-from etlstage.spark.engine.micro_batch import STOPPED, Batches, Outlet
+from etlstage.spark.engine.micro_batch import STOPPED, Batches
 from etlstage.spark.engine.stage_job import Origin
 from etlstage.spark.errors import text_of
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 
 __all__ = ("StreamingPipeline",)
@@ -52,7 +53,7 @@ class StreamingPipeline(Runner):
         origin: What to read, a streaming DataFrame.
         session: Where; released behind the run.
         stages: What the messages pass through.
-        outlet: Where they end.
+        sink: Where they end.
         dead_letters: Where messages are dead-lettered that a stage can't process.
         state: The state directory. One process uses it at a time.
         exactly_once: Whether each batch is to be loaded once, and not at least once.
@@ -71,7 +72,7 @@ class StreamingPipeline(Runner):
         origin: Origin,
         session: Session,
         stages: Sequence[Stage] = (),
-        outlet: Outlet,
+        sink: SparkSink,
         dead_letters: DeadLetters,
         state: Path,
         exactly_once: bool = False,
@@ -79,7 +80,7 @@ class StreamingPipeline(Runner):
         staging: str | None = None,
         shipment: Shipment | None = None,
     ) -> None:
-        self._landed = _Landed(outlet, session, dead_letters)
+        self._landed = _Landed(sink, session, dead_letters)
         super().__init__(
             name,
             source=origin.name,
@@ -96,7 +97,7 @@ class StreamingPipeline(Runner):
         self._letters = dead_letters
         self._state = state.absolute()
         self._checkpoint = self._state / "checkpoint"
-        self._outlet = outlet
+        self._sink = sink
         self._every = every
         self._session = session
         self._drained = False
@@ -106,7 +107,7 @@ class StreamingPipeline(Runner):
             state.absolute(),
             source=origin.name,
             stages=stages,
-            outlet=outlet,
+            sink=sink,
             letters=dead_letters,
             staging=staging,
             shipment=shipment,
@@ -181,7 +182,7 @@ class StreamingPipeline(Runner):
                 f"{self._origin.name}: the DataFrame is no stream: use spark.readStream",
                 stage=self._origin.name,
             )
-        objection = None if self._checkpoint.exists() else self._outlet.objection()
+        objection = None if self._checkpoint.exists() else self._sink.objection()
         if objection is not None:
             raise SinkFailed(objection, stage=self._landed.name)
         self._batches.log_path = self._session.log_path
@@ -241,10 +242,10 @@ class StreamingPipeline(Runner):
 class _Landed(Landing):
     """What is known of the sinks: what the batches have said."""
 
-    def __init__(self, outlet: Outlet, session: Session, letters: DeadLetters) -> None:
-        super().__init__(outlet.name)
+    def __init__(self, sink: SparkSink, session: Session, letters: DeadLetters) -> None:
+        super().__init__(sink.name)
         self.epochs = 0
-        self._outlet = outlet
+        self._sink = sink
         self._session = session
         self._letters = letters
         self._known: Epochs | None = None
@@ -256,18 +257,18 @@ class _Landed(Landing):
     async def noted(self) -> str | None:
         """Return the note of the last batch, if the destination keeps these."""
         assert self._known is not None
-        sink = self._outlet.sink(self._session, self._known, self._letters)
+        sink = self._sink.of_batch(self._session, self._known, self._letters)
         return await sink.noted()
 
     def output(self) -> Output:
         """Return where the messages end."""
-        return self._outlet.output()
+        return self._sink.output()
 
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded."""
         if not self.epochs:
-            return f"nothing new was written to {self._outlet}"
+            return f"nothing new was written to {self._sink}"
         return (
             f"wrote {counted(self.account.done, 'message')} in"
-            f" {counted(self.epochs, 'epoch')} to {self._outlet}"
+            f" {counted(self.epochs, 'epoch')} to {self._sink}"
         )

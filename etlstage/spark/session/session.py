@@ -93,6 +93,10 @@ class Session:
         """Return what stands for a session, whichever way it is given."""
         return spark if isinstance(spark, Session) else cls(spark)
 
+    def __reduce__(self) -> tuple[type[Session], tuple[()]]:
+        """Pickle none of it: whatever process it comes to has a session of its own."""
+        return Session, ()
+
     @property
     def spark(self) -> SparkSession:
         """The session itself; only within the context."""

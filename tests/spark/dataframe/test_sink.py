@@ -19,7 +19,7 @@ from etlstage.pipeline.dead_letter.settled import Settled
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.spark import DataFrameSink, Destination
-from etlstage.spark.dataframe import landing as landing_module
+from etlstage.spark.dataframe import sink as sink_module
 from etlstage.stage import ErrorBudget, ErrorPolicy
 
 pytestmark = pytest.mark.spark
@@ -504,7 +504,7 @@ async def test_what_does_not_fit_is_dead_lettered(
     spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of their epoch is loaded; more at a time than fit are taken in turns."""
-    monkeypatch.setattr(landing_module, "_AT_ONCE", 2)
+    monkeypatch.setattr(sink_module, "_AT_ONCE", 2)
     letters, policy = kept(tmp_path, 9)
     sink = DataFrameSink(
         spark,

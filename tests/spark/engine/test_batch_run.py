@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from etlstage.errors import SinkFailed, SourceFailed, StageError
 from etlstage.pipeline import DeadLetter, Pipeline, Report
 from etlstage.pipeline.dead_letter.file import letter_files, read_letters
-from etlstage.spark.dataframe import landing as landing_module
+from etlstage.spark.dataframe import sink as sink_module
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
@@ -149,7 +149,7 @@ async def test_message_that_does_not_fit_is_dead_lettered(
     """Or, where nothing is dead-lettered, nothing is loaded."""
     schema = "id decimal(3) NOT NULL, text string"
     budget = "on_error: {budget: 100%}"
-    monkeypatch.setattr(landing_module, "_AT_ONCE", 700)
+    monkeypatch.setattr(sink_module, "_AT_ONCE", 700)
     report = await run(write(schema=schema, load=budget), spark)
     assert report.error is None
     good = sum(n % 3 for n in range(1000))

@@ -19,12 +19,12 @@ from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
+from etlstage.spark.dataframe.sink import DataFrameSink
 from etlstage.spark.engine import micro_batch
-from etlstage.spark.engine.micro_batch import STOPPED, Batches, FrameOutlet
+from etlstage.spark.engine.micro_batch import STOPPED, Batches
 from etlstage.spark.engine.stage_job import StageJob
-from etlstage.spark.engine.staging import StagedLoad
-from etlstage.spark.load.dataframe import StagedSink
 from etlstage.spark.session.session import Session
+from etlstage.spark.sink import SparkSink
 
 FRAME: Any = SimpleNamespace(sparkSession=None)
 
@@ -44,7 +44,7 @@ class Scripted(Batches):
         messages: Any,  # noqa: ANN401 - a DataFrame
         ledger: Ledger,
         letters: DeadLetters,
-        sink: StagedLoad,
+        sink: SparkSink,
         delivery: Delivery,
     ) -> None:
         ledger[0].produced = ledger[1].received = 2
@@ -53,21 +53,17 @@ class Scripted(Batches):
         self.loaded += 1
 
 
-class Sink(StagedSink):
+class Sink(DataFrameSink):
     """Asks Spark for nothing."""
 
     async def __aenter__(self) -> Self:
         return self
 
-
-class Outlet(FrameOutlet):
-    """Gives such sinks."""
-
-    def sink(
+    def of_batch(
         self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
-    ) -> StagedSink:
+    ) -> Self:
         """Return a sink that loads nothing."""
-        return Sink(spark, self.destination, dead_letters=letters)
+        return type(self)(spark, self._destination, dead_letters=letters)
 
 
 def batches(state: Path, fence: int) -> Scripted:
@@ -76,7 +72,7 @@ def batches(state: Path, fence: int) -> Scripted:
         state,
         source="extract",
         stages=(),
-        outlet=Outlet(destination=Destination("out", mode="append")),
+        sink=Sink(Session(), Destination("out", mode="append")),
         letters=DeadLetters(state, pipeline="p"),
     )
     found.fence = fence

@@ -14,9 +14,9 @@ from pyspark.sql import functions as sf
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark import Session, transform
 from etlstage.spark.engine.batch_run import ExecutorPipeline
+from etlstage.spark.engine.capture import StagedCapture
 from etlstage.spark.engine.stage_job import Origin
 from etlstage.spark.errors import explain
-from etlstage.spark.load.capture import StagedCapture
 from etlstage.testing import MemorySink
 from tests.planted import Plan, plan
 

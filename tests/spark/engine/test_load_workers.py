@@ -17,9 +17,8 @@ from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.spark.datasource import datasource
-from etlstage.spark.engine.micro_batch import WorkerOutlet
+from etlstage.spark.engine.load_workers import LoadWorkers
 from etlstage.spark.engine.staging import Staging
-from etlstage.spark.load.worker import StagedWorker
 from etlstage.stage import Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
@@ -80,7 +79,7 @@ async def test_large_partition_stays_with_one_worker(
     assert tasks.count() > 2
 
     letters = DeadLetters(tmp_path / "state", pipeline="p")
-    sink = StagedWorker(stage, dead_letters=letters)
+    sink = LoadWorkers(stage, dead_letters=letters)
     await sink.load(messages, {0: 0, 1: 3000})
 
     assert (sink.account.received, sink.account.done) == (6000, 6000)
@@ -100,11 +99,11 @@ async def test_batches_of_a_stream_are_known_by_one_name(
         register(self, source)
 
     monkeypatch.setattr(registration, "register", noted)
-    outlet = WorkerOutlet(stage=stage)
     letters = DeadLetters(tmp_path / "state", pipeline="p")
+    stream = LoadWorkers(stage, dead_letters=letters)
     for batch in range(2):
         epochs = Epochs("l", batch, once=False, check=lambda: None)
-        sink = outlet.sink(spark, epochs, letters)
+        sink = stream.of_batch(spark, epochs, letters)
         messages = spark.createDataFrame(
             [(0, 0, b"%d" % batch)], "partition int, place long, raw binary"
         )
@@ -121,7 +120,7 @@ async def test_server_that_does_not_see_our_folder(
     """It is told before anything is loaded, and not behind all of it (issue 14)."""
     far = tmp_path / "elsewhere"
     monkeypatch.setattr(datasource, "scratch", lambda _: nullcontext(far))
-    sink = StagedWorker(stage, dead_letters=DeadLetters(tmp_path, pipeline="p"))
+    sink = LoadWorkers(stage, dead_letters=DeadLetters(tmp_path, pipeline="p"))
     messages = spark.createDataFrame(
         [(0, 0, b"1")], "partition int, place long, raw binary"
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Self
 
 import anyio.to_thread
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from etlstage.errors import SinkFailed
@@ -19,19 +20,19 @@ from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.policy import check_budget
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.interfaces import Output
-from etlstage.spark.datasource.datasource import write_worker
-from etlstage.spark.engine.staging import StagedLoad
+from etlstage.pipeline.interfaces import Epochs, Output
+from etlstage.spark.datasource.datasource import unique_name, write_worker
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.artifact import place
+from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 
-__all__ = ("StagedWorker",)
+__all__ = ("LoadWorkers",)
 
 
-class StagedWorker(StagedLoad):
+class LoadWorkers(SparkSink):
     """
     Loads what waits in a staging folder with the workers of a stage.
 
@@ -40,7 +41,7 @@ class StagedWorker(StagedLoad):
         dead_letters: Where messages are dead-lettered that they can't load.
         place: Makes of the stage the one that runs in a task.
         session: That of the messages, if there is a log for errors to name.
-        known_as: What Spark is to call it, the same for who loads again and again.
+        known_as: What Spark calls it: the same for all batches of a stream.
 
     """
 
@@ -58,8 +59,24 @@ class StagedWorker(StagedLoad):
         self._letters = dead_letters
         self._place = place
         self._session = session or Session()
-        self._known_as = known_as
+        self._known_as = known_as or unique_name()
         self._whole = False
+
+    def __str__(self) -> str:
+        return f"stage {self.name}"
+
+    def of_batch(
+        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
+    ) -> Self:
+        """Return the sink of a batch; one that is run again is loaded again."""
+        del epochs
+        return type(self)(
+            self._stage,
+            dead_letters=letters,
+            place=self._place,
+            session=Session.of(spark),
+            known_as=self._known_as,
+        )
 
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -12,12 +13,12 @@ from etlstage.messages import Position
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.pipeline.ledger import Account
 from etlstage.spark.dataframe.source import DataFrameSource
-from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.sink import SparkSink
 
 __all__ = ("StagedCapture",)
 
 
-class StagedCapture(StagedLoad):
+class StagedCapture(SparkSink):
     """Gives a sink what waits in a staging folder; the account is that sink's."""
 
     def __init__(self, sink: Sink) -> None:
@@ -47,8 +48,8 @@ class StagedCapture(StagedLoad):
         """Close the sink."""
         await self._sink.__aexit__(kind, error, trace)
 
-    async def load(self, messages: DataFrame, starts: dict[int, int]) -> None:
-        """Write the messages, partition by partition; see :class:`StagedSink`."""
+    async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
+        """Write the messages, partition by partition."""
         rows = messages.orderBy("partition", "place").select("raw")
         source = DataFrameSource(rows, message="raw", name=self._sink.name)
         try:

@@ -1,1 +1,0 @@
-"""Loading what executors have staged."""

@@ -1,0 +1,61 @@
+"""
+Where the messages of a DataFrame end, whichever engine has them.
+
+Engine spark has one DataFrame for its run, engine streaming one for each batch. A
+destination that engine local can load into, too, is the same class there.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Self
+
+from pyspark.sql import DataFrame, SparkSession
+
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import Epochs, Landing
+from etlstage.spark.session.session import Session
+
+__all__ = ("SparkSink",)
+
+
+class SparkSink(Landing):
+    """
+    Loads messages that are in a DataFrame, an epoch at a time.
+
+    Before it is entered it is plain data: over Spark Connect it travels to the process
+    that runs the batches of a stream.
+    """
+
+    @abstractmethod
+    async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
+        """
+        Load messages, all of them, and mark the output as complete.
+
+        Args:
+            messages: As :meth:`Staging.messages` gives them.
+            starts: For each partition, the place of its first message among all.
+
+        Raises:
+            StageError: If they can't be loaded, or too many can't be.
+
+        """
+
+    def objection(self) -> str | None:
+        """Return what stands against a stream that begins, as far as it is known."""
+        return None
+
+    def of_batch(
+        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
+    ) -> Self:
+        """
+        Return the sink of a batch.
+
+        Args:
+            spark: The session.
+            epochs: What was loaded before; the batch is the next.
+            letters: Where messages are dead-lettered.
+
+        """
+        raise NotImplementedError

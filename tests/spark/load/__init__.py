@@ -1,1 +1,0 @@
-"""What loads what tasks have staged."""
