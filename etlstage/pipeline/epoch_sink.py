@@ -153,7 +153,7 @@ class EpochSink(WorkerSink):
 
     async def _work(self, *, task_status: TaskStatus[None]) -> None:
         # In a task of its own: an epoch may end in another than it began in.
-        self.supervisor = AsyncSupervisor(
+        self.supervisor: AsyncSupervisor = AsyncSupervisor(
             self._told(self._stage), meter=self._meter, launch=self._launch
         )
         self._ended, self._closed = anyio.Event(), anyio.Event()

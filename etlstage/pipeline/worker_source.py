@@ -58,18 +58,16 @@ class WorkerSource(Source):
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
-        self.supervisor = AsyncSupervisor(
+        supervisor = AsyncSupervisor(
             self._stage, meter=self._meter, launch=self._launch
         )
+        self.supervisor: AsyncSupervisor | None = supervisor
         try:
-            async with (
-                self.supervisor as supervisor,
-                aclosing(self._rounds(supervisor)) as rounds,
-            ):
+            async with supervisor, aclosing(self._rounds(supervisor)) as rounds:
                 async for item in rounds:
                     yield item
         finally:
-            self.faults: Faults = self.supervisor.faults
+            self.faults: Faults = supervisor.faults
         if supervisor.doubtful:
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 
