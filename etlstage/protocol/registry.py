@@ -118,8 +118,8 @@ def translation(name: str, *documents: Mapping[str, Any]) -> Translation:
         ConfigError: If there is something wrong with them.
 
     """
-    profile = import_module(f"etlstage.protocol.{name}.profile")
-    return Translation(*profile.translated(*documents))
+    settings = import_module(f"etlstage.protocol.{name}.settings")
+    return Translation(*settings.translated(*documents))
 
 
 def _unknown(name: str) -> str:

@@ -1,31 +1,39 @@
 """
-Frames: what they are made of in each version of the protocol, and how they are cut.
+Frames: what they are made of in each version of the protocol, how they are cut, and in
+which order they are written.
 
 Nothing here knows what may follow what; see ``session.py``. A frame is an array of
 msgpack with at least three elements: two numbers, of which one says to which session it
 belongs and one what it is, and the arguments. Version 1 adds headers; what is behind
-those nobody reads.
+those is not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from etlstage.errors import ConfigError, PayloadTooBig, RemoteProtocolError
+from etlstage.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PayloadTooBig,
+    RemoteProtocolError,
+)
 
 __all__ = (
-    "EARLY",
     "MOST_TEXT",
     "ONE",
     "ZERO",
     "Encoding",
     "Frames",
+    "HeaderTable",
+    "Headers",
+    "Outgoing",
     "Packer",
     "Version",
     "Words",
-    "packed_text",
     "text_of",
     "unpacked_text",
 )
@@ -34,6 +42,7 @@ MOST_TEXT: Final = 64 * 1024
 """Bytes of a name or a reason, at most."""
 _AROUND: Final = 2 * MOST_TEXT  # bytes of a frame beside its payload: texts and headers
 _SLICE: Final = 256 * 1024  # bytes understood at once
+_TURN: Final = 256 * 1024  # bytes behind which a heartbeat's answer may have to wait
 _MOST_ELEMENTS: Final = 4096  # of one array; headers are the only long one
 
 
@@ -59,12 +68,10 @@ class Words(NamedTuple):
     choke: int
 
 
-# In the first, one list of numbers goes for all sessions. In the last, numbers are
+# In version 0, one list of numbers goes for all sessions. In version 1, numbers are
 # counted per state: what a handshake is on a new connection is later a heartbeat, and
 # the first frame of a session is an invoke, whose number is that of a chunk.
 ZERO: Final = Words(False, 0, 1, False, False, 0, 1, 2, 3, 4, 5, 6)
-# The runtime of that day gave the first session the number of the control channel.
-EARLY: Final = Words(True, 1, 2, False, False, 0, 1, 2, 3, 4, 5, 6)
 ONE: Final = Words(True, 1, 2, True, True, 0, 0, 1, 0, 0, 1, 2)
 
 
@@ -73,8 +80,6 @@ class Version(Enum):
 
     ZERO = "0"
     """``[type, session, arguments]``: runtimes up to 0.11."""
-    EARLY = "early"
-    """``[session, type, arguments]`` with the numbers of 0: the first ones of 0.12."""
     ONE = "1"
     """``[session, type, arguments, headers]``: runtimes since 0.12."""
     AUTO = "auto"
@@ -83,10 +88,7 @@ class Version(Enum):
     @property
     def words(self) -> Words | None:
         """How it is said; None if that is not known yet."""
-        return _WORDS.get(self)
-
-
-_WORDS: Final = {Version.ZERO: ZERO, Version.EARLY: EARLY, Version.ONE: ONE}
+        return {Version.ZERO: ZERO, Version.ONE: ONE}.get(self)
 
 
 class Encoding(Enum):
@@ -212,12 +214,6 @@ def _kind(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def packed_text(message: bytes) -> bytes:
-    """Return a message as a payload that is msgpack itself."""
-    packed: bytes = _msgpack().packb(message, use_bin_type=False)
-    return packed
-
-
 def unpacked_text(payload: bytes) -> bytes | None:
     """Return the message of a payload that is msgpack itself; None if it is none."""
     msgpack = _msgpack()
@@ -236,3 +232,262 @@ def _msgpack() -> Any:  # noqa: ANN401 - it has no types
         text = "dialect 'cocaine' needs msgpack: pip install 'etlstage[cocaine]'"
         raise ConfigError(text) from error
     return msgpack
+
+
+# --- headers ----------------------------------------------------------------------
+
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+"""Names and values."""
+
+# RFC 7541, appendix A; then what the runtimes add for tracing, at 80, 81 and 82.
+_STATIC: Final[Headers] = (
+    (b":authority", b""),
+    (b":method", b"GET"),
+    (b":method", b"POST"),
+    (b":path", b"/"),
+    (b":path", b"/index.html"),
+    (b":scheme", b"http"),
+    (b":scheme", b"https"),
+    *((b":status", b"%d" % code) for code in (200, 204, 206, 304, 400, 404, 500)),
+    (b"accept-charset", b""),
+    (b"accept-encoding", b"gzip, deflate"),
+    *(
+        (name, b"")
+        for name in (
+            b"accept-language accept-ranges accept access-control-allow-origin age"
+            b" allow authorization cache-control content-disposition content-encoding"
+            b" content-language content-length content-location content-range"
+            b" content-type cookie date etag expect expires from host if-match"
+            b" if-modified-since if-none-match if-range if-unmodified-since"
+            b" last-modified link location max-forwards proxy-authenticate"
+            b" proxy-authorization range referer refresh retry-after server set-cookie"
+            b" strict-transport-security transfer-encoding user-agent vary via"
+            b" www-authenticate"
+        ).split()
+    ),
+    *((b"", b"") for _ in range(62, 80)),
+    *((name, bytes(8)) for name in (b"trace_id", b"span_id", b"parent_id")),
+)
+_STORED: Final = 4096  # bytes that are stored
+_OVERHEAD: Final = 32  # bytes of an entry beside its name and value
+
+
+class HeaderTable:
+    """
+    Reads the headers that one peer sends, as version 1 compresses them.
+
+    The tables are those of HPACK (RFC 7541), the bytes are not. A header is the number
+    of an entry, or ``[store, name, value]`` where the name may be the number of an
+    entry, too. What is stored is then entry 83, and those before it move up. Each
+    direction of a connection has a table of its own. We write all headers out, which
+    needs none.
+    """
+
+    def __init__(self) -> None:
+        self._stored: deque[tuple[bytes, bytes]] = deque()
+        self._size = 0
+
+    def read(self, headers: object) -> Headers:
+        """
+        Return the headers of one frame.
+
+        Raises:
+            RemoteProtocolError: If they are none.
+
+        """
+        if headers == ():
+            return ()
+        if type(headers) is not tuple:
+            raise RemoteProtocolError("headers of a frame are no array")
+        return tuple(map(self._header, headers))
+
+    def _header(self, header: object) -> tuple[bytes, bytes]:
+        if type(header) is int:
+            return self._entry(header)
+        if type(header) is not tuple or len(header) != 3:
+            raise RemoteProtocolError("a header is neither a number nor of 3 elements")
+        store, name, value = header
+        if type(name) is int:
+            name, _ = self._entry(name)
+        if (
+            type(store) is not bool
+            or type(name) is not bytes
+            or type(value) is not bytes
+        ):
+            raise RemoteProtocolError("a header is not [store, name, value]")
+        if store:
+            self._store(name, value)
+        return name, value
+
+    def _entry(self, number: int) -> tuple[bytes, bytes]:
+        if 1 <= number <= len(_STATIC):
+            return _STATIC[number - 1]
+        at = number - len(_STATIC) - 1
+        if 0 <= at < len(self._stored):
+            return self._stored[at]
+        raise RemoteProtocolError(f"there is no header {number}")
+
+    def _store(self, name: bytes, value: bytes) -> None:
+        self._stored.appendleft((name, value))
+        self._size += _cost(name, value)
+        # One that is larger than all there is room for empties the table.
+        while self._size > _STORED:
+            self._size -= _cost(*self._stored.pop())
+
+
+def _cost(name: bytes, value: bytes) -> int:
+    return len(name) + len(value) + _OVERHEAD
+
+
+# --- writing ----------------------------------------------------------------------
+
+# In msgpack: an array of three, of which the last one is an array of one, or none.
+_FRAME, _ONE, _NONE = b"\x93", b"\x91", b"\x90"
+
+_Whole: TypeAlias = tuple[Words, str, bytes, bytes]
+"""What is before and behind the message of a session, of one version and event."""
+
+
+class Outgoing:
+    """
+    Frames that are to be written, in the order in which they are.
+
+    What is about the connection as a whole overtakes the rest, but for the terminate,
+    which is behind all else. What may be said is decided in ``session.py``.
+
+    Args:
+        words: How things are said; None if that is not known yet.
+        encoding: Of strings.
+        packed: A payload is msgpack itself.
+
+    """
+
+    def __init__(
+        self, words: Words | None, encoding: Encoding, *, packed: bool
+    ) -> None:
+        self.words = words
+        self._packer = Packer(encoding)
+        self._payload: Callable[[bytes], bytes]
+        self._payload = self._packed_twice if packed else self._packer.pack_payload
+        self._control: list[bytes] = []
+        self._data: deque[bytes] = deque()
+        self._size = 0  # bytes of these
+        self._whole: _Whole | None = None
+
+    @property
+    def said(self) -> Words:
+        """
+        How things are said here.
+
+        Raises:
+            LocalProtocolError: If nobody knows yet.
+
+        """
+        if self.words is None:
+            raise LocalProtocolError("the worker has not said yet how it speaks")
+        return self.words
+
+    def hello(self, identity: str) -> None:
+        """Say who we are."""
+        self._control.append(self._about(self.said.handshake, identity))
+
+    def beat(self) -> None:
+        """Send a heartbeat, or answer one."""
+        self._control.append(self._about(self.said.heartbeat))
+
+    def terminate(self, code: int, reason: str) -> None:
+        """Say that this is the end."""
+        self._put([self._about(self.said.terminate, code, reason.encode())])
+
+    def invoke(self, number: int, event: str, headers: Headers) -> None:
+        """Begin a session."""
+        written = [(False, *header) for header in headers]
+        rest = [written] if written else []
+        self._put([self._frame(number, self.said.invoke, (event.encode(),), *rest)])
+
+    def chunks(self, number: int, messages: Iterable[bytes]) -> None:
+        """Send messages."""
+        head = self._head(self.said.chunk, _ONE) % self._packer.pack(number)
+        pieces: list[bytes] = []
+        for message in messages:
+            pieces += head, self._payload(message)
+        self._put(pieces)
+
+    def choke(self, number: int) -> None:
+        """End our half of a session."""
+        self._put([self._head(self.said.choke, _NONE) % self._packer.pack(number)])
+
+    def whole(self, first: int, event: str, messages: Iterable[bytes]) -> None:
+        """Begin a session for each message, from a number on, and end our halves."""
+        pack, payload = self._packer.pack, self._payload
+        whole = self._whole
+        if whole is None or whole[:2] != (self.said, event):
+            self._whole = whole = self._around(self.said, event)
+        _, _, begin, end = whole
+        pieces: list[bytes] = []
+        for number, message in enumerate(messages, first):
+            packed = pack(number)
+            pieces += begin % (packed, packed), payload(message), end % packed
+        self._put(pieces)
+
+    def error(self, number: int, category: int, code: int, reason: str) -> None:
+        """End our half of a session with an error."""
+        words = self.said
+        said = (category, code) if words.pairs else code
+        self._put([self._frame(number, words.error, (said, reason.encode()))])
+        if not words.error_ends:
+            self.choke(number)
+
+    def drop(self) -> None:
+        """Forget what was not taken, but for what is about the connection."""
+        self._data.clear()
+        self._size = 0
+
+    def clear(self) -> None:
+        """Forget all that was not taken."""
+        self._control.clear()
+        self.drop()
+
+    def take(self) -> list[bytes]:
+        """Return what is to be written next; each of it is a system call."""
+        pieces, self._control = self._control, []
+        data = self._data
+        if self._size < _TURN:
+            pieces += data
+            self.drop()
+        size = 0
+        while data and size < _TURN:
+            size += len(data[0])
+            self._size -= len(data[0])
+            if size >= _TURN and pieces:
+                # One that is long is not copied.
+                return [b"".join(pieces), data.popleft()]
+            pieces.append(data.popleft())
+        return pieces if len(pieces) < 2 else [b"".join(pieces)]
+
+    def _around(self, words: Words, event: str) -> _Whole:
+        name = self._packer.pack(event.encode()).replace(b"%", b"%%")
+        begin = self._head(words.invoke, _ONE + name) + self._head(words.chunk, _ONE)
+        return words, event, begin, self._head(words.choke, _NONE)
+
+    def _packed_twice(self, message: bytes) -> bytes:
+        packed = _msgpack().packb(message, use_bin_type=False)
+        return self._packer.pack_payload(packed)
+
+    def _head(self, kind: int, rest: bytes) -> bytes:
+        """Return a frame in which the place of its number is marked for formatting."""
+        packed = self._packer.pack(kind)
+        order = b"%b" + packed if self.said.channel_first else packed + b"%b"
+        return _FRAME + order + rest
+
+    def _put(self, pieces: Sequence[bytes]) -> None:
+        self._data.extend(pieces)
+        self._size += sum(map(len, pieces))
+
+    def _about(self, kind: int, *arguments: object) -> bytes:
+        """Return a frame about the connection."""
+        return self._frame(self.said.control, kind, arguments)
+
+    def _frame(self, number: int, kind: int, *rest: object) -> bytes:
+        order = (number, kind) if self.said.channel_first else (kind, number)
+        return self._packer.pack((*order, *rest))

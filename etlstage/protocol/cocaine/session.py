@@ -1,8 +1,8 @@
 """
 One connection with a worker, seen from either side: what may follow what, and when.
 
-``frame.py`` has the numbers of each version, and cuts frames from bytes;
-``sessions.py`` knows what is open, and ``outgoing.py`` writes.
+``frame.py`` has the numbers of each version, cuts frames from bytes, and writes them;
+``sessions.py`` knows what is open.
 
 A worker connects, says who it is (handshake), and beats for the first time when it may
 be given sessions. We answer each beat at once. A session is an exchange: we invoke an
@@ -12,25 +12,24 @@ side ends its own half. Either side says terminate when it is about to go.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from etlstage.errors import LocalProtocolError, RemoteProtocolError
 from etlstage.messages import counted
 from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.cocaine.alarm import Alarm, Alarms, Deadlines
 from etlstage.protocol.cocaine.frame import (
-    EARLY,
     ONE,
     ZERO,
     Encoding,
     Frames,
+    HeaderTable,
+    Outgoing,
     Version,
     Words,
     text_of,
 )
-from etlstage.protocol.cocaine.headers import HeaderTable
-from etlstage.protocol.cocaine.outgoing import Outgoing
 from etlstage.protocol.cocaine.sessions import Sessions, code_of
 from etlstage.protocol.events import (
     Added,
@@ -45,15 +44,118 @@ from etlstage.protocol.events import (
     Ready,
 )
 
-__all__ = ("ABNORMAL", "NORMAL", "CocaineSession", "State")
+__all__ = ("CocaineSession", "Deadlines", "State")
 
-NORMAL: Final = 1
-"""Code of a terminate: all is well."""
-ABNORMAL: Final = 2
-"""Code of a terminate: another worker would fare no better."""
-_STOPPING: Final = Farewell(NORMAL, "the stage is stopping")
+# Codes of a terminate: all is well, and another worker would fare no better.
+_NORMAL, _ABNORMAL = 1, 2
+_STOPPING: Final = Farewell(_NORMAL, "the stage is stopping")
 _FRAMING: Final = 5  # bytes that msgpack puts in front of a string, at most
 _LIMITS: Final = Limits()
+# Python's and Go's leave when a heartbeat of theirs has no answer for 5 s.
+_UNHEARD: Final = 2.0  # seconds
+
+
+class Deadlines(NamedTuple):
+    """How long things may take, in seconds; None: for ever."""
+
+    handshake: float | None = None
+    """From the connection to the handshake."""
+    heartbeat: float | None = 30.0
+    """From one heartbeat of the worker, or anything else that it says, to the next."""
+    seal: float = 3.0
+    """For open sessions to end, when one side is about to go."""
+    terminate: float = 5.0
+    """For a worker that said terminate to close the connection."""
+    beat: float = 10.0
+    """The worker's: from one heartbeat to the next."""
+    disown: float = 60.0
+    """The worker's: from a heartbeat to the answer."""
+
+
+class Alarm(Enum):
+    """What may be due."""
+
+    # An alarm is set with each read, and that of Enum is Python code.
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
+
+    HANDSHAKE = "it did not say who it is"
+    HEARTBEAT = "there was no heartbeat"
+    UNHEARD = "nobody reads what it says"
+    """It is told that we live: it may beat, and get no answer."""
+    SEAL = "its sessions did not end"
+    """We say terminate to it all the same."""
+    DRAIN = "it said that it terminates, and did not end its sessions"
+    TERMINATE = "it said that it terminates, and did not"
+    BEGIN = "there is a worker"
+    """Its clock begins."""
+    BEAT = "the worker has to beat"
+    DISOWN = "the supervisor answered no heartbeat"
+
+
+class Alarms:
+    """Deadlines by what they are of."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._seconds: Final[dict[Alarm, float | None]] = {
+            Alarm.HANDSHAKE: deadlines.handshake,
+            Alarm.HEARTBEAT: deadlines.heartbeat,
+            Alarm.UNHEARD: _UNHEARD,
+            Alarm.SEAL: deadlines.seal,
+            Alarm.DRAIN: deadlines.seal,
+            Alarm.TERMINATE: deadlines.terminate,
+            Alarm.BEAT: deadlines.beat,
+            Alarm.DISOWN: deadlines.disown,
+        }
+        self._due: dict[Alarm, float] = {}
+        self._now: float | None = None
+
+    def tick(self, now: float) -> bool:
+        """Record the time; return whether it is the first one."""
+        first, self._now = self._now is None, now
+        return first
+
+    def begin(self) -> None:
+        """Ring as soon as there is a time."""
+        self._due[Alarm.BEGIN] = -math.inf
+
+    def set(self, alarm: Alarm) -> None:
+        """Wait for it from now on."""
+        seconds = self._seconds[alarm]
+        if seconds is not None:
+            assert self._now is not None, "what is waited for has a beginning"
+            self._due[alarm] = self._now + seconds
+
+    def cancel(self, alarm: Alarm) -> bool:
+        """Stop waiting for it; return whether it was waited for."""
+        return self._due.pop(alarm, None) is not None
+
+    def clear(self) -> None:
+        """Stop waiting."""
+        self._due.clear()
+
+    def waits(self, alarm: Alarm) -> bool:
+        """Return whether it is waited for."""
+        return alarm in self._due
+
+    def next(self) -> float | None:
+        """Return when something is due, in seconds, or None."""
+        # Its clock has not begun: it asks for the time.
+        return -math.inf if self._now is None else min(self._due.values(), default=None)
+
+    def rung(self) -> list[Alarm]:
+        """Return, once, what is due."""
+        assert self._now is not None, "what is due has a time"
+        rung = [alarm for alarm, due in self._due.items() if due <= self._now]
+        for alarm in rung:
+            del self._due[alarm]
+        return rung
+
+    def missed(self, alarm: Alarm) -> str:
+        """Return what was missed, as a sentence."""
+        return f"{alarm.value} within {self._seconds[alarm]:g} s"
+
+
 _DEADLINES: Final = Deadlines()
 
 
@@ -86,7 +188,7 @@ class CocaineSession:
         event: What is invoked, unless a caller asks for another one.
         concurrency: Sessions that a worker may have at once.
         concat: All chunks of a session are one message.
-        packed: A payload is msgpack itself.
+        packed: What a worker says is packed once more.
         soft: A worker that says terminate may end what it has.
         deadlines: How long things may take.
 
@@ -115,7 +217,6 @@ class CocaineSession:
         self.identity: str = ""
         """As the worker calls itself."""
         self._ours = ours = side is Side.SUPERVISOR
-        self._guessed = False  # the words may be those of another version yet
         self._event = event
         self._concurrency = concurrency
         self._soft = soft
@@ -123,7 +224,8 @@ class CocaineSession:
         self._headers = HeaderTable()
         self._events: list[Event] = []
         words = version.words or (None if ours else ONE)
-        self._out = Outgoing(words, encoding, packed=packed)
+        # The framework packs what it writes, and gives what it reads as it is.
+        self._out = Outgoing(words, encoding, packed=packed and not ours)
         self._sessions = Sessions(
             self._out, self._events, limits, ours=ours, concat=concat, packed=packed
         )
@@ -135,7 +237,7 @@ class CocaineSession:
 
     @property
     def version(self) -> Version:
-        """Which version is spoken; ``AUTO``: nobody knows yet."""
+        """Which version is spoken; ``AUTO``: that is not known yet."""
         return next(v for v in Version if v.words is self._out.words)
 
     @property
@@ -191,7 +293,9 @@ class CocaineSession:
         """Understand a frame that does not go on with a session that is open."""
         if type(frame) is not tuple or len(frame) < 3:
             raise RemoteProtocolError("a frame is no array of 3 elements or more")
-        words = self._out.words or self._guess(frame)
+        words = self._out.words
+        if words is None:
+            self._out.words = words = ZERO if frame[0] == 0 else ONE
         if words.channel_first:
             number, kind, arguments = frame[:3]
         else:
@@ -206,12 +310,6 @@ class CocaineSession:
         else:
             self._sessions.take(words, number, kind, arguments, headers)
 
-    def _guess(self, frame: tuple[object, ...]) -> Words:
-        """Return the version that begins like this."""
-        words = ZERO if frame[0] == 0 else ONE
-        self._out.words, self._guessed = words, words is ONE
-        return words
-
     def _take_control(
         self, words: Words, kind: int, arguments: tuple[object, ...]
     ) -> None:
@@ -223,10 +321,6 @@ class CocaineSession:
             self.identity = text_of(arguments[0], "the name in a handshake")
             self.state = State.SHAKEN
             return
-        if self._guessed and kind == EARLY.heartbeat and not arguments:
-            # With one argument less than a terminate has: numbers of another version.
-            self._out.words = words = EARLY
-        self._guessed = False
         if kind == words.terminate:
             _, code, reason = code_of(arguments)
             self._take_terminate(code, reason)
@@ -248,7 +342,7 @@ class CocaineSession:
         self._events.append(Alive())
 
     def _take_terminate(self, code: int, reason: str) -> None:
-        final = self._ours and code == ABNORMAL
+        final = self._ours and code == _ABNORMAL
         self._events.append(Farewell(code, reason, final))
         if not self._ours:
             if self.state is State.ACTIVE:
@@ -358,7 +452,7 @@ class CocaineSession:
         return self._alarms.next()
 
     def handle_timer(self, now: float) -> None:
-        """Take note of the time, in seconds on the caller's clock."""
+        """Do what is due by now, in seconds on the caller's clock."""
         self._tick(now)
         for alarm in self._alarms.rung():
             if self.state is not State.ERROR:

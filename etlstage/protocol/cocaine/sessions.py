@@ -21,22 +21,20 @@ from etlstage.errors import (
 )
 from etlstage.messages import Run, cost_of
 from etlstage.protocol.base import Limits
-from etlstage.protocol.cocaine.frame import ONE, Words, text_of, unpacked_text
-from etlstage.protocol.cocaine.headers import Headers
-from etlstage.protocol.cocaine.outgoing import Outgoing
-from etlstage.protocol.events import (
-    Added,
-    Cancelled,
-    Ended,
-    Event,
-    Noise,
-    Opened,
+from etlstage.protocol.cocaine.frame import (
+    ONE,
+    Headers,
+    Outgoing,
+    Words,
+    text_of,
+    unpacked_text,
 )
+from etlstage.protocol.events import Added, Cancelled, Ended, Event, Noise, Opened
 
 __all__ = ("WORKER_CATEGORY", "Sessions", "code_of")
 
 WORKER_CATEGORY: Final = 42
-"""Category of the errors that frameworks send."""
+"""Category of the errors that frameworks of version 1 send."""
 
 
 class Sessions:
@@ -49,7 +47,7 @@ class Sessions:
         events: Where to tell.
         limits: How much the peer may make us hold.
         concat: All chunks of a session are one message.
-        packed: A payload is msgpack itself.
+        packed: What a worker says is packed once more.
 
     """
 
@@ -68,7 +66,7 @@ class Sessions:
         self._events = events
         self._limits = limits
         self._concat = concat and ours
-        self._packed = packed
+        self._packed = packed and ours
         # The halves that the peer has not ended: what has come, and was not told.
         self._theirs: dict[int, list[bytes]] = {}
         self._mine: set[int] = set()  # we have not ended ours
@@ -184,16 +182,7 @@ class Sessions:
         self._last = max(number, self._last)
         self._theirs[number] = []
         self._mine.add(number)
-        self._events.append(
-            Opened(
-                self._id(number),
-                [],
-                each=False,
-                ended=False,
-                event=event,
-                headers=headers,
-            )
-        )
+        self._events.append(Opened(self._id(number), [], False, False, event, headers))
 
     def _take_chunk(self, number: int, arguments: tuple[object, ...]) -> None:
         payload = arguments[0] if arguments else None
@@ -202,7 +191,9 @@ class Sessions:
         if self._packed:
             payload = unpacked_text(payload)
             if payload is None:
-                self._refuse(number)
+                text = "its payload is no string packed by msgpack"
+                self._events.append(Ended.refused(self._id(number), 0, text))
+                self._end_theirs(number)
                 return
         if len(payload) > (most := self._limits.max_message_bytes):
             raise PayloadTooBig(
@@ -217,14 +208,6 @@ class Sessions:
                 raise PayloadTooBig(
                     f"reply takes more than {most} bytes of memory; see max_reply"
                 )
-
-    def _refuse(self, number: int) -> None:
-        """Take a session as refused whose payload can't be read."""
-        text = "its payload is no string packed by msgpack"
-        if not self._ours:
-            raise RemoteProtocolError(text)
-        self._events.append(Ended.refused(self._id(number), 0, text))
-        self._end_theirs(number)
 
     def _take_choke(self, number: int) -> None:
         parts = self._theirs[number]
@@ -385,6 +368,8 @@ def code_of(arguments: tuple[object, ...]) -> tuple[int, int, str]:
     """
     Return category, code and reason of an error, or a terminate.
 
+    Before version 1 there were no categories: 0.
+
     Raises:
         RemoteProtocolError: If there are none.
 
@@ -392,7 +377,7 @@ def code_of(arguments: tuple[object, ...]) -> tuple[int, int, str]:
     if len(arguments) < 2:
         raise RemoteProtocolError("an error has no code and reason")
     code, reason = arguments[:2]
-    pair = code if type(code) is tuple else (WORKER_CATEGORY, code)
+    pair = code if type(code) is tuple else (0, code)
     if len(pair) != 2 or not all(type(number) is int for number in pair):
         raise RemoteProtocolError("the code of an error is no number")
     category, number = pair

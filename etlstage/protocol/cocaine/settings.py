@@ -6,15 +6,23 @@ No worker imports this file: dataclasses take longer to import than the dialect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+)
 
-from etlstage.errors import RemoteProtocolError
+from etlstage.errors import ConfigError, RemoteProtocolError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
-from etlstage.protocol.cocaine.alarm import Deadlines
 from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
     Encoding,
@@ -23,7 +31,7 @@ from etlstage.protocol.cocaine.frame import (
     text_of,
 )
 from etlstage.protocol.cocaine.locator import Locator
-from etlstage.protocol.cocaine.session import CocaineSession
+from etlstage.protocol.cocaine.session import CocaineSession, Deadlines
 from etlstage.protocol.events import Assignment
 from etlstage.settings.definition import (
     Definition,
@@ -36,7 +44,7 @@ from etlstage.settings.kind import Choice, Noun
 from etlstage.settings.problem import Problem
 from etlstage.settings.units import Argument, Count, Duration
 
-__all__ = ("CocaineDialect", "Payload")
+__all__ = ("CocaineDialect", "Payload", "translated")
 
 _PUSHED: Final = (
     "a Cocaine worker can't ask for messages, they are pushed to it: leave the driver"
@@ -45,7 +53,7 @@ _PUSHED: Final = (
 
 
 class CocaineConnector(NamedTuple):
-    """How a worker connects; see :class:`~etlstage.protocol.base.Connector`."""
+    """Told with options, a worker connects, and says its --uuid first."""
 
     version: Version
     """Of the protocol, as a worker is told."""
@@ -76,7 +84,7 @@ class CocaineConnector(NamedTuple):
 
 
 class Payload(Enum):
-    """What a chunk holds."""
+    """What a chunk of a reply holds."""
 
     RAW = "raw"
     """The message."""
@@ -91,8 +99,8 @@ class CocaineDialect(Definition, Dialect):
     name: ClassVar[str] = "cocaine"
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     protocol: Version = Version.AUTO
-    """Version of the protocol: 1 since runtime 0.12, 0 before, early for the first ones
-    of 0.12; auto: what a worker speaks that is told 1."""
+    """Version of the protocol: 1 since runtime 0.12, 0 before; auto: what a worker
+    speaks that is told 1."""
     event: Argument = ""
     """What the worker is to do, as its handlers are called; by default the kind of the
     stage."""
@@ -102,8 +110,9 @@ class CocaineDialect(Definition, Dialect):
     """As what strings are sent: raw, as the runtimes do; bin, for Python workers with
     msgpack 1; bin-chunks, for workers that take raw strings for UTF-8."""
     payload: Payload = Payload.RAW
-    """What a chunk holds: the message (raw), or the message packed once more, as Python
-    workers of version 0 do (msgpack)."""
+    """What a chunk of a reply holds: the message (raw), or the message packed once
+    more, as Python workers of version 0 do, which read what they are sent as it is
+    (msgpack)."""
     concat: bool = False
     """All chunks of a reply are one message, and not a message each."""
     terminate: Annotated[Literal["fail", "drain"], Noun("way to terminate")] = "fail"
@@ -159,7 +168,7 @@ class CocaineDialect(Definition, Dialect):
 
     @property
     def connection(self) -> CocaineConnector:
-        """How a worker connects: it is told with options, and says its --uuid."""
+        """How a worker connects."""
         return CocaineConnector(self.spoken)
 
     @property
@@ -230,3 +239,100 @@ def _driver_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
     """Return that a worker can't drive a batch."""
     if given.get("driver") == "worker":
         yield broken(("driver",), _PUSHED)
+
+
+# --- profiles and manifests -------------------------------------------------------
+
+_Keys: TypeAlias = dict[str, dict[str, object]]
+
+
+# Ours of what is said there, and its unit.
+_OURS: Final[dict[str, tuple[str, str, str]]] = {
+    "startup-timeout": ("timeout", "start", "s"),
+    "handshake-timeout": ("dialect", "handshake", "s"),
+    "heartbeat-timeout": ("timeout", "heartbeat", "s"),
+    "request-timeout": ("timeout", "message", "s"),
+    "idle-timeout": ("workers", "idle", "s"),
+    "seal-timeout": ("dialect", "seal", "s"),
+    "termination-timeout": ("timeout", "stop", "s"),
+    "terminate-timeout": ("timeout", "stop", "s"),
+    "concurrency": ("dialect", "concurrency", ""),
+    "pool-limit": ("workers", "max", ""),
+    "grow-threshold": ("workers", "grow_at", ""),
+}
+_DROPPED: Final = {
+    "spawn-timeout": "there is no isolate; timeout.start counts from the start",
+    "queue-limit": "a pipeline takes in no more than its workers keep up with",
+    "crashlog-limit": "each error has the last lines of its worker",
+    "log-output": "what a worker prints is in the log",
+    "publish-on": "there is no service to announce",
+    "unpublish-under": "there is no service to announce",
+    "isolate": "workers are processes of ours; see limits, user and cwd",
+    "drivers": "a stage is fed by its pipeline",
+    "local": "there is no repository of applications",
+}
+_SEAL: Final = 3.0  # seconds, if it is not said
+_STOP: Final = 5.0
+
+
+def translated(
+    profile: Mapping[str, Any], manifest: Mapping[str, Any]
+) -> tuple[_Keys, list[str]]:
+    """
+    Return a profile and a manifest as the keys of a stage, and what was dropped.
+
+    Raises:
+        ConfigError: If a value is none of its kind, or there is no program.
+
+    """
+    program = manifest.get("slave")
+    if not isinstance(program, str) or not program:
+        raise ConfigError("manifest: slave: expected the path of a program")
+    # A bare name would be looked for on the PATH.
+    command = program if "/" in program else f"./{program}"
+    worker: dict[str, object] = {"command": [command]}
+    keys: _Keys = {"worker": worker, "dialect": {"name": "cocaine"}}
+    environment = manifest.get("environment", {})
+    if not isinstance(environment, Mapping):
+        raise ConfigError("manifest: environment: expected a mapping")
+    if environment:
+        worker["env"] = {str(name): str(value) for name, value in environment.items()}
+    dropped = [
+        reason
+        for name, value in profile.items()
+        if (reason := _translate(keys, name, value))
+    ]
+    known = ("slave", "environment")
+    dropped += [_drop(name) for name in manifest if name not in known]
+    if "workers" in keys:
+        # Applications have no worker until there is work.
+        keys["workers"] = {"min": 0, "max": 10, **keys["workers"]}
+    return keys, [*dropped, *_notes(profile)]
+
+
+def _translate(keys: _Keys, name: str, value: object) -> str:
+    """Add a value to the keys, or say why not."""
+    if name not in _OURS:
+        return _drop(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ConfigError(f"profile: {name}: expected a number, got {value!r}")
+    if not value:
+        return f"{name}: 0 is no time here: leave it out"
+    group, key, unit = _OURS[name]
+    keys.setdefault(group, {})[key] = f"{value:g}{unit}" if unit else value
+    return ""
+
+
+def _drop(name: str) -> str:
+    return f"{name}: {_DROPPED.get(name, 'is not known to us')}"
+
+
+def _notes(profile: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what does not fit together here."""
+    seal = profile.get("seal-timeout", _SEAL)
+    stop = profile.get("terminate-timeout", profile.get("termination-timeout", _STOP))
+    if seal >= stop:
+        yield (
+            f"seal-timeout: {seal:g} s is not less than timeout.stop ({stop:g} s),"
+            " after which a worker is stopped whatever it has; raise that"
+        )

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import Side
-from etlstage.protocol.cocaine.frame import EARLY, ONE, ZERO, Frames, Version, Words
+from etlstage.protocol.cocaine.frame import ONE, ZERO, Frames, Version, Words
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.testing.dialect.kit import DialectKit
 
@@ -114,7 +114,7 @@ class Passing:
             match frame:
                 case (int(first), int(second), tuple(arguments), *rest):
                     headers = rest[0] if rest else ()
-                    name, session = self._name(side, first, second, arguments)
+                    name, session = self._name(side, first, second)
                     yield Passed(raw, frame, name, session, arguments, headers)
                 case _:
                     yield Passed(raw, frame)
@@ -123,13 +123,9 @@ class Passing:
         """Return, once, what is not complete."""
         return self._streams[side].rest()
 
-    def _name(
-        self, side: Side, first: int, second: int, arguments: tuple[object, ...]
-    ) -> tuple[str, int | None]:
+    def _name(self, side: Side, first: int, second: int) -> tuple[str, int | None]:
         if self.words is None:
             self.words = ZERO if first == 0 else ONE
-        elif self.words is ONE and (first, second, arguments) == (1, 1, ()):
-            self.words = EARLY
         words = self.words
         number, kind = (first, second) if words.channel_first else (second, first)
         if number == words.control:

@@ -15,8 +15,7 @@ from signal import SIGKILL
 from typing import ClassVar, Final
 
 from etlstage.protocol.base import Side
-from etlstage.protocol.cocaine.frame import Encoding, unpacked_text
-from etlstage.protocol.cocaine.outgoing import Outgoing
+from etlstage.protocol.cocaine.frame import Encoding, Outgoing
 from etlstage.protocol.cocaine.sessions import WORKER_CATEGORY
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.testing.dialect.cocaine import Passed, Passing
@@ -102,8 +101,7 @@ class CocaineWire(FaultyWire):
                 self._open.discard(session)
             case "chunk", (bytes(payload), *_):
                 self._number += 1
-                message = unpacked_text(payload) if self._packed else payload
-                self._misbehave("message", message or b"")
+                self._misbehave("message", payload)
 
     # --- what it says -------------------------------------------------------
 

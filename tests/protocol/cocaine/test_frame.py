@@ -5,15 +5,18 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from etlstage.errors import PayloadTooBig, RemoteProtocolError
+from etlstage.errors import LocalProtocolError, PayloadTooBig, RemoteProtocolError
 from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
     ONE,
+    ZERO,
     Encoding,
     Frames,
+    HeaderTable,
+    Outgoing,
     Packer,
     Version,
-    packed_text,
+    Words,
     text_of,
     unpacked_text,
 )
@@ -140,7 +143,9 @@ def test_names_are_text() -> None:
 
 def test_payload_may_be_packed_once_more() -> None:
     """As the Python framework of version 0 does; what else it packs is no message."""
-    assert packed_text(b"one") == b"\xa3one"
+    out = Outgoing(ZERO, Encoding.RAW, packed=True)
+    out.chunks(1, [b"one"])
+    assert out.take() == [b"\x93\x04\x01\x91\xa4\xa3one"]
     assert unpacked_text(b"\xa3one") == b"one"
     assert unpacked_text(b"\xc4\x03one") == b"one"
     for no_text in (b"", b"\x01", b"\xa3on", b"\xa3one\x00", b"\xc1", b"\x81\x80\x00"):
@@ -151,3 +156,171 @@ def test_version_has_its_words() -> None:
     """But for the one that is found out."""
     assert Version.ONE.words is ONE
     assert Version.AUTO.words is None
+
+
+# --- headers --------------------------------------------------------------------
+
+
+ZEROS = bytes(8)
+
+
+def test_frame_of_a_runtime_refers_to_what_it_has_stored() -> None:
+    """As a Python worker 0.12.14.5 reads it, too."""
+    table = HeaderTable()
+
+    assert table.read((80, (True, b"PING", b"A"))) == (
+        (b"trace_id", ZEROS),
+        (b"PING", b"A"),
+    )
+    assert table.read(((False, 83, b"B"),)) == ((b"PING", b"B"),)
+    assert table.read((83,)) == ((b"PING", b"A"),)
+    assert table.read(()) == ()
+
+
+def test_entries_are_those_of_hpack() -> None:
+    """RFC 7541, appendix A, and three for tracing."""
+    entries = HeaderTable().read((1, 2, 16, 32, 58, 61, 79, 81, 82))
+
+    assert [name for name, _ in entries] == [
+        *(b":authority", b":method", b"accept-encoding", b"cookie", b"user-agent"),
+        *(b"www-authenticate", b"", b"span_id", b"parent_id"),
+    ]
+
+
+def test_what_is_stored_last_comes_first() -> None:
+    """Those before move up."""
+    table = HeaderTable()
+    table.read(((True, b"a", b"1"), (True, b"b", b"2")))
+
+    assert table.read((83, 84)) == ((b"b", b"2"), (b"a", b"1"))
+
+
+def test_table_forgets_the_oldest() -> None:
+    """An entry costs 32 bytes beside its own; there are 4096."""
+    table = HeaderTable()
+    table.read(tuple((True, b"%04d" % n, bytes(28)) for n in range(65)))
+
+    assert table.read((83, 83 + 63))[1][0] == b"0001"
+    with pytest.raises(RemoteProtocolError, match="there is no header 147"):
+        table.read((83 + 64,))
+
+
+def test_entry_that_is_too_large_empties_the_table() -> None:
+    """It is understood all the same."""
+    table = HeaderTable()
+
+    assert table.read(((True, b"a", b"1"), (True, b"b", bytes(5000))))[1][0] == b"b"
+    with pytest.raises(RemoteProtocolError, match="there is no header 83"):
+        table.read((83,))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"x",
+        None,
+        (0,),
+        (-1,),
+        (True,),
+        (b"x",),
+        ((True, b"a"),),
+        ((1, b"a", b"b"),),
+        ((True, None, b"b"),),
+        ((True, b"a", None),),
+        ((True, 83, b"b"),),
+    ],
+)
+def test_what_is_no_header_is_a_fault(headers: object) -> None:
+    """Of the peer."""
+    with pytest.raises(RemoteProtocolError, match="header"):
+        HeaderTable().read(headers)
+
+
+# --- writing --------------------------------------------------------------------
+
+
+ORDERS = {
+    "930301 91 a165 930402 91 a178": ZERO,
+    "930100 91 a165 930200 91 a178": ONE,
+}
+
+
+@pytest.mark.parametrize("frames", ORDERS)
+def test_frames_are_in_the_order_of_their_version(frames: str) -> None:
+    """The type comes first, or the session does."""
+    out = Outgoing(ORDERS[frames], Encoding.RAW, packed=False)
+    out.invoke(1, "e", ())
+    out.chunks(2, [b"x"])
+
+    assert b"".join(out.take()) == bytes.fromhex(frames)
+
+
+@pytest.mark.parametrize("words", [ZERO, ONE])
+@pytest.mark.parametrize("encoding", Encoding)
+@pytest.mark.parametrize("packed", [False, True])
+def test_whole_sessions_are_what_their_frames_are_one_by_one(
+    words: Words, encoding: Encoding, packed: bool
+) -> None:
+    """Whatever their event is called, and however long numbers get (issue 15)."""
+    at_once, one_by_one = (Outgoing(words, encoding, packed=packed) for _ in range(2))
+    messages = [b"%d" % number * 100 for number in range(9)]
+    for first in (2, 120, 65530):
+        at_once.whole(first, "100 %b", messages)
+        for number, message in enumerate(messages, first):
+            one_by_one.invoke(number, "100 %b", ())
+            one_by_one.chunks(number, [message])
+            one_by_one.choke(number)
+
+    assert at_once.take() == one_by_one.take()
+
+
+def test_what_is_about_the_connection_overtakes_but_not_the_end() -> None:
+    """A terminate is behind all that was said before."""
+    out = Outgoing(ONE, Encoding.RAW, packed=False)
+    out.chunks(2, [b"x"])
+    out.terminate(1, "no")
+    out.beat()
+
+    beat, chunk, end = "93010090", "93020091a178", "930101" + "92" + "01" + "a26e6f"
+    assert out.take() == [bytes.fromhex(beat + chunk + end)]
+    assert out.take() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "frames"),
+    [(ZERO, "93050192f3a26e6f 93060190"), (ONE, "9301019292 2af3a26e6f")],
+)
+def test_error_ends_our_half(words: Words, frames: str) -> None:
+    """With a choke, where it does not by itself."""
+    out = Outgoing(words, Encoding.RAW, packed=False)
+    out.error(1, 42, -13, "no")
+
+    assert b"".join(out.take()) == bytes.fromhex(frames)
+
+
+def test_what_was_not_taken_can_be_forgotten() -> None:
+    """All of it, or that of sessions."""
+    out = Outgoing(ONE, Encoding.RAW, packed=False)
+    for forget, left in ((out.drop, 1), (out.clear, 0)):
+        out.choke(2)
+        out.beat()
+        forget()
+        assert len(out.take()) == left
+
+
+def test_short_frames_are_one_piece_and_a_long_one_is_not_copied() -> None:
+    """A piece is a system call."""
+    out = Outgoing(ONE, Encoding.RAW, packed=False)
+    out.chunks(2, [b"a", b"b", bytes(300_000), b"c"])
+
+    assert [len(piece) for piece in out.take()] == [16, 300_005]
+    assert [len(piece) for piece in out.take()] == [6]
+    assert out.take() == []
+
+
+def test_nothing_is_said_before_it_is_known_how() -> None:
+    """It is found out from the first frames."""
+    out = Outgoing(None, Encoding.RAW, packed=False)
+
+    with pytest.raises(LocalProtocolError, match="has not said yet how it speaks"):
+        out.beat()

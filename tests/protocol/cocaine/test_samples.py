@@ -2,7 +2,7 @@
 Bytes that real workers wrote, and that real workers understood.
 
 Those of version 0 are of the Python framework 0.11.1.17, those of version 1 of Python's
-0.12.14.5 and of Go's; ``early`` is the Python framework of the day between.
+0.12.14.5 and of Go's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Final
 
 import pytest
 
-from etlstage.protocol.base import Side
+from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.cocaine import CocaineSession, Version
+from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.protocol.events import (
     Added,
     Alive,
@@ -27,7 +28,7 @@ from tests.protocol.cocaine.pair import received, sent, worker
 
 UUID: Final = "01234567-89ab-cdef-0123-456789abcdef"
 WHO: Final = b"\xda\x00\x24" + UUID.encode()
-ZERO, EARLY, ONE = Version.ZERO, Version.EARLY, Version.ONE
+ZERO, ONE = Version.ZERO, Version.ONE
 
 
 def hexed(text: str, said: bytes = b"", behind: str = "") -> bytes:
@@ -37,32 +38,27 @@ def hexed(text: str, said: bytes = b"", behind: str = "") -> bytes:
 
 HELLO: Final = {
     ZERO: hexed("93 00 00 91", WHO) + hexed("93 01 00 90"),
-    EARLY: hexed("93 01 00 91", WHO) + hexed("93 01 01 90"),
     ONE: hexed("93 01 00 91", WHO) + hexed("93 01 00 90"),
 }
 INVOKES: Final = {
     ZERO: hexed("93 03 01 91 a4", b"echo"),
-    EARLY: hexed("93 02 03 91 a4", b"echo"),
     ONE: hexed("93 02 00 91 a4", b"echo"),
 }
 CHUNKS: Final = {
     ZERO: hexed("93 04 01 91 a3", b"one"),
-    EARLY: hexed("93 02 04 91 a3", b"one"),
     ONE: hexed("93 02 00 91 a3", b"one"),
 }
 CHOKES: Final = {
     ZERO: hexed("93 06 01 90"),
-    EARLY: hexed("93 02 06 90"),
     ONE: hexed("93 02 02 90"),
 }
 BYES: Final = {
     ZERO: hexed("93 02 00 92 01 bb", b"the engine is shutting down"),
-    EARLY: hexed("93 01 02 92 01 bb", b"the engine is shutting down"),
     ONE: hexed("93 01 01 92 01 bb", b"the engine is shutting down"),
 }
 BYE: Final = Farewell(1, "the engine is shutting down")
 
-versions = pytest.mark.parametrize("version", [ZERO, EARLY, ONE])
+versions = pytest.mark.parametrize("version", [ZERO, ONE])
 
 
 def supervisor(version: Version, said: Version | None = None) -> CocaineSession:
@@ -135,6 +131,24 @@ def test_supervisor_says_terminate_and_the_worker_does(version: Version) -> None
     assert received(ours, BYES[version]) == [BYE]
 
 
+def test_framework_of_version_0_packs_only_what_it_writes() -> None:
+    """It reads a message as it is sent, and its reply is msgpack once more."""
+    settings = CocaineDialect(protocol=ZERO, payload=Payload.MSGPACK)
+    ours, theirs = (settings.open(side, Limits()) for side in Side)
+    ours.receive_data(HELLO[ZERO], 0.0)
+    said = sent(theirs, Ready(UUID))
+    assert ours.events_received() == [Ready(UUID)]
+    ours.data_to_send()
+
+    data = sent(ours, Opened(1, [b"one"], event="echo"))
+    assert data == INVOKES[ZERO] + CHUNKS[ZERO] + CHOKES[ZERO]
+    reply = hexed("93 04 01 91 a4 a3", b"one") + CHOKES[ZERO]
+    assert received(ours, reply) == [Ended(1, [(b"one",)])]
+    assert said == HELLO[ZERO]
+    assert received(theirs, data)[-1] == Added(1, (b"one",), ended=True)
+    assert sent(theirs, Ended(1, [(b"one",)])) == reply
+
+
 def test_frames_of_go_have_headers() -> None:
     """It sends an array without any in each frame."""
     session = CocaineSession(Side.SUPERVISOR)
@@ -169,7 +183,6 @@ PANIC: Final = b"Event: 'boom', recover: handler raised, stack: \n\n"
             (-100, "there is no handler for event nosuch"),
         ),
         (ZERO, hexed("93 05 01 92 01 a9", b"someerror"), (1, "someerror")),
-        (EARLY, hexed("93 02 05 92 92 2a01 a2", b"no"), (1, "no")),
         (
             ONE,
             hexed("93 02 01 92 92 2a64 ae", b"handler raised"),
@@ -194,7 +207,8 @@ def test_worker_says_no(version: Version, data: bytes, said: tuple[int, str]) ->
     session = supervisor(version)
     session.send(Opened(1, [], each=False, event="boom"))
 
-    assert received(session, data) == [Ended.refused(1, *said, 42)]
+    category = 42 if version is ONE else 0  # there were none in version 0
+    assert received(session, data) == [Ended.refused(1, *said, category)]
     assert session.owed == 0
 
 
@@ -207,7 +221,7 @@ def test_choke_behind_an_error_of_version_0_is_late() -> None:
     events = received(session, error + hexed("93 06 01 90"))
 
     assert events == [
-        Ended.refused(1, -13, "explicit failure", 42),
+        Ended.refused(1, -13, "explicit failure"),
         Noise(b"frame 6 for session 1"),
     ]
 
@@ -216,7 +230,6 @@ def test_choke_behind_an_error_of_version_0_is_late() -> None:
     ("version", "data"),
     [
         (ZERO, hexed("93 05 01 92 f3 a2", b"no") + hexed("93 06 01 90")),
-        (EARLY, hexed("93 02 05 92 f3 a2", b"no") + hexed("93 02 06 90")),
         (ONE, hexed("93 02 01 92 92 2a f3 a2", b"no")),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from etlstage.errors import InvalidMessage, LocalProtocolError, PayloadTooBig
 from etlstage.protocol.base import Limits, Session, Side
 from etlstage.protocol.cocaine import CocaineSession, Deadlines, Version
-from etlstage.protocol.cocaine.session import State
+from etlstage.protocol.cocaine.session import Alarm, Alarms, State
 from etlstage.protocol.events import (
     Added,
     Alive,
@@ -30,9 +30,7 @@ BYE = Farewell(1, "enough")
 BEAT = b"\x93\x01\x00\x90"
 TERMINATE = b"\x93\x01\x01\x92\x01\xa6enough"
 
-versions = pytest.mark.parametrize(
-    "version", [Version.ZERO, Version.EARLY, Version.ONE]
-)
+versions = pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
 
 
 def opened(id_: int, *messages: bytes, ended: bool = True) -> Opened:
@@ -149,7 +147,7 @@ def test_late_frames_are_dropped(version: Version) -> None:
     late = received(ours, sent(theirs, Ended(1, [(b"out",)])))
     assert [type(event) for event in late] == [Noise, Noise]
     late = received(ours, sent(theirs, Ended.refused(2, 1, "no")))
-    assert late[0] == Ended.refused(2, 1, "no", 0 if version is Version.ONE else 42)
+    assert late[0] == Ended.refused(2, 1, "no")
     assert ours.owed == 0
 
 
@@ -205,11 +203,11 @@ def test_chunks_of_one_message_are_bounded() -> None:
 
 
 def test_payloads_may_be_msgpack() -> None:
-    """On both sides; a reply that is anything else is refused, and the worker lives."""
+    """Those of replies; one that is anything else is refused, and the worker lives."""
     ours, theirs = supervisor(packed=True), worker(packed=True)
     data = sent(ours, opened(1, b"one"))
 
-    assert b"\x91\xa4\xa3one" in data
+    assert b"\x91\xa3one" in data
     assert received(theirs, data)[-1] == Added(1, (b"one",), ended=True)
     reply = sent(theirs, Ended(1, [(b"two",)]))
     assert received(ours, reply) == [Ended(1, [(b"two",)])]
@@ -217,7 +215,7 @@ def test_payloads_may_be_msgpack() -> None:
     text = "its payload is no string packed by msgpack"
     assert received(ours, frames([3, 0, [b"\x01"]])) == [Ended.refused(2, 0, text)]
     received(theirs, frames([3, 0, [b"x"]]))
-    assert failure(received(theirs, frames([3, 0, [b"\x01"]]))) == text
+    assert received(theirs, frames([3, 0, [b"\x01"]])) == [Added(2, [b"\x01"])]
 
 
 def test_message_is_as_long_as_it_may() -> None:
@@ -678,3 +676,45 @@ def test_nothing_is_said_behind_a_terminate() -> None:
     assert session.data_to_send() == [BEAT + TERMINATE]
 
     assert sent(session, Cancelled(1, 0, "")) == b""
+
+
+# --- alarms ---------------------------------------------------------------------
+
+
+def test_alarm_rings_once_and_is_named() -> None:
+    """The words are those of the error."""
+    alarms = Alarms(Deadlines(handshake=2.0, terminate=5.0))
+    assert alarms.tick(10.0)
+    alarms.set(Alarm.HANDSHAKE)
+    alarms.set(Alarm.TERMINATE)
+
+    assert alarms.next() == 12.0
+    assert not alarms.tick(12.0)
+    assert alarms.rung() == [Alarm.HANDSHAKE]
+    assert alarms.next() == 15.0
+    assert alarms.missed(Alarm.HANDSHAKE) == "it did not say who it is within 2 s"
+
+
+def test_alarm_without_a_limit_never_rings() -> None:
+    """Nor one that is not waited for any more."""
+    alarms = Alarms(Deadlines(handshake=None))
+    alarms.tick(0.0)
+    alarms.set(Alarm.HANDSHAKE)
+    alarms.set(Alarm.SEAL)
+
+    assert not alarms.waits(Alarm.HANDSHAKE)
+    assert alarms.cancel(Alarm.SEAL)
+    assert not alarms.cancel(Alarm.SEAL)
+    assert alarms.next() is None
+    alarms.set(Alarm.SEAL)
+    alarms.clear()
+    assert alarms.next() is None
+
+
+def test_clock_that_has_not_begun_is_asked_for_at_once() -> None:
+    """Nobody has told the time."""
+    alarms = Alarms(Deadlines())
+    assert alarms.next() == -math.inf
+    alarms.begin()
+    alarms.tick(7.0)
+    assert alarms.rung() == [Alarm.BEGIN]

@@ -16,7 +16,7 @@ from etlstage.protocol.events import (
 from tests.protocol.cocaine.interleaving import Interleaving
 from tests.protocol.cocaine.pair import sent, supervisor, worker
 
-VERSIONS = [Version.ZERO, Version.EARLY, Version.ONE]
+VERSIONS = [Version.ZERO, Version.ONE]
 Talk = list[tuple[int, bytes | int | None]]
 
 

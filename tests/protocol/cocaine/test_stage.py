@@ -17,7 +17,6 @@ import pytest
 from etlstage.errors import WorkerLost, WorkerRefusal
 from etlstage.messages import StageKind
 from etlstage.protocol.cocaine import Version
-from etlstage.protocol.cocaine.session import NORMAL
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import Added, Ended, Farewell
 from etlstage.stage import (
@@ -82,7 +81,7 @@ async def capitals(worker: CocaineWorker, request: Request) -> None:
     await worker.reply(request, *map(bytes.upper, request.messages))
 
 
-@pytest.mark.parametrize("version", [Version.ZERO, Version.EARLY, Version.ONE])
+@pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
 def test_message_is_a_session(version: Version) -> None:
     """Whatever the worker speaks; it is told to terminate, and does."""
     scripted = answering(capitals, version=version)
@@ -493,7 +492,7 @@ async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
     (worker,) = scripted.workers
     assert anyio.current_time() - began == pytest.approx(2, abs=0.5)
     assert (worker.signals, worker.returncode) == ([], 0)
-    assert told == [Farewell(NORMAL, "the stage is stopping")]
+    assert told == [Farewell(1, "the stage is stopping")]
 
 
 @virtually

@@ -158,7 +158,7 @@ def test_raw_is_a_session_as_a_worker_reads_it() -> None:
     )
 
 
-@pytest.mark.parametrize("version", [v for v in Version if v is not Version.EARLY])
+@pytest.mark.parametrize("version", Version)
 def test_what_was_said_is_cut_behind_each_session(version: Version) -> None:
     """And told by session, without what differs each time (issue 15)."""
     dialect = CocaineDialect(protocol=version)
