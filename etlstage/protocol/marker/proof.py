@@ -159,7 +159,9 @@ class Proof:
         self._rest: list[bytes] = []  # of what comes next
         self._probed = False  # the first byte of that was written
         self._checked = False  # how much was left unread when the block ended
-        self._said = b""  # while it owed nothing of the block
+        self._said = b""  # while it owed nothing of the block, as far as it is shown
+        self._heard = b""  # the end of that: a marker may be cut
+        self._ends = False  # a message ends in it
         self._left = 0  # bytes unread, at the last look
         self._looks = 0
         self._since = self._quiet_until = 0.0
@@ -264,6 +266,10 @@ class Proof:
     def hear(self, data: bytes, events: Sequence[Event]) -> None:
         """Take what the worker writes, and what that means, while a block is proven."""
         self._said = (self._said + data)[:_SHOWN]
+        eom, eop = self._markers.eom, self._markers.eop
+        heard = self._heard + data
+        self._ends = self._ends or eom in heard or eop in heard
+        self._heard = heard[max(0, len(heard) - max(len(eom), len(eop)) + 1) :]
         if events and self.stand is not Stand.OVER:
             self.doubt(self.unasked(self._said))
 
@@ -338,7 +344,7 @@ class Proof:
         """Judge the block: all that the worker had written was received."""
         if self.stand is not Stand.DRAINING:
             return  # what was received has shown the fault
-        if self._markers.eom in self._said or self._markers.eop in self._said:
+        if self._ends:
             self.doubt(self.unasked(self._said))
         elif self._left > self._slack and not self._probed:
             self.doubt(
@@ -417,7 +423,8 @@ class Proof:
         quiet = self.blocks.quiet(now, several=self.held > 1)
         self._since, self._quiet_until = now, now + quiet
         self._patient = quiet >= self.blocks.pace
-        self._said, self._looks, self._checked = b"", 0, False
+        self._said, self._heard, self._ends = b"", b"", False
+        self._looks, self._checked = 0, False
 
     def _probe(self) -> bool:
         """Write a byte of what comes next, if that shows anything; return whether."""

@@ -10,7 +10,7 @@ import pytest
 from etlstage.errors import LocalProtocolError
 from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import Ended, Event, Failed, Mispaired
-from etlstage.protocol.marker import MarkerProtocol, Mode
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
 from etlstage.protocol.marker.blocks import Blocks, Terms
 from etlstage.protocol.marker.proof import TRANSITIONS, Proof, Stand, Step
 from tests.protocol.marker.model import Fault, Plan, draw, live
@@ -20,8 +20,15 @@ from tests.protocol.words import Eof, Messages, tell
 class Talk:
     """A session at the supervisor's side, and what it says."""
 
-    def __init__(self, mode: Mode = Mode.SINGLE, terms: Terms | None = None) -> None:
-        self.session = MarkerProtocol(Side.SUPERVISOR, mode, terms=terms or Terms())
+    def __init__(
+        self,
+        mode: Mode = Mode.SINGLE,
+        terms: Terms | None = None,
+        markers: Markers | None = None,
+    ) -> None:
+        self.session = MarkerProtocol(
+            Side.SUPERVISOR, mode, markers, terms=terms or Terms()
+        )
         assert self.session.proof is not None
         self.proof: Proof = self.session.proof
 
@@ -271,6 +278,25 @@ def test_greeting_without_end_is_found_when_it_is_dry() -> None:
     assert talk.hear(b"hello\n") == []
     talk.session.output_dry(0.0)
     assert "wrote what nobody asked for" in fault(talk.session.events_received()).what
+
+
+@pytest.mark.parametrize("long", [0, 64, 70_000])
+@pytest.mark.parametrize("markers", [None, Markers(eom=b"<EOM>", eop=b"<P>")])
+def test_long_greeting_is_found_however_it_is_cut(
+    long: int, markers: Markers | None
+) -> None:
+    """And not taken for the beginning of the first reply."""
+    eom = b"\n" if markers is None else markers.eom
+    for cut in range(1, len(eom) + 1):
+        talk = Talk(markers=markers)
+        talk.give(b"ab")
+        talk.hear(b"h" * long + eom[: cut - 1])
+        assert talk.session.input_unread(0, 0.0)
+        assert talk.hear(eom[cut - 1 :]) == []
+        talk.session.output_dry(0.0)
+        assert (
+            "wrote what nobody asked for" in fault(talk.session.events_received()).what
+        )
 
 
 def test_output_while_the_probe_is_unread_is_a_fault() -> None:
