@@ -117,7 +117,7 @@ class JournalSink(Sink):
         self._size = 0
         self._taken = 0
         self._turn = 0
-        self._hurry = anyio.Event()
+        self._shutting_down = anyio.Event()
         self._journals: Journals
         self._publisher: Publisher
         self._map: Callable[[object], tuple[str, str]]
@@ -188,9 +188,9 @@ class JournalSink(Sink):
         """Commit what was flushed; raises as :meth:`write`."""
         await anyio.to_thread.run_sync(self._acknowledge)
 
-    def hurry(self) -> None:
+    def shorten_deadlines(self) -> None:
         """Wait no more for readers: what was read is to be appended."""
-        self._hurry.set()
+        self._shutting_down.set()
 
     def landed(self) -> str:
         """Return how many messages were appended."""
@@ -239,7 +239,7 @@ class JournalSink(Sink):
             while not await anyio.to_thread.run_sync(self._journals.has_room):
                 self.activity: str = f"waiting for readers of {self._path} (limit)"
                 with anyio.move_on_after(5 * _POLL):
-                    await self._hurry.wait()
+                    await self._shutting_down.wait()
                     break
             self.activity = ""
 

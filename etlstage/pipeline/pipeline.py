@@ -154,7 +154,7 @@ class Pipeline(Runner):
         """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
         self._drained = True
         for supervisor in self._working:
-            supervisor.hurry()
+            supervisor.shorten_deadlines()
         if self._extracting is not None and not self._source.drain():
             self._extracting.cancel()
 

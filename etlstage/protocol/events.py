@@ -28,10 +28,10 @@ __all__ = (
     "Event",
     "Failed",
     "Farewell",
+    "FarewellReason",
     "Mispaired",
     "Noise",
     "Opened",
-    "Parting",
     "Ready",
     "Refusal",
     "Wanted",
@@ -46,7 +46,7 @@ class Assignment(NamedTuple):
     """Where to go on in it: what was committed last, plain JSON. None: the beginning."""
 
 
-class Parting(Enum):
+class FarewellReason(Enum):
     """Why a worker is to end."""
 
     DRAIN = "drain"
@@ -181,7 +181,7 @@ class Farewell(NamedTuple):
     reason: str = ""
     final: bool = False
     """Another worker would fare no better: there is to be none."""
-    why: Parting = Parting.DRAIN
+    why: FarewellReason = FarewellReason.DRAIN
     """Why the supervisor has it end."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etlstage.protocol.events import Assignment as Assignment
-from etlstage.protocol.events import Parting as Parting
+from etlstage.protocol.events import FarewellReason as FarewellReason
 from etlstage.supervisor.commit import CommitRequest as CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome as Outcome
 from etlstage.supervisor.lifecycle.events import RemainsEnded as RemainsEnded
@@ -28,9 +28,9 @@ __all__ = (
     "Assignment",
     "AsyncSupervisor",
     "CommitRequest",
+    "FarewellReason",
     "Health",
     "Outcome",
-    "Parting",
     "RemainsEnded",
     "Silence",
     "StartFailed",

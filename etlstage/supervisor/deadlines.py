@@ -83,8 +83,8 @@ class ResponseDeadlines:
         asked_at: Since when an answer is due; None if none is.
         turn_at: The same, whatever progress was reported meanwhile.
         idle_since: Since when the worker has had nothing to do; None while it has.
-        armed: Whether a time is set at which to look.
-        hurried: Set it to wait no longer than 30 s: no worker has ever answered.
+        timer_set: Whether a time is set at which to look.
+        never_answered: Set it to wait no longer than 30 s: no worker has ever answered.
 
     """
 
@@ -94,14 +94,14 @@ class ResponseDeadlines:
         self.asked_at: float | None = None
         self.turn_at: float = 0.0
         self.idle_since: float | None = now
-        self.armed: bool = False
-        self.hurried: bool = False
+        self.timer_set: bool = False
+        self.never_answered: bool = False
         self._heard_at = 0.0  # when it was last seen to get on
         # Since when that was not so, or only by its own word, when it was reported.
         self._silent_since: float | None = None
         self._progressing_since: float | None = None
 
-    def expect(self, now: float, since: float | None, *, busy: bool) -> None:
+    def arm(self, now: float, since: float | None, *, busy: bool) -> None:
         """
         Give the worker all its time for what is due now.
 
@@ -138,7 +138,7 @@ class ResponseDeadlines:
         self._progressing_since = self.turn_at
         return took
 
-    def suspend(self) -> None:
+    def pause(self) -> None:
         """Expect nothing, for a while in which the worker waits for us."""
         self.asked_at = None
 
@@ -148,7 +148,7 @@ class ResponseDeadlines:
         limit, total = self._timeouts.message, self._timeouts.total
         if not self._in_order and total is not None:
             limit = total if limit is None else min(limit, total)
-        if self.hurried:
+        if self.never_answered:
             return _SILENCE if limit is None else min(limit, _SILENCE)
         return limit
 
@@ -158,7 +158,7 @@ class ResponseDeadlines:
         reported = self._silent_since == self._heard_at
         return min(math.inf if reported else self._heard_at + _SILENCE, self._missed_at)
 
-    def hurry(self, now: float) -> float | None:
+    def shorten(self, now: float) -> float | None:
         """Return when to look at a worker that is not waited for as others are."""
         if self.asked_at is None:
             return None

@@ -34,8 +34,8 @@ __all__ = (
     "LineWritten",
     "LinesDropped",
     "StatusReader",
+    "StatusUpdate",
     "Throttle",
-    "Told",
     "cause_of",
     "level_of",
 )
@@ -316,8 +316,8 @@ _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 
 
 @dataclass
-class Told:
-    """What a worker has told in some lines."""
+class StatusUpdate:
+    """What a worker has reported in some lines."""
 
     counts: Counter[str] = field(default_factory=Counter)
     """How much is to be added to its metrics, by name."""
@@ -332,30 +332,30 @@ class StatusReader:
         self._rest = b""
         self._too_long = False
 
-    def receive(self, data: bytes) -> Told:
-        """Return what the worker tells in the lines that end in ``data``."""
+    def receive(self, data: bytes) -> StatusUpdate:
+        """Return what the worker reports in the lines that end in ``data``."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        told = Told()
+        update = StatusUpdate()
         for line in lines:
             if line and not self._too_long and len(line) <= _STATUS_LINE:
-                _understand(line, told)
+                _understand(line, update)
             self._too_long = False
         if len(self._rest) > _STATUS_LINE:
             self._rest, self._too_long = b"", True
-        return told
+        return update
 
 
-def _understand(line: bytes, told: Told) -> None:
+def _understand(line: bytes, update: StatusUpdate) -> None:
     try:
-        said = json.loads(line)
+        status = json.loads(line)
     except (ValueError, RecursionError):
         return
-    match said:
+    match status:
         case {"metric": str(name), "add": int(count)} if (
             _NAME.fullmatch(name) and count is not True and 0 < count <= _MOST
         ):
-            told.counts[name] += count
+            update.counts[name] += count
         case {"progress": float(share) | int(share)} if (
             not isinstance(share, bool) and 0 <= share <= 1
         ):
-            told.progress = float(share)
+            update.progress = float(share)

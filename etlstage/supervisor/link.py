@@ -45,10 +45,10 @@ from etlstage.protocol.events import (
     Event,
     Failed,
     Farewell,
+    FarewellReason,
     Mispaired,
     Noise,
     Opened,
-    Parting,
     Ready,
     Refusal,
     Wanted,
@@ -165,8 +165,8 @@ class Link:
         self._unshown = anyio.Event()  # whether replies are paired is to be shown
         self._given: anyio.Event | None = None  # who sleeps meanwhile is to look
         self._retiring = False
-        self._met = False  # the worker has said who it is, where it does
-        self._parting: Farewell | None = None  # is to be said as soon as it can be
+        self._identified = False  # the worker has said who it is, where it does
+        self._farewell: Farewell | None = None  # is to be said as soon as it can be
         self._output_ended = False
         self._concluding = False  # its process is gone, and all it wrote was read
 
@@ -199,9 +199,9 @@ class Link:
         return 0 if self.mispaired is None else self.mispaired.doubtful
 
     @property
-    def unmet(self) -> bool:
+    def awaits_identity(self) -> bool:
         """Whether the worker was to be told to end, and has not said who it is."""
-        return self._parting is not None and not self._met
+        return self._farewell is not None and not self._identified
 
     def unread(self, left: int) -> bool:
         """
@@ -226,9 +226,9 @@ class Link:
 
         """
         dispatch = self.dispatch
-        if dispatch.lasts:
+        if dispatch.has_dialogues:
             self._follow_consumer()
-            self._pass_on()
+            self._write_added()
         elif self._extracts or self._going_on is not None:
             self._follow_consumer()
         if dispatch.giving.idle or self._output_ended or not self._host.usable:
@@ -241,7 +241,7 @@ class Link:
         """Give the worker all that it may have now, and write what there is to say."""
         # More than once: of what was taken, all may have been refused.
         while self.pump(now, many=True):
-            if self.dispatch.giving.sated:
+            if self.dispatch.giving.filled:
                 return  # what there was is written
         self._flush()
 
@@ -277,7 +277,7 @@ class Link:
                 owed = session.owed
                 continue
             given = True
-            if not many or dispatch.giving.sated:
+            if not many or dispatch.giving.filled:
                 break  # each write is a system call, and wakes the worker
             owed = session.owed
         if self._batches:
@@ -288,18 +288,18 @@ class Link:
             self._written_before = self._written
         self._write(session.data_to_send())
         if idle or self._asks or not self._in_order:
-            self._expect(now)
+            self._arm_deadlines(now)
             if idle and paired is not None and paired.wants_unread:
                 self._unshown.set()
                 if self._given is not None:
                     self._given.set()
         return True
 
-    def _pass_on(self) -> None:
+    def _write_added(self) -> None:
         """Write what callers add to exchanges that they keep open."""
         self._flush()
         # What there is no room for stays with the caller, who waits then.
-        while not self._unsent and (said := self.dispatch.said()) is not None:
+        while not self._unsent and (said := self.dispatch.next_added()) is not None:
             with suppress(LocalProtocolError):  # the worker was told to end
                 self._session.send(said, anyio.current_time())
             self._flush()
@@ -307,10 +307,10 @@ class Link:
     def _follow_consumer(self) -> None:
         if not self._in_order:
             now = anyio.current_time()
-            for cancelled in self.dispatch.unwanted():
+            for cancelled in self.dispatch.cancellations():
                 self._session.send(cancelled, now)
                 self._flush()
-        elif self.dispatch.forgotten and self._host.usable:
+        elif self.dispatch.abandoned and self._host.usable:
             # What it writes next would be taken for the answer to the next request.
             self._host.stop(patient=False)
         if self._going_on is not None and not self.dispatch.stalled:
@@ -327,7 +327,7 @@ class Link:
         if not pending and self._host.usable:
             self._host.stop()
 
-    def say_farewell(self, why: Parting) -> bool:
+    def start_farewell(self, why: FarewellReason) -> bool:
         """
         Have the worker end, in its dialect; return whether there is a way to.
 
@@ -335,11 +335,11 @@ class Link:
         """
         if not self._session.says_farewell:
             return False
-        self._parting = Farewell(why=why)
+        self._farewell = Farewell(why=why)
         now = anyio.current_time()
         self._session.handle_timer(now)  # its own time may count from here
         self._settle(now)
-        return self._parting is None or self.unmet
+        return self._farewell is None or self.awaits_identity
 
     def give_whole(self) -> None:
         """Write all of what the worker was given a part of: it gets nothing more."""
@@ -393,7 +393,7 @@ class Link:
                 unsent.popleft()
         except BrokenPipeError:
             unsent.clear()
-            self._host.broke("stdin")
+            self._host.pipe_closed("stdin")
         return True
 
     # --- bytes from the worker ----------------------------------------------------
@@ -444,7 +444,7 @@ class Link:
         """Read no more while outputs lie unread; all that is left once it exited."""
         while self.dispatch.stalled and not self._host.exited:
             self._paused_at = anyio.current_time()
-            self.deadlines.suspend()
+            self.deadlines.pause()
             # In a dialect with heartbeats, nobody hears them now.
             self._receive(b"")
             self._going_on = anyio.Event()
@@ -453,7 +453,7 @@ class Link:
             now = anyio.current_time()
             if not self._in_order:
                 self.dispatch.postpone(now - self._paused_at, now)
-            self._expect(now)
+            self._arm_deadlines(now)
 
     def read_on(self) -> None:
         """Wait for no consumer any more: the process is gone."""
@@ -488,9 +488,9 @@ class Link:
             self.received = 0
             if self._metrics is not None:
                 self._metrics.took(self._host.name, now - self.deadlines.turn_at)
-            self._expect(now)
+            self._arm_deadlines(now)
         elif self._asks and session.room >= 1:
-            self._expect(now)  # nothing: it asks, and waits for us
+            self._arm_deadlines(now)  # nothing: it asks, and waits for us
 
     def _receive_eof(self) -> None:
         if self._output_ended or self._host.failed:
@@ -532,8 +532,8 @@ class Link:
                     self._end(event, now)
                 else:
                     self._act(event, now)
-            if self._parting is not None:
-                self._part(now)
+            if self._farewell is not None:
+                self._send_farewell(now)
             self.pump_all(now)
             if self._paired is None or not self._paired.wants_unread:
                 break
@@ -559,31 +559,33 @@ class Link:
             case Added(id_, messages):
                 try:
                     self.dispatch.added(id_, messages)
-                except PayloadTooBig as blame:
-                    self._blame(blame)
+                except PayloadTooBig as too_big:
+                    self._fail_protocol(too_big)
                 if self._in_order:
-                    self._expect(now)
+                    self._arm_deadlines(now)
             case CommitAsked(id_, position):
                 if not self._storing:
                     self._storing_since, self._stored = now, anyio.Event()
                 self._storing += 1
-                self._expect(now)  # nothing: the worker waits for us
+                self._arm_deadlines(now)  # nothing: the worker waits for us
                 answer = partial(self._answer_commit, position)
                 self._host.commit(id_, position, answer)
             case Ready():
-                self._met = True
+                self._identified = True
                 self._host.announce()
             case Alive():
                 self._host.handle(AliveSeen(self._host.name))
             case Farewell(reason=reason, final=True):
-                self._host.fail(f"said that none could work: {reason}", "abnormal")
+                self._host.fail(
+                    f"reported a fatal condition for all workers: {reason}", "abnormal"
+                )
             case Farewell():
                 # It goes by itself; whether that is a fault its exit will tell.
                 self.dispatch.giving.retiring = True
             case Mispaired():
-                self._doubt(event)
-            case Failed(error=blame):
-                self._blame(blame)
+                self._handle_mispaired(event)
+            case Failed(error=error):
+                self._fail_protocol(error)
             case Noise(data):
                 self._host.ignore(data)
             case Opened() | Cancelled() | CommitAnswered() | Wanted():
@@ -603,7 +605,7 @@ class Link:
         answered = self.dispatch.ended(event, size, refused)
         self.answered += answered.messages
         if not self.dispatch.opened:
-            self._expect(now)  # nothing: from now on it is idle
+            self._arm_deadlines(now)  # nothing: from now on it is idle
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._host.name, *answered)
         # A batch that was refused, and is tried one by one, was answered all the same.
@@ -616,23 +618,23 @@ class Link:
     def _refusal(self, refusal: Refusal) -> EtlstageError:
         return self._host.refused(refusal.code, refusal.category, refusal.reason)
 
-    def _blame(self, blame: EtlstageError) -> None:
-        self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
+    def _fail_protocol(self, error: EtlstageError) -> None:
+        self._host.fail(f"broke the protocol: {error}", "protocol", error)
 
-    def _doubt(self, found: Mispaired) -> None:
+    def _handle_mispaired(self, found: Mispaired) -> None:
         if self._concluding:
             # It may have died of the last one, behind two replies to the first.
             self._backlog.go_in_step(self.dispatch.answered(self._session.owed))
             return
         self.mispaired = found
-        blame = RemoteProtocolError(found.what)
-        self._host.fail(f"broke the protocol: {found.what}", "pairing", blame)
+        error = RemoteProtocolError(found.what)
+        self._host.fail(f"broke the protocol: {found.what}", "pairing", error)
 
-    def _part(self, now: float) -> None:
-        assert self._parting is not None
+    def _send_farewell(self, now: float) -> None:
+        assert self._farewell is not None
         with suppress(LocalProtocolError):  # not yet, or the session is beyond that
-            self._session.send(self._parting, now)
-            self._parting = None
+            self._session.send(self._farewell, now)
+            self._farewell = None
 
     def _answer_commit(self, position: object, error: str | None) -> None:
         now = anyio.current_time()
@@ -640,7 +642,7 @@ class Link:
         if not self._storing:
             if not self._in_order:
                 self.dispatch.postpone(now - self._storing_since, now)
-            self._expect(now)
+            self._arm_deadlines(now)
             self._stored.set()
         # Also of a worker that was told to end, or is gone: what is stored is stored.
         if not self._host.ended:
@@ -712,26 +714,26 @@ class Link:
             return None
         return now if self._in_order else self.dispatch.oldest
 
-    def _expect(self, now: float) -> None:
+    def _arm_deadlines(self, now: float) -> None:
         """Give the worker all its time for what is due now."""
         since = self._since(now)
-        self.deadlines.expect(now, since, busy=self.dispatch.opened > 0)
+        self.deadlines.arm(now, since, busy=self.dispatch.opened > 0)
         # What is due later than before is seen when it rings too early: with each
         # reply something is due anew.
-        if since is not None and not self.deadlines.armed:
-            self._arm()
+        if since is not None and not self.deadlines.timer_set:
+            self._set_timer()
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         deadlines = self.deadlines
-        deadlines.armed = deadlines.asked_at is not None
-        if deadlines.armed:
-            deadlines.hurried = self._backlog.hopeless
+        deadlines.timer_set = deadlines.asked_at is not None
+        if deadlines.timer_set:
+            deadlines.never_answered = self._backlog.never_answered
             self._answer_due.set(deadlines.next_look)
 
-    def hurry(self, now: float) -> None:
+    def shorten_deadlines(self, now: float) -> None:
         """Wait no longer than to stop it, once it is told of, if none has answered."""
-        if self._backlog.hopeless:
-            at = self.deadlines.hurry(now)
+        if self._backlog.never_answered:
+            at = self.deadlines.shorten(now)
             if at is not None:
                 self._answer_due.set(at)
 
@@ -740,8 +742,8 @@ class Link:
         if not self._in_order:
             return
         took = self.deadlines.progressed(now, self._since(now))
-        if self.deadlines.asked_at is not None and not self.deadlines.armed:
-            self._arm()
+        if self.deadlines.asked_at is not None and not self.deadlines.timer_set:
+            self._set_timer()
         if took is not None:
             limit = self._stage.timeout.message
             self._host.silent(
@@ -758,18 +760,18 @@ class Link:
 
     def _look_for_answer(self, now: float) -> None:
         deadlines = self.deadlines
-        deadlines.armed = False
+        deadlines.timer_set = False
         if (since := deadlines.asked_at) is None:
             return
-        deadlines.hurried = self._backlog.hopeless
+        deadlines.never_answered = self._backlog.never_answered
         within = deadlines.missed(now)
         if within is not None:
             self._miss_answer(now, within)
         if deadlines.silent(now):
             hint = self._stage.dialect.silence(self.received)
             self._host.silent(now - since, hint)
-        if within is None and not deadlines.armed:
-            self._arm()
+        if within is None and not deadlines.timer_set:
+            self._set_timer()
 
     def _miss_answer(self, now: float, within: str) -> None:
         what = "batch" if self._batches else "message"
@@ -784,10 +786,10 @@ class Link:
                 missing = counted(self._session.owed, "reply", "replies")
                 wrote = f"{missing} missing in its block; {wrote}"
             reason = f"did not answer a {what} within {within}: {wrote}"
-            hopeless = self._backlog.hopeless
+            never_answered = self._backlog.never_answered
             self._host.fail(reason, "silent")
-            if hopeless:
-                self._host.despair(reason)
+            if never_answered:
+                self._host.fail_stage(reason)
             return
         limit = self.deadlines.limit
         assert limit is not None, "what is missed has a limit"
@@ -795,4 +797,4 @@ class Link:
             reason = f"did not answer a {what} within {limit} s, and it was cancelled"
             self.dispatch.lose_one(id_, *self._host.cancelled(reason))
             self._cancel(id_, reason)
-        self._expect(now)
+        self._arm_deadlines(now)

@@ -27,7 +27,7 @@ from etlstage.errors import (
     WorkerLost,
     WorkerStartFailed,
 )
-from etlstage.protocol.events import Parting
+from etlstage.protocol.events import FarewellReason
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.commit import Commits
 from etlstage.supervisor.deadlines import Deadline
@@ -41,6 +41,7 @@ from etlstage.supervisor.lifecycle.events import (
     FeedWorker,
     GiveUp,
     Instruction,
+    Publish,
     RemainsEnded,
     Retire,
     ScaleRequested,
@@ -50,7 +51,6 @@ from etlstage.supervisor.lifecycle.events import (
     StopRequested,
     StopWorker,
     SupervisorEvent,
-    Tell,
     WorkerExited,
     WorkerFailedPermanently,
     WorkerSilent,
@@ -97,7 +97,7 @@ class WorkerPool:
         self.stage = stage
         self.commits: Commits = commits or Commits(stage)
         """Has what workers commit stored."""
-        self.parting: Parting = Parting.DRAIN
+        self.farewell_reason: FarewellReason = FarewellReason.DRAIN
         """Why workers are told to end."""
         self.backlog: Backlog = Backlog()
         """Where the workers take messages from."""
@@ -219,12 +219,12 @@ class WorkerPool:
         ]
         return max(found, key=lambda silence: silence.seconds, default=None)
 
-    def hurry(self) -> None:
+    def shorten_deadlines(self) -> None:
         """Wait no longer than to stop them for workers that never answer."""
-        self.backlog.hurried = True
+        self.backlog.shutting_down = True
         now = anyio.current_time()
         for running in self._running.values():
-            running.link.hurry(now)
+            running.link.shorten_deadlines(now)
 
     def health(self) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""
@@ -264,7 +264,7 @@ class WorkerPool:
     def complete(self) -> None:
         """Let the workers end once all is answered: nothing more will come."""
         self._complete = self.closing = True
-        self.parting = Parting.ENDED
+        self.farewell_reason = FarewellReason.ENDED
         self.end_if_answered()
 
     def end_if_answered(self) -> None:
@@ -312,7 +312,7 @@ class WorkerPool:
                 self._stop(worker, patient=patient)
             case SetTimer(worker, at):
                 self._timer(worker).set(at)
-            case Tell(event):
+            case Publish(event):
                 self._note(event)
             case GiveUp(worker, reason):
                 self._give_up(worker, reason)
@@ -370,7 +370,7 @@ class WorkerPool:
         """Wait for no more than so many of those who have left something behind."""
         left = [running for running in self._served if running.exited]
         for running in left[: max(0, len(left) - most)]:
-            running.hurry()
+            running.kill_remains()
 
     def _tell_demand(self) -> None:
         if self._elastic and self.state.may_grow and (demand := self.backlog.demand):

@@ -244,7 +244,7 @@ class WorkerSession:
         self._raise_error()
         if self.dialogue.ended:
             raise LocalProtocolError("can't send: the input of the session was ended")
-        self.dialogue.say(run[0])
+        self.dialogue.write(run[0])
         self._pool.kick()
 
     async def choke(self) -> None:
@@ -254,12 +254,12 @@ class WorkerSession:
 
     async def error(self, code: int, reason: str) -> None:
         """End the session; the worker is told why, and says no more of it."""
-        self.dialogue.parting = code, reason
+        self.dialogue.cancel_reason = code, reason
         self.close()
 
     def close(self) -> None:
         """End the session, unless it has ended: nobody waits for it."""
-        if not self.dialogue.forgotten:
+        if not self.dialogue.abandoned:
             self._pool.drop(self.dialogue)
             self._pool.kick()
 

@@ -38,7 +38,7 @@ from etlstage.errors import (
 )
 from etlstage.messages import Position, Result, Run, StageKind, counted, sound
 from etlstage.protocol.base import Limits, Shape, Side
-from etlstage.protocol.events import Assignment, Parting
+from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.commit import Commits, StoreCommit
 from etlstage.supervisor.exchange.exchange import Outcome
@@ -174,7 +174,9 @@ class AsyncSupervisor:
         """Stop the workers; at once when the block failed or was cancelled."""
         await self._finish(patient=kind is None)
 
-    async def aclose(self, *, drain: float = 0.0, why: Parting = Parting.DRAIN) -> None:
+    async def aclose(
+        self, *, drain: float = 0.0, why: FarewellReason = FarewellReason.DRAIN
+    ) -> None:
         """
         Stop the workers and wait until they are gone.
 
@@ -187,7 +189,7 @@ class AsyncSupervisor:
             why: What the workers are told, where their dialect has words for it.
 
         """
-        self._pool.closing, self._pool.parting = True, why
+        self._pool.closing, self._pool.farewell_reason = True, why
         for intake in self._intakes:
             intake.scope.cancel()
         with anyio.move_on_after(drain):
@@ -255,7 +257,7 @@ class AsyncSupervisor:
             return None
         return self._pool.slowest()
 
-    def hurry(self) -> None:
+    def shorten_deadlines(self) -> None:
         """
         Wait no more for workers of which none has ever answered: they may never do.
 
@@ -264,7 +266,7 @@ class AsyncSupervisor:
         nothing changes.
         """
         if self._tasks is not None:
-            self._pool.hurry()
+            self._pool.shorten_deadlines()
 
     @property
     def skipped(self) -> int:

@@ -4,7 +4,7 @@ One process of a stage, from its start until nothing of it is left.
 Who owns what: the *worker* owns the process, its stderr and its status pipe, decides
 how it is ended and whom its end is blamed on, and reports all that to the pool as
 events. Its *link* owns the bytes and the session: what the process is fed and
-what it answers is not known here. Its *blame* is a value, which words the errors. The
+what it answers is not known here. Its *errors* are a value, which words them. The
 *pool* decides, by its lifecycle, when a worker is started and stopped; what it decides
 comes here as a call of :meth:`WorkerProcess.stop` or :meth:`WorkerProcess.fail`.
 
@@ -36,9 +36,9 @@ from etlstage.errors import (
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
 from etlstage.protocol.events import Assignment
-from etlstage.supervisor.blame import Blame
 from etlstage.supervisor.diagnostic import StatusReader
 from etlstage.supervisor.exchange.retry import Loss
+from etlstage.supervisor.failure import WorkerErrors
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
@@ -119,7 +119,7 @@ class WorkerProcess:
             pid=self.pid,
             counted=partial(metrics.noise, name) if metrics else None,
         )
-        self._blame = Blame(
+        self._errors = WorkerErrors(
             stage, name, self.pid, self._stderr, pool.state.history(name)
         )
         self.link: Link = Link(
@@ -156,7 +156,7 @@ class WorkerProcess:
         self._ignored = False  # it had read nothing of what it did not answer
         self._all_read = False
         self._late = 0  # bytes that had come too late at its end
-        self._doubted = False  # what it has answered may not be loaded
+        self._unproven_reported = False  # what it has answered may not be loaded
 
     def __repr__(self) -> str:
         owed = self.link.owed
@@ -200,12 +200,12 @@ class WorkerProcess:
         self._end_process(patient=patient and not busy)
         self.link.give_whole()
 
-    def hurry(self) -> None:
-        """Let :meth:`run` wait no more for what the worker has left behind."""
+    def kill_remains(self) -> None:
+        """Have :meth:`run` wait no longer for what the worker has left behind."""
         self._end_process(patient=False)
 
     def fail(
-        self, reason: str, cause: FailureCause, blame: EtlstageError | None = None
+        self, reason: str, cause: FailureCause, breach: EtlstageError | None = None
     ) -> None:
         """Declare the worker at fault: ``reason`` is what it did, in a sentence."""
         if self.error is not None:
@@ -214,14 +214,14 @@ class WorkerProcess:
             received = self.link.received
             reason += f": {self._stage.dialect.silence(received, ready=False)}"
         self._ignored = cause == "silent" and self.link.unread(self._wire.unread())
-        self._reason, self._breach = self._with_hint(reason), blame
+        self._reason, self._breach = self._with_hint(reason), breach
         self.error = self._describe(0)
         self.link.give_whole()
         self._pool.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
     # --- what the link finds out ----------------------------------------------
 
-    def broke(self, pipe: str) -> None:
+    def pipe_closed(self, pipe: str) -> None:
         """Record that the worker closed a pipe; it is stopped if it does not exit."""
         if not self._ending or pipe == "stdin":
             self._closed = self._closed or pipe
@@ -244,7 +244,7 @@ class WorkerProcess:
         """Log and count lines that mean nothing, and do no harm."""
         self._noise.take(noise + b"\n")
 
-    def despair(self, reason: str) -> None:
+    def fail_stage(self, reason: str) -> None:
         """End all that is submitted: no other worker is waited for."""
         name = self._stage.name
         text = f"stage {name}: no worker has ever answered: worker {self.name} {reason}"
@@ -267,7 +267,7 @@ class WorkerProcess:
 
     def refused(self, code: int, category: int, reason: str) -> EtlstageError:
         """Return the error of a message that the worker refused."""
-        return self._blame.refused(code, category, reason)
+        return self._errors.refused(code, category, reason)
 
     def cancelled(
         self, reason: str
@@ -275,11 +275,11 @@ class WorkerProcess:
         """Return the attempt at an exchange that took too long, and its last error."""
 
         def last_error(attempts: tuple[Attempt, ...]) -> EtlstageError:
-            error = self._blame.lost(reason, tries=len(attempts))
+            error = self._errors.lost(reason, tries=len(attempts))
             error.attempts = attempts
             return error
 
-        return self._blame.attempt(reason), last_error
+        return self._errors.attempt(reason), last_error
 
     # --- the process ----------------------------------------------------------
 
@@ -299,7 +299,7 @@ class WorkerProcess:
                 self._child.close()
         late = self.link.late - self._late
         if killed or late:
-            doubt = self._doubt_remains(killed) if killed else None
+            doubt = self._unproven_by_remains(killed) if killed else None
             doubtful = self._unproven if doubt is not None else 0
             self._pool.handle(
                 RemainsEnded(self.name, self.pid, killed, late, doubtful, doubt)
@@ -354,7 +354,7 @@ class WorkerProcess:
         await self.link.read()
         self._all_read = True
         # Normally the process exits now; if it doesn't, it is stopped.
-        self.broke("stdout")
+        self.pipe_closed("stdout")
         self._stdout_ended.set()
 
     async def _read_status(self, status: Readable) -> None:
@@ -367,10 +367,10 @@ class WorkerProcess:
             data = status.read(_CHUNK)
             if not data:
                 return data is None
-            told = self._status.receive(data)
-            if told.counts:
-                self._pool.count(self.name, told.counts)
-            if told.progress is not None:
+            update = self._status.receive(data)
+            if update.counts:
+                self._pool.count(self.name, update.counts)
+            if update.progress is not None:
                 self.link.progressed(anyio.current_time())
             if self._announced:
                 self._pool.handle(AliveSeen(self.name))
@@ -392,7 +392,7 @@ class WorkerProcess:
         await self._quit.wait()
         if self.exited:
             return
-        if self._patient and self.link.say_farewell(self._pool.parting):
+        if self._patient and self.link.start_farewell(self._pool.farewell_reason):
             self._log_step("the farewell of its dialect")
             limit = self._stage.timeout.farewell
             limit = self._timeout if limit is None else limit
@@ -404,12 +404,12 @@ class WorkerProcess:
             if not self._streams:
                 self._log_step("the end of its input")
             # One that has not come by now would find nobody who told it anything.
-            if not self.link.unmet:
+            if not self.link.awaits_identity:
                 await self._wait(self._timeout, self._gone.wait)
         for signal in (SIGTERM, SIGKILL):
             if self.exited:
                 return
-            self._blame.signalled = True
+            self._errors.signalled = True
             self._log_step(signal.name)
             self._child.signal(signal)
             # Behind the signal: which of the two it dies of is then no matter of
@@ -438,11 +438,11 @@ class WorkerProcess:
     # --- behind its exit ------------------------------------------------------
 
     def _note_unread(self) -> None:
-        if not self._blame.signalled:
+        if not self._errors.signalled:
             self._unread = max(self._unread, self._wire.unread())
 
     def _note_exit(self, status: int) -> None:
-        self._blame.status = status
+        self._errors.status = status
         self._note_unread()
         # One that is asked for nothing has perhaps written all of a round that is to
         # begin now.
@@ -450,7 +450,7 @@ class WorkerProcess:
         # Who shares its stdin would else wait for more.
         self._wire.close_write()
         self._gone.set()
-        self._by_us = self._blame.signalled or not self._patient
+        self._by_us = self._errors.signalled or not self._patient
         if self._by_us:
             # We have ended it: that goes for its whole group.
             self._child.kill()
@@ -514,7 +514,7 @@ class WorkerProcess:
         with suppress(Exception):
             self._child.kill()
         status = self._child.returncode
-        self._blame.status = -SIGKILL if status is None else status
+        self._errors.status = -SIGKILL if status is None else status
 
     # --- what its end means ---------------------------------------------------
 
@@ -538,11 +538,11 @@ class WorkerProcess:
         if self.error is None:
             self._reason = "was stopped" if self._told_to_stop else fate
         told = self._told_to_stop and self.error is None
-        doubt = self._doubt_end(status) if told else None
+        doubt = self._unproven_by_exit(status) if told else None
         untouched = self._untouched
         doubtful = self.link.doubtful
         if doubt is not None:
-            told, doubtful, fate = False, self._unproven, self._blame.end()
+            told, doubtful, fate = False, self._unproven, self._errors.end()
         loss = self._lose(untouched=untouched)
         if self.error is None and not told:
             self.error = doubt or self._describe(loss.held)
@@ -566,14 +566,14 @@ class WorkerProcess:
                 doubtful=doubtful,
                 doubt=doubt,
                 fate=fate,
-                cause=self._blame.cause,
+                cause=self._errors.cause,
             )
         )
 
     def _fate(self) -> str:
         closed = self._closed if self.error is None else ""
-        fate = self._blame.fate(closed)
-        return fate if closed and self._blame.signalled else self._with_hint(fate)
+        fate = self._errors.fate(closed)
+        return fate if closed and self._errors.signalled else self._with_hint(fate)
 
     @property
     def _untouched(self) -> bool:
@@ -595,37 +595,37 @@ class WorkerProcess:
             return 0  # it has committed what counts
         return self.link.answered
 
-    def _doubt_end(self, status: int) -> WorkerLost | None:
+    def _unproven_by_exit(self, status: int) -> WorkerLost | None:
         """Return why what it has answered may not be loaded, if it did not end well."""
         unproven = self._unproven
         if not self._stage.dialect.failed(status, told=True, held=0, unproven=unproven):
             return None
-        return self._doubt(f"{self._blame.end()} while it ended")
+        return self._unproven_error(f"{self._errors.end()} while it ended")
 
-    def _doubt_remains(self, killed: int) -> WorkerLost | None:
+    def _unproven_by_remains(self, killed: int) -> WorkerLost | None:
         """Return the same for processes that were killed behind its end."""
-        if not self._unproven or self._doubted:
+        if not self._unproven or self._unproven_reported:
             return None
         left = counted(killed, "process", "processes")
-        return self._doubt(
+        return self._unproven_error(
             f"left {left} behind, killed after timeout.stop ({self._timeout:g} s)"
         )
 
-    def _doubt(self, what: str) -> WorkerLost:
-        self._doubted = True
+    def _unproven_error(self, what: str) -> WorkerLost:
+        self._unproven_reported = True
         messages = counted(self._unproven, "message")
         reason = f"{what}; {messages} that it had answered may not be loaded"
-        error = self._blame.lost(reason)
-        error.attempts = (self._blame.attempt(what),)
+        error = self._errors.lost(reason)
+        error.attempts = (self._errors.attempt(what),)
         return error
 
     def _lose(self, *, untouched: bool) -> Loss:
         link, dispatch = self.link, self.link.dispatch
         if self._pool.state.stopping:
             error = self._not_committed() or self._describe(dispatch.held)
-            return Loss(held=dispatch.abandon(error, link.owed), retried=0)
+            return Loss(held=dispatch.fail_all(error, link.owed), retried=0)
         return dispatch.lose(
-            self._blame.attempt(self._reason),
+            self._errors.attempt(self._reason),
             self._last_error,
             owed=link.owed,
             untouched=untouched,
@@ -640,7 +640,7 @@ class WorkerProcess:
         held = counted(self.link.dispatch.held, "message")
         fate = self._reason
         if self.error is None:
-            fate = self._blame.end() if self._blame.status else "ended"
+            fate = self._errors.end() if self._errors.status else "ended"
         return NotCommitted(
             f"stage {self._stage.name}: worker {self.name} {fate} and had not committed"
             f" {held} that it had answered; the next run gives them again",
@@ -651,9 +651,9 @@ class WorkerProcess:
         """Return the error of what the worker held, or the one that it failed with."""
         if self._breach is not None:
             fate = self._with_hint(f"broke the protocol: {self._breach}")
-            return self._blame.breach(fate, tries)
+            return self._errors.breach(fate, tries)
         held = held if self.error is None else 0
-        return self._blame.lost(self._reason, held, tries)
+        return self._errors.lost(self._reason, held, tries)
 
     def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
         """Return the error of a message that this worker was the last to try."""

@@ -40,8 +40,8 @@ from etlstage.protocol.events import (
     Event,
     Failed,
     Farewell,
+    FarewellReason,
     Opened,
-    Parting,
     Ready,
 )
 from etlstage.protocol.kcl.checkpoint import (
@@ -279,9 +279,9 @@ class _Life:
                 self._process(run)
                 self._say(Added(first, (), ended=True))
             case Farewell(why=why):
-                if why is Parting.LOST:
+                if why is FarewellReason.LOST:
                     processor.lease_lost()
-                elif why is Parting.ENDED:
+                elif why is FarewellReason.ENDED:
                     processor.shard_ended(checkpointer)
                 else:
                     processor.shutdown_requested(checkpointer)

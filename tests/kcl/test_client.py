@@ -11,7 +11,7 @@ import pytest
 
 from etlstage.errors import RemoteProtocolError
 from etlstage.messages import AnnotatedRun
-from etlstage.protocol.events import Farewell, Opened, Parting
+from etlstage.protocol.events import Farewell, FarewellReason, Opened
 from etlstage.protocol.kcl.lines import Version
 from tests.kcl.client import CURRENT, OLD
 from tests.kcl.conftest import Sample
@@ -70,7 +70,7 @@ def test_life_of_the_current_client(current: Sample) -> None:
         assert driver.ended == 2
         driver.send(Opened(3, [b"next"]))
         assert driver.session.uncommitted == 1
-        assert driver.part(Farewell(why=Parting.LOST)) == 0
+        assert driver.part(Farewell(why=FarewellReason.LOST)) == 0
     assert driver.session.uncommitted == 1
 
 
@@ -78,7 +78,7 @@ def test_end_of_a_shard(current: Sample) -> None:
     """It checkpoints without a number."""
     with current() as driver:
         driver.send(Opened(1, RECORDS))
-        assert driver.part(Farewell(why=Parting.ENDED)) == 0
+        assert driver.part(Farewell(why=FarewellReason.ENDED)) == 0
         assert driver.asked[-1] == ("SHARD_END", 0)
 
 
@@ -86,7 +86,7 @@ def test_end_of_a_shard_that_is_not_stored(current: Sample) -> None:
     """The client answers all the same, and tries no more: a daemon hangs then."""
     with current() as driver:
         driver.errors = ["ThrottlingException"]
-        driver.session.send(Farewell(why=Parting.ENDED), 0.0)
+        driver.session.send(Farewell(why=FarewellReason.ENDED), 0.0)
         driver.until(lambda: False)
         assert driver.failed is not None
         assert isinstance(driver.failed.error, RemoteProtocolError)
@@ -99,7 +99,7 @@ def test_shutdown_requested(current: Sample, error: str | None) -> None:
     with current(position=["5", 0]) as driver:
         driver.session.send(Opened(1, [b"x"]), 0.0)
         driver.errors = [None, error]
-        assert driver.part(Farewell(why=Parting.DRAIN)) == 0
+        assert driver.part(Farewell(why=FarewellReason.DRAIN)) == 0
         assert driver.session.uncommitted == 0
 
 
@@ -118,7 +118,7 @@ def test_life_of_the_old_client(old: Sample) -> None:
     with old() as driver:
         driver.send(Opened(1, RECORDS))
         assert driver.session.uncommitted == 2
-        assert driver.part(Farewell(why=Parting.DRAIN)) == 0
+        assert driver.part(Farewell(why=FarewellReason.DRAIN)) == 0
     assert driver.noise == [b"Shutting down due to failover. Will not checkpoint."]
 
 
@@ -126,7 +126,7 @@ def test_end_of_a_shard_with_the_old_client(old: Sample) -> None:
     """It is told to terminate."""
     with old() as driver:
         driver.send(Opened(1, RECORDS))
-        assert driver.part(Farewell(why=Parting.ENDED)) == 0
+        assert driver.part(Farewell(why=FarewellReason.ENDED)) == 0
         assert driver.asked == [("SHARD_END", 0)]
         assert driver.ended == 2
 
@@ -162,7 +162,7 @@ def test_checkpoint_that_fails_once(
     with script(BUFFERING.format(v=module, lost=lost), version, client) as driver:
         driver.send(Opened(1, [b"x"]))
         driver.errors = ["ThrottlingException"]
-        assert driver.part(Farewell(why=Parting.DRAIN)) == 0
+        assert driver.part(Farewell(why=FarewellReason.DRAIN)) == 0
         assert b"refused ThrottlingException" in driver.noise
         assert driver.asked == [("1", 0), ("1", 0)]
 
@@ -170,7 +170,7 @@ def test_checkpoint_that_fails_once(
 def test_shard_end_that_a_processor_ignores(script: Sample) -> None:
     """It is found at once, by name."""
     with script(BUFFERING.format(v=3, lost="lease_lost"), client=CURRENT) as driver:
-        driver.session.send(Farewell(why=Parting.ENDED), 0.0)
+        driver.session.send(Farewell(why=FarewellReason.ENDED), 0.0)
         driver.until(lambda: False)
         assert driver.failed is not None
         assert "without a checkpoint" in str(driver.failed.error)
@@ -201,7 +201,7 @@ kcl.run(Printing())
     with script(source, version) as driver:
         driver.send(Opened(1, [b"a", b"b"]))
         assert driver.ended == 1
-        assert driver.part(Farewell(why=Parting.ENDED)) == 0
+        assert driver.part(Farewell(why=FarewellReason.ENDED)) == 0
         assert driver.ended == 2
     assert driver.noise == []
 

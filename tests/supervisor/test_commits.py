@@ -24,8 +24,8 @@ from etlstage.supervisor import (
     Assignment,
     AsyncSupervisor,
     CommitRequest,
+    FarewellReason,
     Outcome,
-    Parting,
 )
 from etlstage.testing import ScriptedLaunch, run_virtually
 from etlstage.testing.clock import Backend
@@ -228,7 +228,7 @@ async def test_share_that_is_lost_is_not_committed() -> None:
     )
     async with supervisor:
         await anyio.sleep(1)
-        await supervisor.aclose(why=Parting.LOST)
+        await supervisor.aclose(why=FarewellReason.LOST)
 
     assert committer.partings == ["lost"]
 

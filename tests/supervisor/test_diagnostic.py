@@ -19,8 +19,8 @@ from etlstage.supervisor.diagnostic import (
     LinesDropped,
     LineWritten,
     StatusReader,
+    StatusUpdate,
     Throttle,
-    Told,
     cause_of,
     level_of,
 )
@@ -354,7 +354,7 @@ def line(**said: object) -> bytes:
 
 
 SKIPPED = line(metric="skipped", add=3)
-THREE = Told(Counter(skipped=3))
+THREE = StatusUpdate(Counter(skipped=3))
 
 
 ROWS = line(metric="rows_2", add=10)
@@ -383,7 +383,7 @@ def test_counts_are_added_up(lines: list[bytes], data: st.DataObject) -> None:
 def test_progress_is_a_share(share: float) -> None:
     """The last one counts (issue 11)."""
     told = StatusReader().receive(HALF + line(progress=share))
-    assert told == Told(progress=share)
+    assert told == StatusUpdate(progress=share)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_progress_is_a_share(share: float) -> None:
 def test_anything_else_is_a_sign_of_life_and_no_more(wire: bytes) -> None:
     """And what comes behind it is understood again."""
     reader = StatusReader()
-    assert reader.receive(wire) == Told()
+    assert reader.receive(wire) == StatusUpdate()
     assert reader.receive(b"\n" + SKIPPED) == THREE
 
 
@@ -425,7 +425,7 @@ def test_line_without_end_takes_no_memory() -> None:
     """It is dropped, up to its end."""
     reader = StatusReader()
     for _ in range(1000):
-        assert reader.receive(b"x" * 4096) == Told()
+        assert reader.receive(b"x" * 4096) == StatusUpdate()
         assert len(reader._rest) <= 4096
-    assert reader.receive(SKIPPED) == Told()
+    assert reader.receive(SKIPPED) == StatusUpdate()
     assert reader.receive(SKIPPED) == THREE

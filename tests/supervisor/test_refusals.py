@@ -8,7 +8,7 @@ import pytest
 from etlstage.errors import WorkerRefusal
 from etlstage.messages import Result
 from etlstage.stage import ErrorPolicy, Stage
-from etlstage.supervisor import AsyncSupervisor, WorkerStarted, blame
+from etlstage.supervisor import AsyncSupervisor, WorkerStarted, failure
 from tests.supervisor.workers import stage
 
 
@@ -48,7 +48,7 @@ async def test_refusals_for_one_reason_are_errors_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many reasons there are: only some are remembered (issue 10)."""
-    monkeypatch.setattr(blame, "_REFUSALS", 3)
+    monkeypatch.setattr(failure, "_REFUSALS", 3)
     run = stage("refuses", "bad", on_error=ErrorPolicy(retries_refused=1), window=1)
     results, _ = await submit(run, [b"bad %d" % (n % 5) for n in range(20)])
     errors = [result.error for result in results]

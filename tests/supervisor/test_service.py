@@ -481,7 +481,9 @@ async def test_nobody_is_told_of_a_worker_that_answers_now_and_then() -> None:
 
 
 @pytest.mark.parametrize(("since", "takes"), [(100, 2), (1, 29)])
-async def test_hurry_leaves_who_has_never_answered(since: float, takes: float) -> None:
+async def test_shutdown_leaves_a_worker_that_has_never_answered(
+    since: float, takes: float
+) -> None:
     """All messages end; none is tried again, as the next would be silent (issue 11)."""
     stage = Stage(name="t", worker=("none",), timeout=Timeouts(stop=2, message=None))
     supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(mute))
@@ -498,12 +500,12 @@ async def test_hurry_leaves_who_has_never_answered(since: float, takes: float) -
                 tasks.start_soon(ask)
             await anyio.sleep(since)
             before = anyio.current_time()
-            supervisor.hurry()
+            supervisor.shorten_deadlines()
         assert anyio.current_time() - before == pytest.approx(takes)
     assert sorted(errors, key=str) == [StageFailed] * 8 + [WorkerLost]
 
 
-async def test_hurry_changes_no_shorter_deadline() -> None:
+async def test_shutdown_keeps_a_shorter_deadline() -> None:
     """Who would be given up before is."""
     stage = Stage(name="t", worker=("none",), timeout=Timeouts(stop=2, message=9))
     supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(sleeper))
@@ -515,19 +517,19 @@ async def test_hurry_changes_no_shorter_deadline() -> None:
 
         tasks.start_soon(ask)
         await anyio.sleep(5)
-        supervisor.hurry()
+        supervisor.shorten_deadlines()
         await anyio.sleep(4.1)
         assert supervisor.slowest is None
 
 
-async def test_hurry_lets_who_has_answered_finish() -> None:
+async def test_shutdown_lets_a_worker_that_has_answered_finish() -> None:
     """It is slow, and works."""
     async with service() as supervisor:
         await supervisor.ask(b"1")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.ask, b"200")
             await anyio.sleep(1)
-            supervisor.hurry()
+            supervisor.shorten_deadlines()
 
 
 # --- as many workers as there is work for ----------------------------------------------

@@ -14,8 +14,8 @@ from etlstage.protocol.events import (
     CommitAsked,
     Event,
     Farewell,
+    FarewellReason,
     Opened,
-    Parting,
 )
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.session import KclSession, State
@@ -115,7 +115,9 @@ def nothing(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
 def test_a_life_in_each_version(version: Version) -> None:
     """By what comes; the processor is the same."""
     keeper = Keeper(nothing)
-    daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell(why=Parting.DRAIN)], version)
+    daemon = Daemon(
+        [Opened(1, [b"a", b"b"]), Farewell(why=FarewellReason.DRAIN)], version
+    )
     live(daemon, keeper)
 
     full = version in (Version.V1, Version.V2)
@@ -133,7 +135,7 @@ def test_a_life_in_each_version(version: Version) -> None:
 
 def test_the_end_of_a_shard_is_checkpointed() -> None:
     """Without a word of the processor."""
-    daemon = Daemon([Opened(1, [b"a"]), Farewell(why=Parting.ENDED)])
+    daemon = Daemon([Opened(1, [b"a"]), Farewell(why=FarewellReason.ENDED)])
     live(daemon, Keeper(nothing))
 
     assert daemon.asked == [("SHARD_END", 0)]
@@ -148,7 +150,7 @@ def test_checkpoints_by_record_and_by_number() -> None:
         else:
             checkpointer.checkpoint(record.sequence_number)
 
-    daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell(why=Parting.LOST)])
+    daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell(why=FarewellReason.LOST)])
     live(daemon, Keeper(act))
 
     assert daemon.asked == [("5", 0), ("6", 0)]
@@ -171,7 +173,9 @@ def test_errors_have_classes(name: str, error: type[kcl.CheckpointFailed]) -> No
             checkpointer.checkpoint()
         assert caught.value.name == name
 
-    daemon = Daemon([Opened(1, [b"a"]), Farewell(why=Parting.LOST)], errors=[name])
+    daemon = Daemon(
+        [Opened(1, [b"a"]), Farewell(why=FarewellReason.LOST)], errors=[name]
+    )
     live(daemon, Keeper(act))
 
     assert len(daemon.asked) == 1
@@ -190,7 +194,7 @@ def test_a_store_that_is_throttled_is_asked_again(failures: int) -> None:
             checkpointer.checkpoint(tries=3, pause=0.5)
 
     daemon = Daemon(
-        [Opened(1, [b"a"]), Farewell(why=Parting.LOST)], errors=names[:failures]
+        [Opened(1, [b"a"]), Farewell(why=FarewellReason.LOST)], errors=names[:failures]
     )
     slept: list[float] = []
     live(daemon, Keeper(act), slept=slept)
@@ -218,7 +222,7 @@ def test_exception_is_skipped_if_that_is_asked_for(
 ) -> None:
     """By name; its traceback is shown, and the batch is answered."""
     keeper = Keeper(fail)
-    daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell(why=Parting.LOST)])
+    daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell(why=FarewellReason.LOST)])
     live(daemon, keeper, on_error="skip")
 
     assert keeper.told[1:] == [b"a", "lost"]
@@ -254,7 +258,7 @@ def test_end_of_input_in_place_of_an_answer() -> None:
 def test_records_have_what_the_daemon_says() -> None:
     """Columns of a run are members of a record."""
     seen: list[kcl.Record] = []
-    daemon = Daemon([Opened(1, [b"a"]), Farewell(why=Parting.LOST)])
+    daemon = Daemon([Opened(1, [b"a"]), Farewell(why=FarewellReason.LOST)])
     live(daemon, Keeper(lambda _, record: seen.append(record)))
 
     assert seen == [kcl.Record(b"a", "e8b7be43", "5", 0, 0)]
@@ -264,7 +268,7 @@ def test_a_processor_has_to_process() -> None:
     """It is the one method that has no default."""
     with pytest.raises(NotImplementedError):
         live(Daemon([Opened(1, [b"a"])]), kcl.Processor())
-    daemon = Daemon([Farewell(why=Parting.DRAIN)])
+    daemon = Daemon([Farewell(why=FarewellReason.DRAIN)])
     live(daemon, kcl.Processor())
     assert daemon.session.state is State.ENDED
 
@@ -277,7 +281,7 @@ def test_on_error_is_one_of_two() -> None:
 
 def test_lines_are_json() -> None:
     """Each that a processor writes, with a line end in front."""
-    daemon = Daemon([Farewell(why=Parting.LOST)])
+    daemon = Daemon([Farewell(why=FarewellReason.LOST)])
     written: list[bytes] = []
 
     def write(data: bytes) -> None:

@@ -29,8 +29,8 @@ from etlstage.protocol.events import (
     Event,
     Failed,
     Farewell,
+    FarewellReason,
     Opened,
-    Parting,
     Ready,
 )
 from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of
@@ -47,11 +47,11 @@ from etlstage.protocol.kcl.lines import (
 __all__ = ("ProcessorSession", "Turn")
 
 _ENDS: Final = {
-    ("leaseLost", None): Parting.LOST,
-    ("shardEnded", None): Parting.ENDED,
-    ("shutdownRequested", None): Parting.DRAIN,
-    ("shutdown", "ZOMBIE"): Parting.LOST,
-    ("shutdown", "TERMINATE"): Parting.ENDED,
+    ("leaseLost", None): FarewellReason.LOST,
+    ("shardEnded", None): FarewellReason.ENDED,
+    ("shutdownRequested", None): FarewellReason.DRAIN,
+    ("shutdown", "ZOMBIE"): FarewellReason.LOST,
+    ("shutdown", "TERMINATE"): FarewellReason.ENDED,
 }
 """Actions at the end of a life, with their reasons."""
 
@@ -98,7 +98,7 @@ class ProcessorSession:
         self._lines = Lines(max_line)
         self._member = "sequenceNumber"
         self._action = ""  # in flight
-        self._parting: Parting | None = None  # of the farewell in flight
+        self._parting: FarewellReason | None = None  # of the farewell in flight
         self._given = 0  # records
         self._asked: object = None
         self._events: list[Event] = []
@@ -227,7 +227,7 @@ class ProcessorSession:
             case Added(ended=True) if self._action == "processRecords":
                 self._answer(Turn.THEIRS)
             case Farewell(why=why) if why is self._parting:
-                self._answer(Turn.THEIRS if why is Parting.DRAIN else Turn.OVER)
+                self._answer(Turn.THEIRS if why is FarewellReason.DRAIN else Turn.OVER)
             case _:
                 raise LocalProtocolError(
                     f"can't send {type(event).__name__} in answer to {self._action}"

@@ -39,9 +39,9 @@ from etlstage.protocol.events import (
     Event,
     Failed,
     Farewell,
+    FarewellReason,
     Noise,
     Opened,
-    Parting,
     Ready,
 )
 from etlstage.protocol.kcl.checkpoint import (
@@ -95,7 +95,7 @@ class State(Enum):
     """It broke the protocol, or closed stdout."""
 
 
-_RANK: Final = {why: rank for rank, why in enumerate(Parting)}
+_RANK: Final = {why: rank for rank, why in enumerate(FarewellReason)}
 _CHECKPOINTS: Final[Mapping[State, bool]] = {
     State.INITIALIZING: False,
     State.PROCESSING: True,
@@ -154,7 +154,7 @@ class KclSession:
         self._asks: deque[Ask] = deque()
         self._position: Checkpoint | None = None  # is being stored
         self._refused: str | None = None  # the last answer to a checkpoint
-        self._reason: Parting | None = None
+        self._reason: FarewellReason | None = None
         self._requested = False
         self._given = 0  # records of the action given last
         self._idle_since: float | None = None
@@ -335,7 +335,7 @@ class KclSession:
         if not _CHECKPOINTS[self.state]:
             lost = self.state is State.LOSING and self._row.checkpointer
             return SHUTDOWN if lost else INVALID_STATE
-        return SHUTDOWN if self._reason is Parting.LOST else None
+        return SHUTDOWN if self._reason is FarewellReason.LOST else None
 
     def _answer(self, error: str | None) -> None:
         self._refused = error
@@ -405,7 +405,7 @@ class KclSession:
     def _end(self, first: int, count: int) -> None:
         self._events.append(Ended(first, Singles([], range(count))))
 
-    def _say_farewell(self, why: Parting) -> None:
+    def _say_farewell(self, why: FarewellReason) -> None:
         if self._reason is None or _RANK[why] > _RANK[self._reason]:
             self._reason = why
         if self.state is State.INITIALIZING:
@@ -418,10 +418,10 @@ class KclSession:
         if self.state is not State.READY or self._reason is None:
             return
         request = requested_line(self._row, self._open.largest)
-        if self._reason is Parting.ENDED:
+        if self._reason is FarewellReason.ENDED:
             self.state = State.ENDING
             self._out.append(self._row.ended[1])
-        elif self._reason is Parting.DRAIN and request and not self._requested:
+        elif self._reason is FarewellReason.DRAIN and request and not self._requested:
             self.state = State.REQUESTED
             self._out.append(request)
         else:

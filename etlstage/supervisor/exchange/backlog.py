@@ -30,7 +30,7 @@ class Backlog:
         """The workers are given one exchange at a time, and each is proven."""
         self.life: float = math.inf
         """Messages behind which workers were lost, the last ones above all."""
-        self.hurried: bool = False
+        self.shutting_down: bool = False
         """Nobody wants to wait for workers of which none has ever answered."""
         self.answered: bool = False
         """Some worker has."""
@@ -65,7 +65,7 @@ class Backlog:
         """Forget a submission: its caller is gone, or it is finished."""
         self._submissions.remove(submission)
         self._owners.pop(id(submission), None)
-        submission.forget()
+        submission.abandon()
         if self.suspects:
             others = (s for s in self.suspects if s.submission is not submission)
             self.suspects = deque(others)
@@ -106,14 +106,14 @@ class Backlog:
         )
 
     @property
-    def failed(self) -> bool:
+    def closed(self) -> bool:
         """Whether all has ended, and nobody tries anything again."""
         return self._dead is not None
 
     @property
-    def hopeless(self) -> bool:
+    def never_answered(self) -> bool:
         """Whether to give up on who does not answer soon."""
-        return self.hurried and not self.answered
+        return self.shutting_down and not self.answered
 
     def go_in_step(self, messages: float = math.inf) -> None:
         """Go in lock-step from now on, or for so many messages."""
@@ -126,8 +126,8 @@ class Backlog:
             self._steps = max(0.0, self._steps - messages)
             self.in_step = self._steps > 0
 
-    def lost(self, messages: int) -> None:
-        """Take note that a process was lost behind so many messages."""
+    def record_loss(self, messages: int) -> None:
+        """Record that a process was lost after so many messages."""
         if messages:
             known = self.life < math.inf
             self.life = (self.life + messages) / 2 if known else messages

@@ -36,7 +36,7 @@ class Dialogue(Round):
         """The caller has said all."""
         self.expired: bool = False
         """It took too long and was cancelled; its worker lives on."""
-        self._said: list[bytes] = []
+        self._input: list[bytes] = []
         self._cost = 0  # bytes of memory that these take
         self._taken = False
         self._end_taken = False
@@ -54,32 +54,32 @@ class Dialogue(Round):
     @property
     def over(self) -> bool:
         """Whether nobody hears what the caller says."""
-        return self.finished or self.forgotten
+        return self.finished or self.abandoned
 
     @property
-    def speaks(self) -> bool:
+    def has_input(self) -> bool:
         """Whether there is something for the worker."""
-        return bool(self._said) or (self.ended and not self._end_taken)
+        return bool(self._input) or (self.ended and not self._end_taken)
 
-    def say(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Add to what the worker is told; it is dropped if the worker has ended."""
         if not self.over:
-            self._said.append(chunk)
+            self._input.append(chunk)
             self._cost += cost_of([chunk])
 
     def end(self) -> None:
         """Say no more."""
         self.ended = True
 
-    def take_said(self) -> tuple[list[bytes], bool]:
+    def take_input(self) -> tuple[list[bytes], bool]:
         """Return, once, what the worker is told, and whether that was all."""
-        said, self._said, self._cost = self._said, [], 0
+        chunks, self._input, self._cost = self._input, [], 0
         self._taken, self._end_taken = True, self.ended
         self._on_outcome()
-        return said, self.ended
+        return chunks, self.ended
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Drop all that waits, and wake who waits for it."""
-        super().forget()
-        self._said, self._cost = [], 0
+        super().abandon()
+        self._input, self._cost = [], 0
         self._on_outcome()

@@ -133,20 +133,20 @@ class Dispatcher:
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
         if not self._in_order:
-            return any(item.exchange.submission.flooded for item in self._open)
+            return any(item.exchange.submission.over_limit for item in self._open)
         oldest = self._open.front
         if oldest is None:
             return self._streams  # before a round begins, what comes is nobody's
-        return oldest.exchange.submission.flooded
+        return oldest.exchange.submission.over_limit
 
     @property
-    def forgotten(self) -> bool:
+    def abandoned(self) -> bool:
         """Whether the worker is busy for somebody who is gone, and can't be told."""
         oldest = self._open.front
         if oldest is None:
             return False
         caller = oldest.exchange.submission
-        return caller.streams and caller.forgotten
+        return caller.streams and caller.abandoned
 
     @property
     def oldest(self) -> float | None:
@@ -155,7 +155,7 @@ class Dispatcher:
         return None if front is None else front.since
 
     @property
-    def lasts(self) -> bool:
+    def has_dialogues(self) -> bool:
         """Whether there is an exchange that its caller keeps open."""
         return bool(self._dialogues)
 
@@ -194,21 +194,21 @@ class Dispatcher:
         text = f"stage {self._stage.name}: {error} {place}"
         culprit.fail(InvalidMessage(text, index=0))
 
-    def said(self) -> Added | None:
+    def next_added(self) -> Added | None:
         """Return, once, what a caller adds to its exchange; each has its turn."""
-        id_ = next((i for i, said in self._dialogues.items() if said.speaks), None)
+        id_ = next((i for i, said in self._dialogues.items() if said.has_input), None)
         if id_ is None:
             return None
         self._dialogues[id_] = dialogue = self._dialogues.pop(id_)
-        chunks, ended = dialogue.take_said()
+        chunks, ended = dialogue.take_input()
         return Added(id_, chunks, ended)
 
-    def unwanted(self) -> list[Cancelled]:
+    def cancellations(self) -> list[Cancelled]:
         """Return, once, what cancels exchanges that nobody waits for any more."""
         gone = [
-            Cancelled(id_, *item.exchange.submission.parting)
+            Cancelled(id_, *item.exchange.submission.cancel_reason)
             for item in self._open
-            if item.exchange.submission.streams and item.exchange.submission.forgotten
+            if item.exchange.submission.streams and item.exchange.submission.abandoned
             for id_ in item.numbers
         ]
         for cancelled in gone:
@@ -297,7 +297,7 @@ class Dispatcher:
 
     # --- losses -------------------------------------------------------------------
 
-    def abandon(self, error: EtlstageError, owed: int) -> int:
+    def fail_all(self, error: EtlstageError, owed: int) -> int:
         """End all that the worker holds with ``error``; return how much it was."""
         count = self.held
         for exchange in (*self._let_go(owed), *self.giving.unsent()):
@@ -391,7 +391,7 @@ class Dispatcher:
             return Opened(first, (), each=False, ended=False, event=caller.event)
         if self._batches:
             return Opened(first, messages, each=False, ended=not self._asks)
-        self.giving.sated = False  # who reads has waited for it, and is to look again
+        self.giving.filled = False  # who reads has waited for it, and is to look again
         return Opened(first, (), each=False)
 
     def _fill(self, now: float) -> Added | None:
@@ -503,7 +503,7 @@ class Dispatcher:
         mispaired: int | None,
     ) -> Loss:
         count, opened = self.held, self._open.count
-        self._backlog.lost(self.given)
+        self._backlog.record_loss(self.given)
         first = not self._answered_any
         everything = self._let_go(owed)
         answered, held = _cut(everything, opened - owed, batches=self._batches)
@@ -528,7 +528,7 @@ class Dispatcher:
         # What was tried alone is again.
         found.suspects.extend(e for e in innocent if e.attempts)
         found.innocent.extend(e for e in innocent if not e.attempts)
-        if self._backlog.failed:
+        if self._backlog.closed:
             # Who should try it? What goes back ends there.
             found.failed.extend(found.suspects)
             found.suspects.clear()

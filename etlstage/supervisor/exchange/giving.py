@@ -58,7 +58,7 @@ class Giving:
         due: When :meth:`next` may have something although nothing new was submitted,
             in seconds, or None.
         retiring: Set it to begin nothing new.
-        sated: As much was given last as there was room for: nothing more can be.
+        filled: As much was given last as there was room for: nothing more can be.
         alone: What is owed is a suspect, or a refused batch that is tried again.
         again: What was taken, and not sent yet.
         retried: What was refused, or cancelled, and is to be sent once more.
@@ -71,7 +71,7 @@ class Giving:
         shape = stage.dialect.shape
         self.due: float | None = None
         self.retiring: bool = False
-        self.sated: bool = False
+        self.filled: bool = False
         self.alone: bool = False
         self.again: deque[Exchange] = deque()
         self.retried: deque[Exchange] = deque()
@@ -107,7 +107,7 @@ class Giving:
             room: How many more it may be given.
 
         """
-        self.due, self.sated = None, False
+        self.due, self.filled = None, False
         if not owed:
             # With the answer, not with the end: what comes next may be what proves it.
             self.alone = False
@@ -139,7 +139,7 @@ class Giving:
 
         None: it is to wait, until :attr:`due`.
         """
-        self.due, self.sated = None, False
+        self.due, self.filled = None, False
         waiting = batch.submission
         if self._cut or len(batch.messages) >= self._policy.size:
             return FULL
@@ -166,7 +166,7 @@ class Giving:
             error: Says which message it is.
 
         """
-        self.sated = False  # for others there is room
+        self.filled = False  # for others there is room
         before, rest = unsent.split(error.index)
         culprit, behind = rest.split(1)
         if self._asks:
@@ -220,7 +220,7 @@ class Giving:
                 alone = self._one_a_lane or callers[0].stalled
                 share = 1 if alone else -(-count // len(callers))
             taken = callers[0].take(share, SLICE)
-            self.sated = len(taken.messages) == count
+            self.filled = len(taken.messages) == count
         if taken is not None:
             self._fresh = False
         return taken

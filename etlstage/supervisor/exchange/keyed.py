@@ -128,7 +128,7 @@ class Lanes:
                 for outcome in lane.collect_up_to_mark()
                 for part in _parts(outcome, places)
             ]
-            if not all(lane.barred for lane in self.lanes):
+            if not all(lane.at_position for lane in self.lanes):
                 return collected
             passed = [lane.pass_mark() for lane in self.lanes]
             collected.append(passed[0])

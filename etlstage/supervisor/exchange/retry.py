@@ -128,7 +128,7 @@ def judge_rounds(
             lost = tried(lost, attempt)
         again = repeatable and lost.tries <= retries
         # Nobody waits for a round whose caller is gone, and no restart is counted.
-        again = again and not lost.submission.forgotten
+        again = again and not lost.submission.abandoned
         (found.innocent if again else found.failed).append(lost)
     return found, progress
 
@@ -149,7 +149,7 @@ def carry_out(
     for exchange in found.innocent:
         exchange.submission.give_back(exchange)
     # Nobody waits for what a caller that is gone has submitted.
-    wanted = [s for s in found.suspects if not s.submission.forgotten]
+    wanted = [s for s in found.suspects if not s.submission.abandoned]
     # In front: a fresh worker gives its verdict on the first one only.
     suspects.extendleft(reversed(wanted))
     for exchange in found.failed:

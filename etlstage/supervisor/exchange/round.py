@@ -121,7 +121,7 @@ class Round(Submission):
             self._on_outcome()
 
     @property
-    def flooded(self) -> bool:
+    def over_limit(self) -> bool:
         """Whether nothing more is to be read for it until some is collected."""
         return self.stalled
 

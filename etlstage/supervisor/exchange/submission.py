@@ -43,7 +43,7 @@ class Submission:
 
     streams = False
     """Whether outputs are passed on before their exchange has ended."""
-    parting: tuple[int, str] = 0, "nobody waits for it any more"
+    cancel_reason: tuple[int, str] = 0, "the caller has gone"
     """Code and reason that a worker is told when its caller is gone."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Submission:
         self._collected = 0
         self._total = 0
         self._dead: EtlstageError | None = None
-        self.forgotten: bool = False
+        self.abandoned: bool = False
         """Its caller is gone."""
         self.closed: bool = False
         """No more will be fed."""
@@ -111,14 +111,14 @@ class Submission:
         return first == self._next or first < self._opened
 
     @property
-    def flooded(self) -> bool:
+    def over_limit(self) -> bool:
         """Whether nothing more is to be read for it until some is collected."""
         # What was sent ahead is read all the same, or others would wait for it; but
         # not without bound. The consumer must have something to go on with, though.
-        return self._unread > self._flood and not self.forgotten and self._collectable
+        return self._unread > self._flood and not self.abandoned and self._collectable
 
     @property
-    def barred(self) -> bool:
+    def at_position(self) -> bool:
         """Whether a position is next, which :meth:`pass_mark` has to take away."""
         return bool(self._marks) and self._collected == self._marks[0][0]
 
@@ -163,7 +163,7 @@ class Submission:
         self._on_outcome()
 
     def pass_mark(self) -> Position:
-        """Remove and return the position that is next; see :attr:`barred`."""
+        """Remove and return the position that is next; see :attr:`at_position`."""
         place, position = self._marks.popleft()
         if not self._marks or self._marks[0][0] > place:
             self._cuts.discard(place)
@@ -216,7 +216,7 @@ class Submission:
 
     def give_back(self, exchange: Exchange) -> None:
         """Undo a taking: workers take these messages in the order of their places."""
-        if not exchange.left or self.forgotten:
+        if not exchange.left or self.abandoned:
             return
         if self._dead is not None:
             exchange.fail(self._dead)
@@ -263,7 +263,7 @@ class Submission:
         collected: list[Collected] = []
         while True:
             collected += self.collect_up_to_mark()
-            if not self.barred:
+            if not self.at_position:
                 return collected
             collected.append(self.pass_mark())
 
@@ -280,11 +280,11 @@ class Submission:
             self._unread -= outcome.reply_size
         return collected
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Drop all that waits: a batch that is open is not filled with it."""
         self._waiting.clear()
         self.waiting = self.waiting_bytes = 0
-        self.closed = self.forgotten = True
+        self.closed = self.abandoned = True
 
     def fail(self, error: EtlstageError) -> None:
         """End with ``error`` all that waits, and all that is still to come."""

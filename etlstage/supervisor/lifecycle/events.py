@@ -20,6 +20,7 @@ __all__ = (
     "FeedWorker",
     "GiveUp",
     "Instruction",
+    "Publish",
     "RemainsEnded",
     "Retire",
     "ScaleRequested",
@@ -28,8 +29,6 @@ __all__ = (
     "StartFailed",
     "StopRequested",
     "StopWorker",
-    "SupervisorEvent",
-    "Tell",
     "WorkerExited",
     "WorkerFailed",
     "WorkerFailedPermanently",
@@ -275,7 +274,7 @@ class SetTimer(NamedTuple):
     """Seconds on the caller's clock, or None for no timer."""
 
 
-class Tell(NamedTuple):
+class Publish(NamedTuple):
     """Let the host know, and the log."""
 
     event: SupervisorEvent
@@ -291,5 +290,5 @@ class GiveUp(NamedTuple):
 
 
 Instruction: TypeAlias = (
-    Spawn | FeedWorker | Fail | Retire | StopWorker | SetTimer | Tell | GiveUp
+    Spawn | FeedWorker | Fail | Retire | StopWorker | SetTimer | Publish | GiveUp
 )

@@ -24,6 +24,7 @@ from etlstage.supervisor.lifecycle.events import (
     Fail,
     FeedWorker,
     Instruction,
+    Publish,
     RemainsEnded,
     Retire,
     SetTimer,
@@ -31,7 +32,6 @@ from etlstage.supervisor.lifecycle.events import (
     StartFailed,
     StopRequested,
     StopWorker,
-    Tell,
     WorkerExited,
     WorkerFailed,
     WorkerFailedPermanently,
@@ -235,7 +235,7 @@ class WorkerLife:
         assert self.state is WorkerState.RUNNING
         assert self.worn is not None
         self.story.note(now, f"retired: {self.worn}")
-        self._out.append(Tell(WorkerWorn(self.name, self.worn)))
+        self._out.append(Publish(WorkerWorn(self.name, self.worn)))
         self.retiring = True
         self._retire()
 
@@ -259,7 +259,7 @@ class WorkerLife:
     def _started(self, event: WorkerStarted, now: float) -> None:
         self.pid = event.pid
         self.story.note(now, f"started (pid {event.pid}, start {event.start})")
-        self._out.append(Tell(event))
+        self._out.append(Publish(event))
         if not (self._stage.program.ready or self._stage.dialect.announces):
             self._run(now)
         elif self._stage.timeout.start is not None:
@@ -268,7 +268,7 @@ class WorkerLife:
     def _not_started(self, event: StartFailed, now: float) -> None:
         self.story.note(now, "could not be started")
         if not self._stopping:
-            self._out.append(Tell(event))
+            self._out.append(Publish(event))
         self._after(now, "could not be started")
 
     def _ready(self, event: WorkerReady, now: float) -> None:
@@ -276,7 +276,7 @@ class WorkerLife:
         self._alive_at = now
         if self.state is WorkerState.STARTING:
             self.story.note(now, "ready")
-            self._out.append(Tell(event))
+            self._out.append(Publish(event))
             self._run(now)
 
     def _alive(self, _event: AliveSeen, now: float) -> None:
@@ -288,7 +288,7 @@ class WorkerLife:
         self._at_fault = True
         self._hopeless = event.cause == "abnormal"
         self.story.note(now, "failed")
-        self._out.append(Tell(event))
+        self._out.append(Publish(event))
         self._stop(patient=False)
 
     def _worn(self, event: WorkerWorn, _now: float) -> None:
@@ -297,7 +297,7 @@ class WorkerLife:
 
     def _exited(self, event: WorkerExited, now: float) -> None:
         self.story.note(now, fate_of(event))
-        self._out.append(Tell(event))
+        self._out.append(Publish(event))
         failed = self._at_fault or self._stage.dialect.failed(
             event.status, told=event.told, held=event.lost
         )
@@ -327,7 +327,7 @@ class WorkerLife:
         if event.killed:
             left = f"{event.killed:,} left behind by pid {event.pid}"
             self.story.note(now, f"{left} killed")
-        self._out.append(Tell(event))
+        self._out.append(Publish(event))
 
     def _rang(self, event: WorkerTimerRang, now: float) -> None:
         self.timer = None
@@ -445,10 +445,10 @@ class WorkerLife:
             f"stage {name}: {self.end}; not restarted again", stage=name
         )
         error.story = tuple(f"event: {event}" for event in self.story.tell(now))
-        self._out.append(Tell(WorkerFailedPermanently(self.name, error)))
+        self._out.append(Publish(WorkerFailedPermanently(self.name, error)))
 
     def _restart(self, now: float, delay: float) -> None:
-        self._out.append(Tell(WorkerRestarting(self.name, delay)))
+        self._out.append(Publish(WorkerRestarting(self.name, delay)))
         if delay:
             self.state = WorkerState.BACKOFF
             self.story.note(now, f"back-off of {delay:.2f} s began")

@@ -666,5 +666,7 @@ async def test_worker_that_says_that_none_could_work_has_no_successor() -> None:
     assert sorted(seen) == [b"bad", b"good"]
     assert results[0].outputs == (b"done",)
     for result in results[1:]:
-        assert "said that none could work: no license" in str(result.error)
+        assert "reported a fatal condition for all workers: no license" in str(
+            result.error
+        )
     assert len(scripted.workers) == 2

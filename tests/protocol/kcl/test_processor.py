@@ -23,8 +23,8 @@ from etlstage.protocol.events import (
     Ended,
     Failed,
     Farewell,
+    FarewellReason,
     Opened,
-    Parting,
     Ready,
 )
 from etlstage.protocol.kcl.checkpoint import SHARD_END, Checkpoint, rank
@@ -115,10 +115,10 @@ def test_a_life(version: Version) -> None:
     pair.theirs.send(Added(1, (), ended=True), 0.0)
     pair.move()
 
-    for reason in (Parting.DRAIN, Parting.LOST):
-        pair.ours.send(Farewell(why=Parting.DRAIN), 0.0)
+    for reason in (FarewellReason.DRAIN, FarewellReason.LOST):
+        pair.ours.send(Farewell(why=FarewellReason.DRAIN), 0.0)
         pair.move()
-        if version is Version.LEGACY and reason is Parting.DRAIN:
+        if version is Version.LEGACY and reason is FarewellReason.DRAIN:
             continue
         assert pair.theirs.events_received() == [Farewell(why=reason)]
         pair.theirs.send(Farewell(why=reason), 0.0)
@@ -131,14 +131,14 @@ def test_a_life(version: Version) -> None:
 def test_the_end_of_a_shard(version: Version) -> None:
     """Is checkpointed, and the processor hears the end of its input."""
     pair = begun(version)
-    pair.ours.send(Farewell(why=Parting.ENDED), 0.0)
+    pair.ours.send(Farewell(why=FarewellReason.ENDED), 0.0)
     pair.move()
-    assert pair.theirs.events_received() == [Farewell(why=Parting.ENDED)]
+    assert pair.theirs.events_received() == [Farewell(why=FarewellReason.ENDED)]
     pair.theirs.send(CommitAsked(0, None), 0.0)
     pair.move()
     pair.ours.send(CommitAnswered([SHARD_END, 0]), 0.0)
     pair.move()
-    pair.theirs.send(Farewell(why=Parting.ENDED), 0.0)
+    pair.theirs.send(Farewell(why=FarewellReason.ENDED), 0.0)
     pair.move()
     pair.move()
 
@@ -238,7 +238,12 @@ def test_what_a_processor_may_not_send() -> None:
         pair.theirs.send(CommitAsked(1, None), 0.0)
     pair.ours.send(Opened(1, RECORDS), 0.0)
     pair.move()
-    for event in (Ready(), Farewell(why=Parting.LOST), Added(1, ()), Ended(1, [])):
+    for event in (
+        Ready(),
+        Farewell(why=FarewellReason.LOST),
+        Added(1, ()),
+        Ended(1, []),
+    ):
         with pytest.raises(LocalProtocolError, match="in answer to processRecords"):
             pair.theirs.send(event, 0.0)
     assert pair.theirs.get_timer() is None

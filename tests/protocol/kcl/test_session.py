@@ -17,8 +17,8 @@ from etlstage.protocol.events import (
     CommitAsked,
     Ended,
     Farewell,
+    FarewellReason,
     Opened,
-    Parting,
 )
 from etlstage.protocol.kcl.checkpoint import SHARD_END, Checkpoint
 from etlstage.protocol.kcl.lines import Version
@@ -245,7 +245,7 @@ def test_checkpoint_in_initialize() -> None:
 def test_checkpoint_when_the_lease_is_lost(version: Version, error: str) -> None:
     """Old versions pass a checkpointer, and the store refuses."""
     session = begun(version)
-    session.send(Farewell(why=Parting.LOST), 0.0)
+    session.send(Farewell(why=FarewellReason.LOST), 0.0)
     session.data_to_send()
     session.receive_data(checkpoint(), 0.0)
 
@@ -256,7 +256,7 @@ def test_checkpoint_in_an_action_when_the_lease_has_been_lost() -> None:
     """The store is not asked any more."""
     session = begun()
     given(session, 1)
-    session.send(Farewell(why=Parting.LOST), 0.0)
+    session.send(Farewell(why=FarewellReason.LOST), 0.0)
     session.receive_data(checkpoint(), 0.0)
 
     assert error_in(said(session)) == "ShutdownException"
@@ -333,7 +333,7 @@ def test_the_shard_ends(version: Version) -> None:
     session = begun(version)
     given(session, 1)
     session.receive_data(status("processRecords"), 0.0)
-    session.send(Farewell(why=Parting.ENDED), 0.0)
+    session.send(Farewell(why=FarewellReason.ENDED), 0.0)
     action = json.loads(said(session))["action"]
     session.receive_data(checkpoint(), 0.0)
     assert session.events_received()[-1] == CommitAsked(1, Checkpoint(SHARD_END))
@@ -364,7 +364,7 @@ def test_shard_end_without_a_checkpoint_is_found_at_once(
         session.receive_data(checkpoint(before), 0.0)
         session.send(CommitAnswered([before, 0]), 0.0)
     session.receive_data(status("processRecords"), 0.0)
-    session.send(Farewell(why=Parting.ENDED), 0.0)
+    session.send(Farewell(why=FarewellReason.ENDED), 0.0)
     session.receive_data(ask, 0.0)
     if answer:
         session.send(CommitAnswered([SHARD_END, 0], answer), 0.0)
@@ -380,7 +380,7 @@ def test_the_lease_is_lost(version: Version) -> None:
     session = begun(version)
     given(session, 1)
     session.receive_data(status("processRecords"), 0.0)
-    session.send(Farewell(why=Parting.LOST), 0.0)
+    session.send(Farewell(why=FarewellReason.LOST), 0.0)
     assert said(session) == b'{"action":"leaseLost"}\n'
     session.receive_data(status("leaseLost"), 0.0)
 
@@ -393,7 +393,7 @@ def test_a_processor_is_asked_to_stop(version: Version) -> None:
     """It may checkpoint once more; then the lease is lost to it."""
     session = begun(version)
     given(session, 1)
-    session.send(Farewell(why=Parting.DRAIN), 0.0)
+    session.send(Farewell(why=FarewellReason.DRAIN), 0.0)
     assert said(session) == b""
     session.receive_data(status("processRecords"), 0.0)
     assert json.loads(said(session))["action"] == "shutdownRequested"
@@ -423,7 +423,7 @@ def test_a_later_reason_overrides_an_earlier_one_upwards() -> None:
     """Lost beats ended beats stopping, and not the other way round."""
     session = begun()
     given(session, 1)
-    for reason in (Parting.DRAIN, Parting.LOST, Parting.ENDED):
+    for reason in (FarewellReason.DRAIN, FarewellReason.LOST, FarewellReason.ENDED):
         session.send(Farewell(why=reason), 0.0)
     session.receive_data(status("processRecords"), 0.0)
 
@@ -434,7 +434,7 @@ def test_farewell_before_initialize_is_answered() -> None:
     """Nothing is said; its input ends, and what it still says is noise."""
     session = KclSession(Assignment("s-1"))
     session.data_to_send()
-    session.send(Farewell(why=Parting.ENDED), 0.0)
+    session.send(Farewell(why=FarewellReason.ENDED), 0.0)
     assert session.data_to_send() == [SEND_EOF]
     session.receive_data(status("initialize"), 0.0)
     session.receive_eof(0.0)
@@ -501,12 +501,12 @@ def test_surplus_status_after_a_quiet_time() -> None:
     ("reason", "action"),
     [
         (None, "between two actions"),
-        (Parting.DRAIN, "status for shutdownRequested"),
-        (Parting.ENDED, "status for shardEnded"),
-        (Parting.LOST, "status for leaseLost"),
+        (FarewellReason.DRAIN, "status for shutdownRequested"),
+        (FarewellReason.ENDED, "status for shardEnded"),
+        (FarewellReason.LOST, "status for leaseLost"),
     ],
 )
-def test_end_of_stdout(reason: Parting | None, action: str) -> None:
+def test_end_of_stdout(reason: FarewellReason | None, action: str) -> None:
     """Before the end of a life it names the action; how it exited will tell the rest."""
     session = begun()
     if reason:
@@ -546,7 +546,7 @@ def test_nothing_is_owed_behind_a_surplus_status() -> None:
 def test_status_without_a_line_end_counts_at_the_end() -> None:
     """As it does for daemons."""
     session = begun()
-    session.send(Farewell(why=Parting.LOST), 0.0)
+    session.send(Farewell(why=FarewellReason.LOST), 0.0)
     session.receive_data(status("leaseLost")[:-1], 0.0)
     session.receive_eof(0.0)
 

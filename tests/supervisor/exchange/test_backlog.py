@@ -45,7 +45,7 @@ def test_life_of_workers_that_are_lost() -> None:
     """The last ones count most, and those not that were given nothing (issue 13)."""
     waiting, lives = backlog(), []
     for messages in (100, 0, 10, 1):
-        waiting.lost(messages)
+        waiting.record_loss(messages)
         lives.append(waiting.life)
     assert lives == [100, 100, 55, 28]
 
@@ -79,7 +79,7 @@ def test_suspects_of_a_caller_that_is_gone_are_forgotten() -> None:
     waiting.drop(one)
 
     assert list(waiting.suspects) == [kept]
-    assert one.forgotten
+    assert one.abandoned
     assert waiting.in_turn(0) == []
 
 
@@ -184,14 +184,14 @@ def test_demand_without_keys_is_all_that_waits() -> None:
     assert waiting.demand == 2
 
 
-def test_who_never_answers_is_hopeless_in_a_hurry() -> None:
+def test_shutdown_shortens_deadlines_until_a_worker_has_answered() -> None:
     """Who has answered once is worth waiting for."""
     waiting = backlog()
-    assert not waiting.hopeless
-    waiting.hurried = True
-    assert waiting.hopeless
+    assert not waiting.never_answered
+    waiting.shutting_down = True
+    assert waiting.never_answered
     waiting.answered = True
-    assert not waiting.hopeless
+    assert not waiting.never_answered
 
 
 def test_pending_is_what_has_not_ended() -> None:

@@ -29,37 +29,37 @@ def test_caller_waits_when_too_much_does() -> None:
     """It is told when there is room."""
     calls: list[int] = []
     dialogue = opened(calls)
-    dialogue.say(b"one")
+    dialogue.write(b"one")
     assert not dialogue.full
-    dialogue.say(b"")
+    dialogue.write(b"")
     assert (dialogue.full, calls) == (True, [])
-    assert dialogue.take_said() == ([b"one", b""], False)
+    assert dialogue.take_input() == ([b"one", b""], False)
     assert (dialogue.full, calls) == (False, [1])
 
 
 def test_end_is_said_once() -> None:
     """With what is left, or alone."""
     dialogue = opened()
-    assert not dialogue.speaks
-    dialogue.say(b"x")
+    assert not dialogue.has_input
+    dialogue.write(b"x")
     dialogue.end()
-    assert dialogue.speaks
-    assert dialogue.take_said() == ([b"x"], True)
+    assert dialogue.has_input
+    assert dialogue.take_input() == ([b"x"], True)
     dialogue.end()
-    assert not dialogue.speaks
+    assert not dialogue.has_input
 
 
 @pytest.mark.parametrize("error", [None, WorkerLost("died", stage="t")])
 def test_nothing_is_said_behind_the_end(error: WorkerLost | None) -> None:
     """Nor does anybody wait until it could be."""
     dialogue = opened()
-    dialogue.say(b"x" * OVERHEAD * 3)
+    dialogue.write(b"x" * OVERHEAD * 3)
     assert dialogue.full
     end(dialogue, b"last", error=error)
     assert (dialogue.over, dialogue.full) == (True, False)
-    dialogue.take_said()
-    dialogue.say(b"y")
-    assert dialogue.take_said() == ([], False)
+    dialogue.take_input()
+    dialogue.write(b"y")
+    assert dialogue.take_input() == ([], False)
     assert dialogue.outputs() == ([] if error else [[b"last"]])
     assert dialogue.error is error
 
@@ -68,9 +68,9 @@ def test_who_waits_for_it_hears_that_it_is_forgotten() -> None:
     """What was to be said is dropped."""
     calls: list[int] = []
     dialogue = opened(calls)
-    dialogue.say(b"x" * OVERHEAD * 3)
-    dialogue.forget()
-    assert (dialogue.over, dialogue.full, dialogue.speaks) == (True, False, False)
+    dialogue.write(b"x" * OVERHEAD * 3)
+    dialogue.abandon()
+    assert (dialogue.over, dialogue.full, dialogue.has_input) == (True, False, False)
     assert calls == [1]
 
 
@@ -79,11 +79,11 @@ def test_another_worker_is_asked_if_nothing_has_passed(passed: str) -> None:
     """What was said once is gone, and what was heard can't be taken back."""
     dialogue = opened()
     if passed == "in":
-        dialogue.say(b"x")
+        dialogue.write(b"x")
     if passed == "end":
         dialogue.end()
     if passed == "out":
         dialogue.pass_on([b"y"])
     elif passed != "nothing":
-        dialogue.take_said()
+        dialogue.take_input()
     assert dialogue.repeatable is (passed == "nothing")

@@ -321,7 +321,7 @@ def test_what_a_dead_worker_held_is_given_back_whole(
     for size in data.draw(st.lists(st.integers(1, 9), max_size=9)):
         line.move(size)
     held = line.dispatcher.held
-    assert line.dispatcher.abandon(LOST, line.protocol.owed) == held
+    assert line.dispatcher.fail_all(LOST, line.protocol.owed) == held
     assert line.dispatcher.held == 0
     line.backlog.fail(LOST)
     answers = caller.collect()
@@ -506,7 +506,7 @@ def test_slice_bounds_what_is_taken_at_once() -> None:
 
     assert line.give(0.0)
     assert line.dispatcher.held == 2
-    assert not line.dispatcher.giving.sated  # there is room for more
+    assert not line.dispatcher.giving.filled  # there is room for more
     caller.feed([b"y" * 1_000_000], 0.0)
     line.pump()
     assert line.dispatcher.held == 11

@@ -59,15 +59,15 @@ def test_batches_that_were_answered_count_in_messages() -> None:
 def test_nobody_waits_for_the_rounds_of_who_is_gone() -> None:
     """Nor are outputs read that nobody takes; an idle worker has neither."""
     line = Line(stage(Mode.CYCLIC, kind=StageKind.EXTRACT))
-    assert (line.dispatcher.stalled, line.dispatcher.forgotten) == (False, False)
+    assert (line.dispatcher.stalled, line.dispatcher.abandoned) == (False, False)
     asked = Round(lambda: None, b"ask", max_unread=1)
     line.backlog.open(asked)
     assert line.give(0.0)
     line.dispatcher.added(1, [b"12"])
-    assert (line.dispatcher.stalled, line.dispatcher.forgotten) == (True, False)
+    assert (line.dispatcher.stalled, line.dispatcher.abandoned) == (True, False)
     line.backlog.drop(asked)
 
-    assert line.dispatcher.forgotten
+    assert line.dispatcher.abandoned
 
 
 # --- a suspect -----------------------------------------------------------------------
@@ -124,10 +124,10 @@ def test_worker_that_is_to_go_tries_nothing() -> None:
     assert line.dispatcher.next(0.0, 0, 9) is None
 
 
-def test_hurry_takes_no_retries_away() -> None:
+def test_shutdown_takes_no_retries_away() -> None:
     """A worker that dies is not one that never answers (issue 12)."""
     line, _ = begun(b"1")
-    line.backlog.hurried = True
+    line.backlog.shutting_down = True
 
     assert lose(line).retried == 1
 

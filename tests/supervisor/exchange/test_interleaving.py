@@ -334,7 +334,7 @@ def test_exchange_that_takes_too_long_is_the_first_opened(streams: bool) -> None
 
     assert d.stalled is streams
     backlog.drop(asked)
-    assert [cancelled.id for cancelled in d.unwanted()] == [1] * streams
+    assert [cancelled.id for cancelled in d.cancellations()] == [1] * streams
 
 
 def test_batch_is_one_exchange() -> None:

@@ -302,11 +302,11 @@ def test_streamed_outputs_are_passed_on_at_once() -> None:
     w.dispatcher.added(1, [b"x"])
     assert one.outputs() == [[b"x"]]
     assert not w.dispatcher.stalled
-    assert w.dispatcher.unwanted() == []
-    one.forget()
-    reason = "nobody waits for it any more"
-    assert w.dispatcher.unwanted() == [Cancelled(1, 0, reason)]
-    assert w.dispatcher.unwanted() == []
+    assert w.dispatcher.cancellations() == []
+    one.abandon()
+    reason = "the caller has gone"
+    assert w.dispatcher.cancellations() == [Cancelled(1, 0, reason)]
+    assert w.dispatcher.cancellations() == []
 
 
 def test_round_that_takes_too_long_is_asked_again() -> None:
@@ -361,9 +361,9 @@ def test_messages_around_one_that_can_not_be_sent_are_opened() -> None:
     w = Worker(b"a", b"b", b"c", b"d", b"e")
     assert w.dispatcher.next(0.0, 0, 5) == opened(1, b"a", b"b", b"c", b"d", b"e")
 
-    assert w.dispatcher.giving.sated
+    assert w.dispatcher.giving.filled
     w.dispatcher.refused(InvalidMessage("is too long", index=1))
-    assert not w.dispatcher.giving.sated
+    assert not w.dispatcher.giving.filled
 
     assert not w.dispatcher.opened
     assert w.dispatcher.next(0.0, 0, 2) == opened(1, b"a")
@@ -391,31 +391,35 @@ def test_dialogue_is_opened_before_anything_is_said() -> None:
     """What its caller adds is sent by turns with that of others, and then the end."""
     w = Worker()
     one, other = dialogue(w, "chat"), dialogue(w)
-    assert not w.dispatcher.lasts
+    assert not w.dispatcher.has_dialogues
     assert w.open() == [
         Opened(1, (), each=False, ended=False, event="chat"),
         Opened(2, (), each=False, ended=False),
     ]
-    assert (w.dispatcher.lasts, w.dispatcher.held, w.dispatcher.said()) == (
+    assert (
+        w.dispatcher.has_dialogues,
+        w.dispatcher.held,
+        w.dispatcher.next_added(),
+    ) == (
         True,
         2,
         None,
     )
 
     for caller in (one, other):
-        caller.say(b"a")
-    assert w.dispatcher.said() == Added(1, [b"a"])
-    one.say(b"b")
-    assert w.dispatcher.said() == Added(2, [b"a"])
+        caller.write(b"a")
+    assert w.dispatcher.next_added() == Added(1, [b"a"])
+    one.write(b"b")
+    assert w.dispatcher.next_added() == Added(2, [b"a"])
     one.end()
-    assert w.dispatcher.said() == Added(1, [b"b"], ended=True)
+    assert w.dispatcher.next_added() == Added(1, [b"b"], ended=True)
     other.end()
-    assert w.dispatcher.said() == Added(2, [], ended=True)
-    assert w.dispatcher.said() is None
+    assert w.dispatcher.next_added() == Added(2, [], ended=True)
+    assert w.dispatcher.next_added() is None
 
     w.dispatcher.ended(Ended(1, [(b"x",), ()]), 0)
     assert (one.finished, one.outputs()) == (True, [[b"x"]])
-    assert not w.dispatcher.lasts
+    assert not w.dispatcher.has_dialogues
 
 
 def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
@@ -423,8 +427,8 @@ def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
     w = Worker(b"m")
     said, silent = dialogue(w), dialogue(w)
     assert len(w.open()) == 3
-    said.say(b"x")
-    w.dispatcher.said()
+    said.write(b"x")
+    w.dispatcher.next_added()
 
     loss = lose(w.dispatcher, lost)
 
@@ -432,7 +436,7 @@ def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
     assert str(said.error) == "took too long"
     assert (silent.error, silent.waiting) == (None, 1)
     assert [s.messages for s in w.backlog.suspects] == [[b"m"]]
-    assert not w.dispatcher.lasts
+    assert not w.dispatcher.has_dialogues
 
 
 def test_dialogue_that_takes_too_long_is_not_tried_again() -> None:
@@ -449,11 +453,11 @@ def test_dialogue_that_nobody_wants_is_cancelled_with_its_reason() -> None:
     w = Worker()
     left = dialogue(w)
     w.open()
-    left.say(b"x")
-    left.parting = 7, "client gone"
+    left.write(b"x")
+    left.cancel_reason = 7, "client gone"
     w.backlog.drop(left)
-    assert w.dispatcher.unwanted() == [Cancelled(1, 7, "client gone")]
-    assert w.dispatcher.said() is None
+    assert w.dispatcher.cancellations() == [Cancelled(1, 7, "client gone")]
+    assert w.dispatcher.next_added() is None
 
 
 @pytest.mark.parametrize("room", [1, 2])

@@ -53,9 +53,9 @@ def test_outputs_of_a_round_are_there_before_its_end() -> None:
     asked.pass_on([b"1", b"22"])
     assert (asked.stalled, asked.finished) == (False, False)
     asked.pass_on([b""])
-    assert (asked.stalled, asked.flooded) == (True, True)
+    assert (asked.stalled, asked.over_limit) == (True, True)
     assert asked.outputs() == [[b"1", b"22"], [b""]]
-    assert not asked.flooded
+    assert not asked.over_limit
     end(asked)
 
     assert asked.finished
@@ -288,7 +288,7 @@ def test_round_that_nobody_wants_is_not_asked_again() -> None:
     backlog.open(asked)
     d = Dispatcher(STAGE, backlog)
     d.next(0.0, 0, 1)
-    asked.forget()
+    asked.abandon()
     loss = d.lose(ATTEMPT, gone, owed=1, untouched=False)
     assert loss.retried == 0
 

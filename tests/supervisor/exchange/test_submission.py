@@ -373,7 +373,7 @@ def test_what_is_held_behind_a_position_is_bounded() -> None:
     first, _, third = (s.take(1, 9) for _ in range(3))
     s.deliver(answered(third, reply=b"long"))
     assert backlog.in_turn(0) == []
-    assert not s.flooded
+    assert not s.over_limit
     s.give_back(first)  # its worker was lost
     assert backlog.in_turn(0) == [s]
 

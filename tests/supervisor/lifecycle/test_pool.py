@@ -49,6 +49,7 @@ from etlstage.supervisor.lifecycle.events import (
     FeedWorker,
     GiveUp,
     Instruction,
+    Publish,
     Retire,
     ScaleRequested,
     SetTimer,
@@ -57,7 +58,6 @@ from etlstage.supervisor.lifecycle.events import (
     StopRequested,
     StopWorker,
     SupervisorEvent,
-    Tell,
     WorkerExited,
     WorkerFailed,
     WorkerFailedPermanently,
@@ -119,8 +119,8 @@ class Driver:
         self.handle(event)
 
     def _keep(self, instructions: list[Instruction]) -> list[Instruction]:
-        self.told += [i.event for i in instructions if isinstance(i, Tell)]
-        return [i for i in instructions if not isinstance(i, Tell)]
+        self.told += [i.event for i in instructions if isinstance(i, Publish)]
+        return [i for i in instructions if not isinstance(i, Publish)]
 
 
 def driver(**policies: object) -> Driver:
@@ -679,7 +679,7 @@ class Supervision(RuleBasedStateMachine):
             case GiveUp():
                 self.dead = StageFailed("none left", stage="t")
                 self.backlog.fail(self.dead)
-            case Tell(WorkerFailedPermanently(worker) | WorkerExited(worker)):
+            case Publish(WorkerFailedPermanently(worker) | WorkerExited(worker)):
                 if self.state[worker] in {WorkerState.EXITED, WorkerState.FATAL}:
                     self.backlog.leave(number_of(worker))
 
@@ -889,7 +889,7 @@ class Supervision(RuleBasedStateMachine):
         del self.processes[process.name]
         untouched, owed = False, process.protocol.owed
         if self.state.stopping:
-            loss = Loss(process.dispatcher.abandon(LOST, owed), 0)
+            loss = Loss(process.dispatcher.fail_all(LOST, owed), 0)
         else:
             attempt = Attempt(process.name, 1, "died")
             untouched = process.error is None and process.read == 0

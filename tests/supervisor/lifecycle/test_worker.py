@@ -17,12 +17,12 @@ from etlstage.supervisor.lifecycle.events import (
     Event,
     FeedWorker,
     Instruction,
+    Publish,
     RemainsEnded,
     Retire,
     Spawn,
     StopRequested,
     StopWorker,
-    Tell,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
@@ -126,7 +126,7 @@ def test_what_an_earlier_start_left_behind_is_told_in_any_state() -> None:
     for event in (STARTED, StopRequested(patient=True), exited):
         for remains in (killed, late):
             state = life.worker.state
-            assert life.handle(remains) == [Tell(remains)]
+            assert life.handle(remains) == [Publish(remains)]
             assert life.worker.state is state
         life.handle(event)
     story = life.worker.story.tell(0.0)

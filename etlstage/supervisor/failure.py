@@ -27,7 +27,7 @@ from etlstage.supervisor.stderr import StderrLog
 from etlstage.telemetry.terminal import harmless
 from etlstage.transport.base import describe_status
 
-__all__ = ("Blame",)
+__all__ = ("WorkerErrors",)
 
 _Error = TypeVar("_Error", bound=EtlstageError)
 
@@ -36,7 +36,7 @@ _LONGEST: Final = 160  # characters of last words that begin an error
 _REFUSALS: Final = 128  # whose texts are kept
 
 
-class Blame:
+class WorkerErrors:
     """
     Makes the errors of one worker.
 
