@@ -24,8 +24,7 @@ from etlstage.cli.screen import Screen
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.cause import Causes, Group
-from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
+from etlstage.pipeline.dead_letter.letter import Causes, DeadLetter, Group, first_clause
 from etlstage.telemetry.terminal import harmless
 
 __all__ = ("list_groups", "list_letters", "show_letter")

@@ -18,8 +18,7 @@ from etlstage.cli.drawing import clean, graph, plot
 from etlstage.cli.history import Span
 from etlstage.cli.style import STYLE
 from etlstage.messages import StageKind, counted
-from etlstage.pipeline.dead_letter.cause import Group
-from etlstage.pipeline.dead_letter.record import first_clause
+from etlstage.pipeline.dead_letter.letter import Group, first_clause
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.report import ENDINGS, Report, balance
 

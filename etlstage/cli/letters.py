@@ -18,9 +18,9 @@ from etlstage.config.reading import Changes, read
 from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError, StateUnusable, guess
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.file import FOLDER, SUFFIX, Torn, stage_of_file
-from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.dead_letter.settled import Settled
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.retry import Settled
+from etlstage.pipeline.dead_letter.store import FOLDER, SUFFIX, Torn, stage_of_file
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import RECORDS
 from etlstage.protocol.registry import dialect_from_plain

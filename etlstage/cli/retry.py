@@ -26,7 +26,7 @@ from etlstage.config.build_retry import Retries
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Retry, chunks
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.report import Report

@@ -12,7 +12,7 @@ import anyio.to_thread
 from etlstage.config.end import Site
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.messages import Position
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.stage import ErrorBudget
 

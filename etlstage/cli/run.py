@@ -25,7 +25,7 @@ from etlstage.cli.signals import Signals
 from etlstage.cli.trial import PLAIN, Trial
 from etlstage.cli.verbosity import NORMAL, Verbosity
 from etlstage.config.reading import Changes
-from etlstage.pipeline.dead_letter.cause import Causes
+from etlstage.pipeline.dead_letter.letter import Causes
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry.log import Log

@@ -14,7 +14,7 @@ from etlstage.cli.letters import as_read, check_ended, chosen, find, ids_of
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.settled import settle
+from etlstage.pipeline.dead_letter.retry import settle
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.telemetry.terminal import harmless
 

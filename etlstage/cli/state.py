@@ -20,7 +20,7 @@ from etlstage.cli.letters import Letters, chosen, current, find
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.file import FOLDER
+from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery, take_over, unusable
 from etlstage.pipeline.delivery.folder import reason
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of

@@ -14,9 +14,8 @@ from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.rules import stage_names
 from etlstage.config.variant import retried_keys
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.dead_letter.file import FOLDER
 from etlstage.pipeline.dead_letter.retry import Retry, record_noted
-from etlstage.pipeline.dead_letter.settled import SETTLED
+from etlstage.pipeline.dead_letter.store import FOLDER, SETTLED
 from etlstage.pipeline.delivery import position
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import Epochs

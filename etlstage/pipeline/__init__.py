@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etlstage.pipeline.dead_letter.record import DeadLetter as DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter as DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters as DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink as DeadLetterSink
 from etlstage.pipeline.interfaces import Sink as Sink

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from etlstage.errors import Faults, SourceFailed
 from etlstage.messages import Position, Run, StageKind
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.ledger import Account
 from etlstage.supervisor import AsyncSupervisor
 

@@ -18,7 +18,7 @@ import anyio
 
 from etlstage.errors import ConfigError, RepliesDoubtful
 from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from etlstage.pipeline import Pipeline, Report
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.stage import (
     ErrorBudget,

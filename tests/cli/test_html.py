@@ -14,7 +14,7 @@ from etlstage.cli.history import Span
 from etlstage.cli.html import page
 from etlstage.errors import Fault, StageError
 from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter.cause import Group
+from etlstage.pipeline.dead_letter.letter import Group
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters, Report

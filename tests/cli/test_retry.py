@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.pipeline.dead_letter.policy import letter_time
-from etlstage.pipeline.dead_letter.settled import supersede
+from etlstage.pipeline.dead_letter.store import supersede
 from etlstage.pipeline.delivery.delivery import Delivery
 from tests.cli.conftest import Etlstage, worker
 

@@ -18,7 +18,7 @@ from etlstage.config.reading import UNCHANGED
 from etlstage.errors import ConfigError, StateUnusable
 from etlstage.pipeline.delivery.delivery import Delivery
 from tests.cli.conftest import Etlstage, environment
-from tests.pipeline.dead_letter.test_settled import append, letter
+from tests.pipeline.dead_letter.test_retry import append, letter
 
 HOLDER = """\
 import sys

@@ -17,8 +17,8 @@ from etlstage.config.build import (
 from etlstage.config.reading import Changes, read
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter.file import read_letters
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.store import read_letters
 from etlstage.pipeline.pipeline import Pipeline
 
 WORKERS = """\

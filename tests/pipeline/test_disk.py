@@ -18,9 +18,9 @@ import pytest
 
 from etlstage.errors import EtlstageError, SinkFailed
 from etlstage.messages import Run
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
-from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.dead_letter.settled import Settled
+from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery import folder as folder_module
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery

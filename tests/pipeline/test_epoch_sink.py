@@ -16,7 +16,7 @@ from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
 from etlstage.stage import Stage, Timeouts, WorkerProgram
-from tests.pipeline.dead_letter.test_settled import letter
+from tests.pipeline.dead_letter.test_retry import letter
 from tests.pipeline.ends import ScriptedSource
 
 pytestmark = pytest.mark.process

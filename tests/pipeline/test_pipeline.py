@@ -39,7 +39,7 @@ from etlstage.pipeline import (
     WorkerSink,
     WorkerSource,
 )
-from etlstage.pipeline.dead_letter.file import letter_files
+from etlstage.pipeline.dead_letter.store import letter_files
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source

@@ -28,7 +28,7 @@ from etlstage.errors import (
     WorkerRefusal,
 )
 from etlstage.messages import Run, counted
-from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
+from etlstage.pipeline.dead_letter.letter import DeadLetter, first_clause
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
 from etlstage.protocol.base import Dialect

@@ -1,43 +1,87 @@
 """
-Where a run puts its dead letters: into the files of its state directory.
+Where dead letters are kept: on disk, until somebody looks at them.
 
-What leaves for there is rid of secrets first. On an executor the letters of a task go
-elsewhere, and come home with its rows.
+Each stage has one append-only file in the state directory, shared by all runs; a
+line is one letter, as JSON. A crash in the middle of an append leaves a torn line:
+later letters go on behind it, and who reads is told of it. What leaves for there is rid
+of secrets first. On an executor the letters of a task go elsewhere, and come home with
+its rows.
+
+A load that replaces its output leaves letters behind whose output is gone: to retry
+them would add to the output what the load has added itself. It is recorded which run
+was the last to replace it, and when; letters of others, from before, are superseded.
 """
 
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
+import os
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 import anyio.to_thread
 
 from etlstage.errors import Attempt, StageError, StateUnusable
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.file import (
-    FOLDER,
-    LetterFile,
-    cut,
-    letter_file,
-    letter_files,
-    read_letters,
-    size_of,
-    stage_of_file,
-)
-from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.dead_letter.settled import supersede
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
-from etlstage.pipeline.delivery.folder import make_ours
+from etlstage.pipeline.delivery.folder import make_ours, opened, reason, sync
+from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.delivery.record import fence_of
 from etlstage.pipeline.secret import Secrets
 
-__all__ = ("DeadLetters",)
+__all__ = (
+    "FOLDER",
+    "SETTLED",
+    "SUFFIX",
+    "DeadLetters",
+    "LetterFile",
+    "Replaced",
+    "Torn",
+    "cut",
+    "letter_file",
+    "letter_files",
+    "read_letters",
+    "replacement",
+    "size_of",
+    "stage_of_file",
+    "supersede",
+)
+
+FOLDER: Final = "dead_letters"
+"""Where the files are, in the state directory."""
+SUFFIX: Final = ".jsonl"
+_PIECE: Final = 1 << 20  # bytes
+SETTLED: Final = "settled"
+"""The folder of the records, in that of the letters."""
+_REPLACED: Final = "replaced.json"
+
+
+class Torn(NamedTuple):
+    """A line that is no letter: a run was stopped, or ran out of space, in it."""
+
+    path: Path
+    line: int
+    """Counted from 1."""
+    size: int
+    """Bytes."""
+
+
+class Replaced(NamedTuple):
+    """The last replacement of the output."""
+
+    run: str
+    """What sets the run apart; its own letters count."""
+    time: str
+    """When it was: ISO 8601, UTC."""
 
 
 class DeadLetters:
@@ -365,3 +409,186 @@ class DeadLetters:
             )
             for attempt in attempts
         )
+
+
+class LetterFile:
+    """
+    The letters of one stage, open for appending.
+
+    Args:
+        state: The state directory; made, for us alone, if it is not there.
+        stage: Name of the stage.
+        check: Asserts that nobody has taken over, once the file is open: whoever takes
+            over later replaces it, see :func:`cut`.
+
+    """
+
+    def __init__(self, state: Path, stage: str, check: Callable[[], None]) -> None:
+        folder = state / FOLDER
+        make_ours(state)
+        make_ours(folder)
+        self.path: Path = letter_file(folder, stage)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self.path, flags, 0o600)
+        self.start: int = os.fstat(self._fd).st_size
+        """Where the letters of this run begin, at the earliest."""
+        self._written = self._durable = 0  # calls that appended, and those synced
+        try:
+            sync(folder)
+            check()
+        except (OSError, StateUnusable):
+            self.close()
+            raise
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is anything that may not be durable."""
+        return self._written != self._durable
+
+    def append(self, line: bytes) -> None:
+        """Append a line; raises OSError, and leaves nothing of it then."""
+        # Other runs may append to the same file, now.
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            size = os.fstat(self._fd).st_size
+            torn = size and os.pread(self._fd, 1, size - 1) != b"\n"
+            rest = memoryview(b"\n" + line if torn else line)
+            try:
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._fd, size)
+                raise
+            self._written += 1
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def sync(self) -> None:
+        """Return when what was appended is durable; raises OSError."""
+        # Noted before: what another thread appends meanwhile is not durable by this.
+        written = self._written
+        if written != self._durable:
+            os.fsync(self._fd)
+            self._durable = written
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def letter_file(folder: Path, stage: str) -> Path:
+    """Return the file of a stage in the folder of the files."""
+    return folder / f"{quote(stage, safe=' ')}{SUFFIX}"
+
+
+def stage_of_file(path: Path) -> str:
+    """Return the name of the stage whose letters are in a file."""
+    return unquote(path.name.removesuffix(SUFFIX))
+
+
+def letter_files(state: Path) -> list[Path]:
+    """Return the files in a state directory, in the order of the stages' names."""
+    return sorted((state / FOLDER).glob(f"*{SUFFIX}"))
+
+
+def size_of(state: Path, stage: str) -> int:
+    """Return the bytes in the file of a stage, 0 if there is none."""
+    try:
+        return letter_file(state / FOLDER, stage).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def cut(path: Path, size: int, check: Callable[[], None]) -> None:
+    """
+    Put the first bytes of a file in its place, durably, as a file of its own.
+
+    A run that was taken over may have the old one open: it appends to what nobody looks
+    at any more.
+
+    Args:
+        path: The file.
+        size: Bytes that stay.
+        check: Asserts that nobody has taken over.
+
+    Raises:
+        OSError: If it can't be read or written.
+
+    """
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)  # of a start that was killed
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    with opened(path, os.O_RDONLY) as old, opened(new, flags) as file:
+        while piece := old.read(min(size - file.tell(), _PIECE)):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    check()
+    # Who is taken over just here finds it gone: its name is the same for all.
+    new.replace(path)
+    sync(path.parent)
+
+
+def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:
+    """
+    Yield the letters of a file, oldest first, one in memory at a time; blocks.
+
+    Args:
+        path: The file.
+        start: Where to begin, in bytes.
+
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        for number, line in enumerate(file, 1):
+            if line == b"\n":
+                continue
+            try:
+                yield DeadLetter.from_line(line)
+            except ValueError:
+                yield Torn(path, number, len(line))
+
+
+def supersede(state: Path, run: str, time: str) -> None:
+    """
+    Record that a run has replaced the output, durably; blocks.
+
+    Args:
+        state: The state directory; without letters in it there is nothing to record.
+        run: What sets the run apart.
+        time: When, as letters have it.
+
+    Raises:
+        StateUnusable: If it can't be recorded.
+
+    """
+    if not (state / FOLDER).exists():
+        return
+    path = state / FOLDER / SETTLED / _REPLACED
+    try:
+        make_ours(path.parent)
+        store(path, Replaced(run, time)._asdict())
+    except OSError as error:
+        raise StateUnusable(
+            f"can't record in {path} that the output was replaced: {reason(error)};"
+            " make room, or set another state"
+        ) from error
+
+
+def replacement(folder: Path) -> Replaced | None:
+    """Return the last replacement of the output; raises StateUnusable if it is damaged."""
+    path = folder / SETTLED / _REPLACED
+    try:
+        found = load(path)
+        return Replaced(run=str(found["run"]), time=str(found["time"]))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateUnusable(f"{path}: can't be read: {reason(error)}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StateUnusable(
+            f"{path}: is damaged ({error}): which letters are superseded is not known"
+        ) from error

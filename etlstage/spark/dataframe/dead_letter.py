@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from etlstage.errors import SinkFailed
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.errors import explain

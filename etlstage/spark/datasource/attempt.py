@@ -25,8 +25,8 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from etlstage.errors import EtlstageError, RepliesDoubtful, StageFailed
 from etlstage.messages import Run
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import config_of
-from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.worker_sink import WorkerSink, check_ends

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from etlstage.errors import EtlstageError, SinkFailed
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.worker_sink import tell
 from etlstage.spark.datasource.attempt import Feed, Written
 from etlstage.spark.datasource.commit import AttemptFiles

@@ -17,8 +17,8 @@ from pyspark.sql import functions as sf
 
 from etlstage.errors import SinkFailed
 from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import check_budget
-from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs, Output
 from etlstage.spark.datasource.datasource import unique_name, write_worker

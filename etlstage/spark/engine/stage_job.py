@@ -21,8 +21,8 @@ import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import EtlstageError, SourceFailed, StageError
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import check_budget
-from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.read import messages_of

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from etlstage.errors import ConfigError
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
 from etlstage.pipeline.delivery.folder import sync_all
 from etlstage.pipeline.delivery.position import load, store

@@ -23,8 +23,8 @@ from etlstage import errors
 from etlstage.columns import Column
 from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
 from etlstage.messages import Run, cost_of, counted, plain, size_of
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import config_of
-from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.pipeline import Pipeline

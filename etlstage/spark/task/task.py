@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from etlstage.columns import Replies, strings_of
 from etlstage.errors import RepliesDoubtful, StageFailed, WorkerRefusal
 from etlstage.messages import AnnotatedRun, Run
+from etlstage.pipeline.dead_letter.letter import first_clause
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
-from etlstage.pipeline.dead_letter.record import first_clause
 from etlstage.spark.dataframe.read import column_of
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.task.chain import Given, message_of_partition

@@ -27,12 +27,12 @@ from etlstage.errors import (
     WorkerStartFailed,
 )
 from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import (
     DeadLetterPolicy,
     check_budget,
     config_of,
 )
-from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.pipeline import _flushed

@@ -1,15 +1,134 @@
+"""What became of dead letters, by retries among others."""
+
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from etlstage.errors import Attempt
+import pytest
+
+from etlstage.errors import Attempt, StateUnusable
 from etlstage.pipeline import Pipeline
-from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.dead_letter.retry import Retry, chunks
-from etlstage.pipeline.dead_letter.settled import Settled
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.retry import Retry, Settled, chunks, settle
+from etlstage.pipeline.dead_letter.store import LetterFile, Torn, supersede
 from etlstage.testing import MemorySink
-from tests.pipeline.dead_letter.test_settled import append, left, letter
+
+
+def letter(number: int, stage: str = "clean", error: str = "died") -> DeadLetter:
+    """Return a letter."""
+    return DeadLetter(
+        id=f"r-{number}",
+        time="2026-01-02T12:00:00.500+00:00",
+        pipeline="p",
+        run="r",
+        stage=stage,
+        place=number,
+        message=b"m%d" % number,
+        error=error,
+        kind="WorkerLost",
+        attempts=(),
+        config={},
+    )
+
+
+def append(state: Path, *letters: DeadLetter) -> None:
+    """Do as a run that dead-letters messages of one stage."""
+    file = LetterFile(state, letters[0].stage, lambda: None)
+    file.append(b"".join(letter.to_line() for letter in letters))
+    file.close()
+
+
+def left(state: Path, stage: str = "clean") -> list[tuple[str, str]]:
+    """Return the ids and errors of the letters that are left."""
+    found = []
+    for item in Settled(state / "dead_letters").letters(stage):
+        assert not isinstance(item, Torn)
+        found.append((item.id, item.error))
+    return found
+
+
+def test_letters_as_they_stand(tmp_path: Path) -> None:
+    """Some passed, one failed again and then once more, one is new (issue 14)."""
+    append(tmp_path, *map(letter, range(5)))
+    more = letter(1, error="again"), replace(letter(9), stage="load")
+    settle(tmp_path, ["r-0", "r-2"], "passed", letters=more, number=1)
+    settle(tmp_path, ["r-3"], "dropped")
+    later = [letter(1, error="once more")]
+    settle(tmp_path, (), "passed", letters=later, number=2)
+    append(tmp_path, letter(5))  # a run that knows nothing of it
+    settled = Settled(tmp_path / "dead_letters")
+    assert left(tmp_path) == [("r-4", "died"), ("r-5", "died"), ("r-1", "once more")]
+    assert left(tmp_path, "load") == [("r-9", "died")]
+    assert settled.stages == ["clean", "load"]
+    assert [settled.became(f"r-{n}") for n in (0, 3, 4)] == ["passed", "dropped", None]
+    assert settled.next == 3
+    settle(tmp_path, ["r-1"], "dropped")
+    assert left(tmp_path) == [("r-4", "died"), ("r-5", "died")]
+
+
+def test_what_was_not_renamed_is_no_record(tmp_path: Path) -> None:
+    """A crash leaves the letters as they were, and the next retry its place."""
+    append(tmp_path, letter(0))
+    settle(tmp_path, ["r-0"], "passed", number=1)
+    folder = tmp_path / "dead_letters" / "settled"
+    (folder / "retry-000001.jsonl").rename(folder / "retry-000001.new")
+    assert left(tmp_path) == [("r-0", "died")]
+    assert Settled(tmp_path / "dead_letters").next == 1
+    settle(tmp_path, ["r-0"], "passed", number=1)
+    assert [path.name for path in folder.iterdir()] == ["retry-000001.jsonl"]
+
+
+def test_record_that_is_damaged(tmp_path: Path) -> None:
+    """Nobody is to load a message twice because a file can't be read (issue 14)."""
+    append(tmp_path, letter(0))
+    settle(tmp_path, ["r-0"], "passed", number=1)
+    (path,) = (tmp_path / "dead_letters" / "settled").iterdir()
+    path.write_text('{"id": "r-0"\n')
+    with pytest.raises(StateUnusable, match=r"retry-000001\.jsonl: is damaged"):
+        Settled(tmp_path / "dead_letters")
+
+
+def test_record_that_can_not_be_written(tmp_path: Path) -> None:
+    """The folder is named."""
+    append(tmp_path, letter(0))
+    (tmp_path / "dead_letters" / "settled").write_text("")
+    with pytest.raises(StateUnusable, match=r"can't record in .*/settled what became"):
+        settle(tmp_path, ["r-0"], "passed", number=1)
+
+
+def test_letters_of_replaced_output_are_superseded(tmp_path: Path) -> None:
+    """Those of others, from before; what the run itself lacks, counts (issue 23)."""
+    noon, later = "2026-01-02T12:00:00.500+00:00", "2026-01-02T12:00:01.000+00:00"
+    supersede(tmp_path, "new", noon)
+    assert not list(tmp_path.iterdir())  # without letters there is nothing to say
+    append(tmp_path, letter(1))
+    assert not Settled(tmp_path / "dead_letters").superseded(letter(1))
+    supersede(tmp_path, "older", "2026-01-01T00:00:00.000+00:00")
+    supersede(tmp_path, "new", noon)
+    settled = Settled(tmp_path / "dead_letters")
+    assert settled.replaced == ("new", noon)
+    assert settled.superseded(letter(1))
+    assert not settled.superseded(replace(letter(1), run="new"))
+    assert not settled.superseded(replace(letter(1), time=later))
+    assert left(tmp_path) == [("r-1", "died")]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', "[" * 9999])
+def test_record_of_a_replacement_that_is_damaged(tmp_path: Path, text: str) -> None:
+    """Rather nothing than a row twice (issue 23)."""
+    append(tmp_path, letter(1))
+    supersede(tmp_path, "new", "t")
+    path = tmp_path / "dead_letters" / "settled" / "replaced.json"
+    path.write_text(text)
+    with pytest.raises(StateUnusable, match=r"replaced\.json: is damaged \("):
+        Settled(tmp_path / "dead_letters")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateUnusable, match=r"replaced\.json: can't be read: "):
+        Settled(tmp_path / "dead_letters")
+    with pytest.raises(StateUnusable, match=r"can't record in .* that the output was"):
+        supersede(tmp_path, "new", "t")
 
 
 async def test_what_failed_again_keeps_its_id(tmp_path: Path) -> None:

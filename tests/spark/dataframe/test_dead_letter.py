@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from etlstage.errors import Attempt, SinkFailed
-from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.spark import DeadLetterFrame, Destination
 from etlstage.spark.dataframe import dead_letter as module

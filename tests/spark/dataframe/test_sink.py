@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, SinkFailed, StageError
 from etlstage.pipeline import DeadLetters
-from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.dead_letter.settled import Settled
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.spark import DataFrameSink, Destination

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.errors import SinkFailed, SourceFailed, StageError
 from etlstage.pipeline import DeadLetter, Pipeline, Report
-from etlstage.pipeline.dead_letter.file import letter_files, read_letters
+from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.spark.dataframe import sink as sink_module
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from etlstage.pipeline import Pipeline, Report
-from etlstage.pipeline.dead_letter.file import letter_files, read_letters
+from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.runner import Runner

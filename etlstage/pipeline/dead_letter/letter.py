@@ -3,6 +3,11 @@ A message that a stage could not process, and all that it takes to run it again.
 
 It holds no secrets: of a worker's environment it has the names, and what a pipeline
 file interpolated stands there as it was written; see ``store.py``.
+
+What letters have in common, their cause, is the stage, the kind of the error, and its
+first clause, in which numbers and ids are folded into ``#``: five thousand letters of
+one cause are one group. How many groups are told apart is bounded, whatever workers
+write.
 """
 
 from __future__ import annotations
@@ -18,7 +23,13 @@ from typing import Any, Final
 
 from etlstage.errors import Attempt
 
-__all__ = ("DeadLetter", "first_clause")
+__all__ = (
+    "Causes",
+    "DeadLetter",
+    "Group",
+    "first_clause",
+    "folded",
+)
 
 WHO: Final = re.compile(r"stage [^:;]+: (?:worker [^:;]+ \(pid \d+\) )?")
 """How errors begin that say what became of a worker, or what it died of."""
@@ -109,3 +120,70 @@ def first_clause(error: str) -> str:
     who = WHO.match(error)
     lines = error[who.end() if who else 0 :].splitlines()
     return lines[0].split("; ", 1)[0] if lines else ""
+
+
+OTHERS: Final = "(other causes)"
+_LONGEST: Final = 300  # characters of a clause
+_FOLDED: Final = re.compile(
+    r"(?<!\w)(?<!status )(?<!utf-)"  # exits differ, and this is a name
+    r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|0x[0-9a-f]+|[-+]?\d+(?:[T.,:/_-]\d+)*"
+    r"|(?=(?:\w*?\d){3})\w+)"  # three digits make an id of a word
+    r"(?!\w)",
+    re.IGNORECASE,
+)
+_JOINED: Final = re.compile(r"#(?:[.,:/_-]#)+")
+
+
+@dataclass(slots=True)
+class Group:
+    """Letters of one cause."""
+
+    stage: str
+    kind: str
+    """Class of the errors."""
+    why: str
+    """The errors' first clause, folded."""
+    count: int
+    first: str
+    """When the first was dead-lettered: ISO 8601, UTC."""
+    last: str
+    example: str
+    """The id of the last."""
+
+
+class Causes:
+    """
+    Groups letters as they come.
+
+    Args:
+        most: Groups that are told apart.
+
+    """
+
+    def __init__(self, most: int = 1000) -> None:
+        self._most = most
+        self._groups: dict[tuple[str, str, str], Group] = {}
+
+    def add(self, letter: DeadLetter) -> None:
+        """Count a letter."""
+        key = letter.stage, letter.kind, folded(letter.error)
+        if key not in self._groups and len(self._groups) >= self._most:
+            key = letter.stage, letter.kind, OTHERS
+        group = self._groups.get(key)
+        if group is None:
+            self._groups[key] = Group(*key, 1, letter.time, letter.time, letter.id)
+            return
+        group.count += 1
+        group.first = min(group.first, letter.time)
+        if letter.time >= group.last:
+            group.last, group.example = letter.time, letter.id
+
+    def groups(self) -> list[Group]:
+        """Return the groups, the largest first."""
+        return sorted(self._groups.values(), key=lambda group: -group.count)
+
+
+def folded(error: str) -> str:
+    """Return an error's first clause with ``#`` in place of numbers and ids."""
+    return _JOINED.sub("#", _FOLDED.sub("#", first_clause(error)[:_LONGEST]))
