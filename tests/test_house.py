@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,3 +51,64 @@ def test_coverage_is_measured_of_the_core() -> None:
     assert SETTINGS["coverage"]["run"]["include"] == [
         f"{path}/*" if (ROOT / path).is_dir() else f"{path}.py" for path in CORE
     ]
+
+
+# --- a class name stands once in the package ------------------------------------------
+
+TWICE: Final[frozenset[str]] = frozenset(
+    [
+        "Account",
+        "Blocks",
+        "Bounds",
+        "Case",
+        "Checkpoint",
+        "Column",
+        "Connection",
+        "Failure",
+        "Fault",
+        "Faults",
+        "Format",
+        "Framing",
+        "Group",
+        "InvalidState",
+        "Kind",
+        "Log",
+        "NotCommitted",
+        "Origin",
+        "Output",
+        "Passed",
+        "Place",
+        "Plan",
+        "Problem",
+        "Record",
+        "Refuse",
+        "Replies",
+        "Request",
+        "Rows",
+        "Session",
+        "Source",
+        "Span",
+        "State",
+        "Status",
+        "Step",
+        "Task",
+        "Trial",
+        "Verdict",
+        "Version",
+        "Written",
+        "_Messages",
+        "_Reader",
+        "_Series",
+        "_Worker",
+    ]
+)
+"""Names that still stand for several classes: it only gets shorter."""
+
+
+def test_a_class_name_stands_once() -> None:
+    """Whoever reads a name knows which class is meant."""
+    found: Counter[str] = Counter()
+    for path in (ROOT / "etlstage").rglob("*.py"):
+        nodes = ast.parse(path.read_text()).body
+        found.update(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert {name for name, count in found.items() if count > 1} <= TWICE

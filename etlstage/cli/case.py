@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import anyio
 
 from etlstage.cli.rows import Rows
-from etlstage.config.case import Items, LetterKeys, Wanted, flat
+from etlstage.config.case import Items, LetterKeys, MessageText, flat
 from etlstage.config.document import Document
 from etlstage.config.loader import Case
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -196,11 +196,11 @@ class Trial:
             yield from self._different("output", list(flat(wanted)), made)
             return
         for i, (expected, made) in enumerate(zip(wanted, batches, strict=True), 1):
-            assert not isinstance(expected, Wanted)
+            assert not isinstance(expected, MessageText)
             yield from self._different("output", expected, made, f" of batch {i}")
 
     def _different(
-        self, key: str, wanted: Sequence[Wanted], made: list[bytes], what: str = ""
+        self, key: str, wanted: Sequence[MessageText], made: list[bytes], what: str = ""
     ) -> Iterator[Failure]:
         same = [w.matches(m) for w, m in zip(wanted, made, strict=False)]
         if len(wanted) == len(made) and all(same):
@@ -262,7 +262,7 @@ def _batches(items: Items) -> list[list[bytes]]:
 
 
 def _is_nested(items: Items | None) -> bool:
-    return bool(items) and not isinstance((items or ())[0], Wanted)
+    return bool(items) and not isinstance((items or ())[0], MessageText)
 
 
 def _fits(wanted: LetterKeys, letter: Letter) -> bool:

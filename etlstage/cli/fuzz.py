@@ -59,7 +59,7 @@ except ModuleNotFoundError as _error:
 if TYPE_CHECKING:
     from hypothesis import strategies as st
 
-__all__ = ("Wanted", "fuzz", "replay_failures")
+__all__ = ("FuzzRequest", "fuzz", "replay_failures")
 
 _SURE: Final = 3
 """How often a case has to pass before it is dropped."""
@@ -72,7 +72,7 @@ _OF_OUTPUTS: Final[Mapping[str, str]] = {
 }
 
 
-class Wanted(NamedTuple):
+class FuzzRequest(NamedTuple):
     """What the command line says of a worker."""
 
     options: Options
@@ -85,7 +85,7 @@ class Wanted(NamedTuple):
 
 def fuzz(
     words: Sequence[str],
-    wanted: Wanted,
+    wanted: FuzzRequest,
     *,
     max_examples: int,
     seconds: float,
@@ -142,7 +142,7 @@ def fuzz(
     return FAILED
 
 
-def _examine(stage: Stage, wanted: Wanted) -> None:
+def _examine(stage: Stage, wanted: FuzzRequest) -> None:
     """Raise ConfigError for what can't be asked of such a worker."""
     oracles = wanted.oracles
     if wanted.vary_markers and case_class(stage.dialect) is SessionCase:
@@ -160,7 +160,7 @@ def _examine(stage: Stage, wanted: Wanted) -> None:
         model_of(oracles.model)
 
 
-def _fuzzer(stage: Stage, wanted: Wanted) -> Fuzzer:
+def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
     sample = lines_of(wanted.sample) if wanted.sample is not None else ()
     examine_sample(stage, sample)
     if wanted.json_in:

@@ -90,11 +90,11 @@ def _fuzz(
     It must answer, keep to the protocol, and end well; what else must be true, say so.
     Let one that loads do so where it does no harm.
     """
-    from etlstage.cli.fuzz import Wanted, fuzz
+    from etlstage.cli.fuzz import FuzzRequest, fuzz
     from etlstage.cli.subject import Options
     from etlstage.testing.fuzzing.oracle import Oracles
 
     oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
     options = Options(kind, batch, markers=markers, stage=stage, dialect=dialect)
-    wanted = Wanted(options, sample, vary_markers, json_in, timeout, oracles)
+    wanted = FuzzRequest(options, sample, vary_markers, json_in, timeout, oracles)
     return fuzz(words, wanted, max_examples=max_examples, seconds=seconds, seed=seed)

@@ -32,7 +32,7 @@ from etlstage.transport.watchdog import scratch
 __all__ = ("test",)
 
 
-class Outcome(NamedTuple):
+class CaseResult(NamedTuple):
     """What became of a test."""
 
     case: Case
@@ -93,7 +93,7 @@ def _drop(*_: object) -> NoReturn:
     raise structlog.DropEvent
 
 
-def _outcome(trial: Trial, case: Case, secrets: Secrets) -> Outcome:
+def _outcome(trial: Trial, case: Case, secrets: Secrets) -> CaseResult:
     began = time.monotonic()
     failures = [
         failure._replace(
@@ -102,10 +102,10 @@ def _outcome(trial: Trial, case: Case, secrets: Secrets) -> Outcome:
         )
         for failure in anyio.run(trial.run)
     ]
-    return Outcome(case, failures, time.monotonic() - began)
+    return CaseResult(case, failures, time.monotonic() - began)
 
 
-def _lines(outcome: Outcome) -> Iterator[str]:
+def _lines(outcome: CaseResult) -> Iterator[str]:
     said = "FAIL" if outcome.failures else "ok  "
     yield f"{said} {outcome.case.keys.name} ({outcome.seconds:.2f} s)"
     for failure in outcome.failures:
@@ -113,7 +113,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         yield from (f"       {harmless(line)}" for line in failure.lines)
 
 
-def _case(outcome: Outcome) -> xml.Case:
+def _case(outcome: CaseResult) -> xml.Case:
     failures = [
         (failure.what, "\n".join((f"{failure.where}: {failure.what}", *failure.lines)))
         for failure in outcome.failures

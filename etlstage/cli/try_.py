@@ -27,7 +27,7 @@ from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.speaking import blame_a_buffer
-from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import Channel
@@ -113,7 +113,7 @@ async def _converse(
             if not tried:
                 raise ConfigError("there is no message to be tried")
             await worker.close()
-    except WorkerFailed as error:
+    except WorkerMisbehaved as error:
         for line in f"FAIL   {error}".splitlines():
             screen.tell(program.shown(line))
         return FAILED
@@ -124,7 +124,7 @@ async def _ask(worker: WorkerUnderTest, run: Run, shown: int, screen: Screen) ->
     """Hand over a run, and show it with the replies; return what was shown so far."""
     try:
         replies = await worker.exchange(run)
-    except WorkerFailed as error:
+    except WorkerMisbehaved as error:
         await blame_a_buffer(worker, error)
     shown = _show(worker, shown, screen)
     for reply in replies:

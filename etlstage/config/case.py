@@ -18,13 +18,13 @@ from etlstage.settings.kind import Kind, ListOf, MapOf, Maybe, Schema, Text
 from etlstage.settings.problem import Invalid, Problem, refused, unexpected
 from etlstage.settings.units import Duration, Name, Variables
 
-__all__ = ("CaseKeys", "CasesKeys", "Items", "LetterKeys", "Wanted", "flat")
+__all__ = ("CaseKeys", "CasesKeys", "Items", "LetterKeys", "MessageText", "flat")
 
 FORMS: Final = ("text", "json", "regex", "base64")
 """How a message may be written; text is short for itself."""
 
 
-class Wanted(NamedTuple):
+class MessageText(NamedTuple):
     """A message that goes in, or one that is to come out."""
 
     form: str
@@ -60,11 +60,11 @@ class _Message(Kind):
     def __init__(self, *, pattern: bool = True) -> None:
         self._forms = FORMS if pattern else tuple(f for f in FORMS if f != "regex")
 
-    def read(self, value: Any) -> Wanted:
-        if isinstance(value, Wanted):
+    def read(self, value: Any) -> MessageText:
+        if isinstance(value, MessageText):
             return value
         if isinstance(value, str):
-            return Wanted("text", value)
+            return MessageText("text", value)
         if not isinstance(value, Mapping) or len(value) != 1:
             forms = ", ".join(self._forms)
             raise unexpected(f"text, or a mapping with one key of {forms}", value)
@@ -78,7 +78,7 @@ class _Message(Kind):
             _CHECKS[form](text)
         except (ValueError, re.error, OverflowError, RecursionError) as error:
             raise Invalid(Problem((form,), f"is no {form}: {error}", text)) from None
-        return Wanted(form, text)
+        return MessageText(form, text)
 
     def schema(self) -> Schema:
         """Describe the forms."""
@@ -100,7 +100,7 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "base64": lambda text: base64.b64decode(text, validate=True),
 }
 
-Items: TypeAlias = Sequence["Wanted | Sequence[Wanted]"]
+Items: TypeAlias = Sequence["MessageText | Sequence[MessageText]"]
 """Messages, or batches of them."""
 
 
@@ -114,7 +114,7 @@ class _Messages(ListOf):
 
     def read(self, value: Any) -> Any:
         first = value[0] if isinstance(value, list | tuple) and value else None
-        if isinstance(first, list | tuple) and not isinstance(first, Wanted):
+        if isinstance(first, list | tuple) and not isinstance(first, MessageText):
             return self._batches.read(value)
         return super().read(value)
 
@@ -138,7 +138,7 @@ class _Pattern(Text):
 class LetterKeys(Definition):
     """A message that a stage can't process."""
 
-    message: Annotated[Wanted | None, Maybe(_Message())] = None
+    message: Annotated[MessageText | None, Maybe(_Message())] = None
     """The message; without it any."""
     reason: Annotated[str, _Pattern()] = ""
     """A regular expression that is found in its error."""
@@ -156,13 +156,15 @@ class CaseKeys(Definition):
     input: Annotated[Items | None, Maybe(_Messages(pattern=False))] = None
     """Messages for the first stage, in place of an extract stage; lists are batches."""
     input_rows: Annotated[
-        tuple[Wanted, ...] | None, Maybe(ListOf(_Message(pattern=False)))
+        tuple[MessageText, ...] | None, Maybe(ListOf(_Message(pattern=False)))
     ] = None
     """Rows for an extract stage that is a DataFrame, each a JSON object."""
     output: Annotated[Items | None, Maybe(_Messages())] = None
     """Messages that the last stage makes, or that reach the load stage; lists are
     those of a batch."""
-    output_rows: Annotated[tuple[Wanted, ...] | None, Maybe(ListOf(_Message()))] = None
+    output_rows: Annotated[
+        tuple[MessageText, ...] | None, Maybe(ListOf(_Message()))
+    ] = None
     """Rows that a load stage writes that is a DataFrame, each a JSON object, in any
     order."""
     dead_letters: tuple[LetterKeys, ...] = ()
@@ -170,7 +172,7 @@ class CaseKeys(Definition):
     env: Variables = field(default_factory=dict)
     """Added to the environment of the workers; {folder} is one that only this test
     has."""
-    files: Annotated[Mapping[str, Wanted], MapOf(_Message())] = field(
+    files: Annotated[Mapping[str, MessageText], MapOf(_Message())] = field(
         default_factory=dict
     )
     """Files in that folder, and what is in them."""
@@ -206,13 +208,13 @@ class CasesKeys(Definition):
 
 
 def _nested(items: Items) -> bool:
-    return bool(items) and not isinstance(items[0], Wanted)
+    return bool(items) and not isinstance(items[0], MessageText)
 
 
-def flat(items: Items) -> Iterator[Wanted]:
+def flat(items: Items) -> Iterator[MessageText]:
     """Yield the messages of all batches."""
     for item in items:
-        if isinstance(item, Wanted):
+        if isinstance(item, MessageText):
             yield item
         else:
             yield from item

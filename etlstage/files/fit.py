@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from etlstage.columns import array_of, content, one_of, strings_of
-from etlstage.pipeline.misfit import Wanted, loaded, reason
-from etlstage.settings.ddl import Column, Type, columns_of
+from etlstage.pipeline.misfit import WantedColumn, loaded, reason
+from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
 __all__ = ("Fitting", "Read", "Rows", "arrow_type", "reader_of")
 
@@ -292,7 +292,7 @@ class Fitting:
         wanted = []
         if self._ddl is not None:
             wanted = [
-                Wanted(c.name, c.nullable is not False, str(c.type))
+                WantedColumn(c.name, c.nullable is not False, str(c.type))
                 for c in self._columns
             ]
         demanded = self._demanded if self._ddl is not None else ()
@@ -317,7 +317,7 @@ def _at(column: pa.BinaryArray, places: pa.Array) -> Iterator[tuple[int, bytes]]
     return zip(places.to_pylist(), column.take(places).to_pylist(), strict=True)
 
 
-def _quick_schema(columns: Sequence[Column]) -> pa.Schema | None:
+def _quick_schema(columns: Sequence[DeclaredColumn]) -> pa.Schema | None:
     """Return what Arrow may read columns as, or None if one has to be looked at."""
     fields = []
     for column in columns:
@@ -371,7 +371,7 @@ def reader_of(kind: Type) -> Read:
     return _SCALARS[kind.name]
 
 
-def _inner(column: Column) -> Read:
+def _inner(column: DeclaredColumn) -> Read:
     """Return what reads a value within another, where null is one, too."""
     read, nullable = reader_of(column.type), column.nullable is not False
 

@@ -24,7 +24,7 @@ from etlstage.columns import array_of
 from etlstage.files.find import InputFile
 from etlstage.files.fit import Read, arrow_type, reader_of
 from etlstage.pipeline.misfit import kind_of, loaded
-from etlstage.settings.ddl import Column, Type, columns_of
+from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
 __all__ = ("FORMATS", "Chunk", "Format", "Unreadable")
 
@@ -402,13 +402,13 @@ def _objects(
 def _type_of(value: object, where: str) -> Type:
     """Return the type of a value, ``void`` where that is not known."""
     if isinstance(value, dict):
-        fields = (Column(k, None, _type_of(v, where)) for k, v in value.items())
+        fields = (DeclaredColumn(k, None, _type_of(v, where)) for k, v in value.items())
         return Type("struct", (), tuple(fields))
     if isinstance(value, list):
         inner = Type("void")
         for item in value:
             inner = _merged(inner, _type_of(item, where))
-        return Type("array", (), (Column("element", None, inner),))
+        return Type("array", (), (DeclaredColumn("element", None, inner),))
     if isinstance(value, int) and value.bit_length() > 63:
         raise Unreadable(f"{where}: a number has more than 64 bits: set a schema")
     return Type(_FOUND[type(value)])
@@ -431,14 +431,16 @@ def _merged(one: Type, other: Type) -> Type:
         return other
     if one.name == other.name == "array":
         inner = _merged(one.inner[0].type, other.inner[0].type)
-        return Type("array", (), (Column("element", None, inner),))
+        return Type("array", (), (DeclaredColumn("element", None, inner),))
     if one.name == other.name == "struct":
         fields = {column.name: column.type for column in one.inner}
         for column in other.inner:
             fields[column.name] = _merged(
                 fields.get(column.name, Type("void")), column.type
             )
-        return Type("struct", (), tuple(Column(n, None, t) for n, t in fields.items()))
+        return Type(
+            "struct", (), tuple(DeclaredColumn(n, None, t) for n, t in fields.items())
+        )
     both = {one.name, other.name}
     return Type("double" if both == {"bigint", "double"} else "string")
 
@@ -452,7 +454,7 @@ def _settled(kind: Type) -> Type | None:
     inner = [(column.name, _settled(column.type)) for column in kind.inner]
     if kind.name == "struct":
         inner.sort()
-    kept = tuple(Column(name, None, found) for name, found in inner if found)
+    kept = tuple(DeclaredColumn(name, None, found) for name, found in inner if found)
     return Type(kind.name, (), kept) if kept else None
 
 

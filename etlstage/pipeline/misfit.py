@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from etlstage.messages import counted
 
-__all__ = ("Wanted", "kind_of", "loaded", "reason")
+__all__ = ("WantedColumn", "kind_of", "loaded", "reason")
 
 _KINDS: Final = {
     dict: "an object",
@@ -21,7 +21,7 @@ _KINDS: Final = {
 }
 
 
-class Wanted(NamedTuple):
+class WantedColumn(NamedTuple):
     """A column, as far as a message is asked for it."""
 
     name: str
@@ -47,7 +47,7 @@ def _no_number(name: str) -> NoReturn:
 def reason(
     message: bytes,
     made: Collection[str],
-    columns: Iterable[Wanted],
+    columns: Iterable[WantedColumn],
     *,
     demanded: Sequence[str] = (),
     closed: bool = False,

@@ -17,7 +17,7 @@ from etlstage.errors import guess
 from etlstage.settings.kind import Text
 from etlstage.settings.problem import Invalid, refused
 
-__all__ = ("DDL", "Column", "Type", "columns_of", "spark_ddl")
+__all__ = ("DDL", "DeclaredColumn", "Type", "columns_of", "spark_ddl")
 
 _TYPES: Final = (
     *("tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"),
@@ -51,7 +51,7 @@ class Type(NamedTuple):
     """As Spark calls it when it speaks."""
     sizes: tuple[int, ...] = ()
     """What is in its round brackets, such as a decimal's precision and scale."""
-    inner: tuple[Column, ...] = ()
+    inner: tuple[DeclaredColumn, ...] = ()
     """What is in its angle brackets: fields, or ``element``, or ``key``, ``value``."""
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Type(NamedTuple):
         return f"{self.name}({sizes})" if sizes else self.name
 
 
-class Column(NamedTuple):
+class DeclaredColumn(NamedTuple):
     """One column, or a field within one."""
 
     name: str
@@ -81,7 +81,7 @@ class _Token(NamedTuple):
     """Offset in the text."""
 
 
-def columns_of(ddl: str) -> list[Column]:
+def columns_of(ddl: str) -> list[DeclaredColumn]:
     """
     Return the columns.
 
@@ -104,7 +104,7 @@ class _Reader:
     """Reads one text, once."""
 
     def __init__(self, ddl: str) -> None:
-        self.columns: list[Column] = []
+        self.columns: list[DeclaredColumn] = []
         self.nulls: list[tuple[int, int]] = []
         """Where ``NULL`` stands that Spark does not know."""
         self._end = len(ddl)
@@ -138,7 +138,7 @@ class _Reader:
         if not self._found(text):
             raise self._unexpected(wanted)
 
-    def _column(self) -> Column:
+    def _column(self) -> DeclaredColumn:
         name = self._name("the name of a column")
         self._found(":")
         if self._next.kind is None or self._next.text in (",", "<"):
@@ -146,7 +146,7 @@ class _Reader:
                 f"{name!r} has no type, expected columns such as 'id long, title string'"
             )
         kind = self._type(0)
-        return Column(name, self._nullable(inner=False), kind)
+        return DeclaredColumn(name, self._nullable(inner=False), kind)
 
     def _nullable(self, *, inner: bool) -> bool | None:
         """Step over what stands behind a type; return whether it may be null."""
@@ -183,11 +183,11 @@ class _Reader:
             return Type(name, (), tuple(self._struct(depth)))
         if name in _INNER:
             self._expect("<", f"< behind {name}")
-            inner: list[Column] = []
+            inner: list[DeclaredColumn] = []
             for called in _INNER[name]:
                 if inner:
                     self._expect(",", "the type of the values behind a comma")
-                inner.append(Column(called, None, self._type(depth + 1)))
+                inner.append(DeclaredColumn(called, None, self._type(depth + 1)))
             self._expect(">", f"> behind what is in {name}")
             return Type(name, (), tuple(inner))
         if name == "interval":
@@ -207,13 +207,13 @@ class _Reader:
             sizes = [*sizes, *(10, 0)[len(sizes) :]]
         return Type(name, tuple(sizes))
 
-    def _struct(self, depth: int) -> Iterator[Column]:
+    def _struct(self, depth: int) -> Iterator[DeclaredColumn]:
         self._expect("<", "< behind struct")
         while not self._found(">"):
             name = self._name("the name of a field")
             self._found(":")
             kind = self._type(depth + 1)
-            yield Column(name, self._nullable(inner=True), kind)
+            yield DeclaredColumn(name, self._nullable(inner=True), kind)
             if not self._found(","):
                 self._expect(">", "a comma or > behind a field of struct")
                 return

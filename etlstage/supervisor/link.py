@@ -57,7 +57,7 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.deadlines import Deadline, ResponseDeadlines
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
-from etlstage.supervisor.exchange.exchange import Refused
+from etlstage.supervisor.exchange.exchange import Refusals
 from etlstage.supervisor.lifecycle.events import AliveSeen, WorkerWorn
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Wire
@@ -601,7 +601,7 @@ class Link:
         if refusals:
             if self._metrics is not None:
                 self._metrics.refused(self._host.name, len(refusals))
-            refused = Refused([r.place for r in refusals], refusals, self._refusal)
+            refused = Refusals([r.place for r in refusals], refusals, self._refusal)
         answered = self.dispatch.ended(event, size, refused)
         self.answered += answered.messages
         if not self.dispatch.opened:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from etlstage.testing.clock import VirtualLoop as VirtualLoop
     from etlstage.testing.clock import run_virtually as run_virtually
     from etlstage.testing.clock import virtual_time as virtual_time
-    from etlstage.testing.conversation import WorkerFailed as WorkerFailed
+    from etlstage.testing.conversation import WorkerMisbehaved as WorkerMisbehaved
     from etlstage.testing.conversation import WorkerUnderTest as WorkerUnderTest
     from etlstage.testing.ends import MemoryDeadLetters as MemoryDeadLetters
     from etlstage.testing.ends import MemoryEpochs as MemoryEpochs
@@ -113,8 +113,8 @@ __all__ = (
     "SupervisorFactory",
     "VirtualLoop",
     "WorkerFactory",
-    "WorkerFailed",
     "WorkerMachine",
+    "WorkerMisbehaved",
     "WorkerUnderTest",
     "given_worker",
     "hostile_worker",
@@ -151,7 +151,7 @@ _HOMES = {
     "ScriptedLaunch": "etlstage.testing.scripted",
     "ScriptedWorker": "etlstage.testing.scripted",
     "VirtualLoop": "etlstage.testing.clock",
-    "WorkerFailed": "etlstage.testing.conversation",
+    "WorkerMisbehaved": "etlstage.testing.conversation",
     "WorkerUnderTest": "etlstage.testing.conversation",
     "Case": "etlstage.testing.fuzzing.case",
     "Step": "etlstage.testing.fuzzing.case",

@@ -36,10 +36,10 @@ from etlstage.testing.answering import Answers
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.process import DRAIN, Process
 from etlstage.testing.replies import TAIL, Replies, Reply
-from etlstage.testing.transcript import Channel, Transcript, WorkerFailed, cut
+from etlstage.testing.transcript import Channel, Transcript, WorkerMisbehaved, cut
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("WorkerFailed", "WorkerUnderTest")
+__all__ = ("WorkerMisbehaved", "WorkerUnderTest")
 
 _LOOK: Final = (0.0002, 0.01)  # seconds between two looks at what is unread
 
@@ -56,7 +56,7 @@ class WorkerUnderTest:
 
     Raises:
         WorkerStartFailed: If the program can't be run.
-        WorkerFailed: By whatever waits for the worker: if it breaks the protocol, exits
+        WorkerMisbehaved: By whatever waits for the worker: if it breaks the protocol, exits
             or takes too long.
 
     """
@@ -360,7 +360,7 @@ class WorkerUnderTest:
         return status
 
     def examine(self) -> None:
-        """Raise :class:`WorkerFailed` if it has broken the protocol so far."""
+        """Raise :class:`WorkerMisbehaved` if it has broken the protocol so far."""
         if self._said.stray is not None:
             stray = self.transcript.of(Channel.STDOUT)[self._said.stray :]
             self.fail(kit_of(self.stage.dialect).unasked(stray[:TAIL]))
@@ -368,10 +368,10 @@ class WorkerUnderTest:
             self.fail(self._said.fault)
 
     def fail(self, what: str) -> NoReturn:
-        """Raise :class:`WorkerFailed` with what it did, and all that went both ways."""
+        """Raise :class:`WorkerMisbehaved` with what it did, and all that went both ways."""
         command = f"  command: {harmless(command_line(self.stage))}"
         shown = self.transcript.shown(self.stage.dialect)
-        raise WorkerFailed(f"the worker {what}", f"{command}\n{shown}")
+        raise WorkerMisbehaved(f"the worker {what}", f"{command}\n{shown}")
 
     # --- how ----------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def given_worker(
         options: Of :class:`~etlstage.Stage`.
 
     Raises:
-        WorkerFailed: By the test, if the worker does not keep to the protocol.
+        WorkerMisbehaved: By the test, if the worker does not keep to the protocol.
 
     """
     stage, launch = stage_of(tested, **options)

@@ -18,7 +18,7 @@ __all__ = (
     "Channel",
     "Entry",
     "Transcript",
-    "WorkerFailed",
+    "WorkerMisbehaved",
     "clipped",
     "cut",
 )
@@ -97,7 +97,7 @@ class Transcript(list[Entry]):
         return "\n".join(lines)
 
 
-class WorkerFailed(EtlstageError, AssertionError):
+class WorkerMisbehaved(EtlstageError, AssertionError):
     """
     Raised when a worker under test does not do what it should.
 

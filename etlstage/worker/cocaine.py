@@ -54,7 +54,7 @@ from etlstage.worker.refusal import Refuse
 if TYPE_CHECKING:
     from etlstage.protocol.cocaine import CocaineSession
 
-__all__ = ("Cancelled", "Handler", "Refuse", "Request", "Response", "run")
+__all__ = ("Handler", "Refuse", "Request", "Response", "SessionCancelled", "run")
 
 _CATEGORY: Final = 42
 """Category of errors, as all frameworks have it."""
@@ -68,7 +68,7 @@ _PLACES: Final = _UNSENT // _CHUNK
 _UNLIMITED = Limits(2**31, 2**31)
 
 
-class Cancelled(Exception):
+class SessionCancelled(Exception):
     """Raised by a request that the supervisor does not want any more."""
 
 
@@ -80,14 +80,14 @@ class Request:
         event: What is to be done.
         headers: Names and values that came with it.
 
-    Iterating raises :class:`Cancelled` if the session is cancelled.
+    Iterating raises :class:`SessionCancelled` if the session is cancelled.
     """
 
     def __init__(self, event: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self.event = event
         self.headers = headers
-        self._chunks: SimpleQueue[bytes | Cancelled | None] = SimpleQueue()
-        self._ended: Cancelled | StopIteration | None = None
+        self._chunks: SimpleQueue[bytes | SessionCancelled | None] = SimpleQueue()
+        self._ended: SessionCancelled | StopIteration | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -105,7 +105,7 @@ class Request:
         """Return all that is left, joined."""
         return b"".join(self)
 
-    def put(self, chunk: bytes | Cancelled | None) -> None:
+    def put(self, chunk: bytes | SessionCancelled | None) -> None:
         """Add a chunk, or, with None, the end."""
         self._chunks.put(chunk)
 
@@ -295,7 +295,7 @@ class _Worker:
                 if ended:
                     self._open[id_].put(None)
             case events.Cancelled(id_, code, reason) if id_ in self._open:
-                self._open[id_].put(Cancelled(f"{reason} (code {code})"))
+                self._open[id_].put(SessionCancelled(f"{reason} (code {code})"))
             case Farewell():
                 # What is open is ended first: it is told to go, not to drop things.
                 self._leaving = event
@@ -363,7 +363,7 @@ class _Worker:
             return
         try:
             handler(request, response)
-        except Cancelled:
+        except SessionCancelled:
             pass
         except Refuse as error:
             _refuse(response, str(error))

@@ -51,7 +51,7 @@ def wait(request, response):
     response.write(b"begun")
     try:
         request.read()
-    except cocaine.Cancelled as error:
+    except cocaine.SessionCancelled as error:
         print(error, flush=True)
 
 def block(request, response):

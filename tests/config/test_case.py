@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.config.case import CaseKeys, Wanted
+from etlstage.config.case import CaseKeys, MessageText
 from etlstage.config.loader import cases_of, load
 from etlstage.errors import ConfigError
 
@@ -19,19 +19,21 @@ load: {worker: {command: [cat]}}
 @pytest.mark.parametrize(
     ("wanted", "message", "same"),
     [
-        (Wanted("text", "\u00e9"), "\u00e9".encode(), True),
-        (Wanted("text", "a"), b"a ", False),
-        (Wanted("json", '{"a": 1, "b": [1, 2]}'), b'{"b":[1,2],"a":1.0}', True),
-        (Wanted("json", '{"a": [1, 2]}'), b'{"a": [2, 1]}', False),
-        (Wanted("json", "1"), b"one", False),
-        (Wanted("json", "1"), b"\xff", False),
-        (Wanted("regex", "a.*c"), b"a\nbc", True),
-        (Wanted("regex", "b"), b"abc", False),
-        (Wanted("base64", "AP8="), b"\x00\xff", True),
-        (Wanted("base64", "AP8="), b"\x00", False),
+        (MessageText("text", "\u00e9"), "\u00e9".encode(), True),
+        (MessageText("text", "a"), b"a ", False),
+        (MessageText("json", '{"a": 1, "b": [1, 2]}'), b'{"b":[1,2],"a":1.0}', True),
+        (MessageText("json", '{"a": [1, 2]}'), b'{"a": [2, 1]}', False),
+        (MessageText("json", "1"), b"one", False),
+        (MessageText("json", "1"), b"\xff", False),
+        (MessageText("regex", "a.*c"), b"a\nbc", True),
+        (MessageText("regex", "b"), b"abc", False),
+        (MessageText("base64", "AP8="), b"\x00\xff", True),
+        (MessageText("base64", "AP8="), b"\x00", False),
     ],
 )
-def test_what_a_message_is_to_be(wanted: Wanted, message: bytes, same: bool) -> None:
+def test_what_a_message_is_to_be(
+    wanted: MessageText, message: bytes, same: bool
+) -> None:
     """Text byte for byte, JSON whatever the order of its keys, all of a pattern."""
     assert wanted.matches(message) is same
 
@@ -119,5 +121,6 @@ def test_frames_need_rows(tmp_path: Path) -> None:
 
 def test_from_python() -> None:
     """What was read is read again, unchanged."""
-    case = CaseKeys(name="a", output=[[Wanted("text", "x")]], input=[["x"]], stage="s")  # type: ignore[list-item]
-    assert case.output == ((Wanted("text", "x"),),)
+    output = [[MessageText("text", "x")]]
+    case = CaseKeys(name="a", output=output, input=[["x"]], stage="s")  # type: ignore[list-item]
+    assert case.output == ((MessageText("text", "x"),),)

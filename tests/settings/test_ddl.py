@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.settings.ddl import DDL, Column, Type, columns_of, spark_ddl
+from etlstage.settings.ddl import DDL, DeclaredColumn, Type, columns_of, spark_ddl
 from etlstage.settings.problem import Invalid
 
 WHOLE = (
@@ -42,7 +42,11 @@ def test_types_are_called_as_spark_calls_them() -> None:
     ]
     inner = columns_of("a array<struct<x: int not null>>")[0].type.inner
     assert inner == (
-        Column("element", None, Type("struct", (), (Column("x", False, Type("int")),))),
+        DeclaredColumn(
+            "element",
+            None,
+            Type("struct", (), (DeclaredColumn("x", False, Type("int")),)),
+        ),
     )
 
 

@@ -22,7 +22,7 @@ from etlstage.testing import (
     Reply,
     ScriptedLaunch,
     ScriptedWorker,
-    WorkerFailed,
+    WorkerMisbehaved,
     WorkerUnderTest,
     hostile_worker,
 )
@@ -118,7 +118,7 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
             await worker.exchange(messages)
             await worker.quiet(0.1)
             await worker.close()
-    except WorkerFailed as error:
+    except WorkerMisbehaved as error:
         return str(error)
     return ""
 
@@ -160,7 +160,9 @@ async def test_worker_that_closes_its_stdin() -> None:
     stage = python("import os, time; os.close(0); os.write(2, b'x'); time.sleep(60)")
     async with WorkerUnderTest(stage) as worker:
         await worker.until(lambda: bool(worker.transcript), "wrote nothing")
-        with pytest.raises(WorkerFailed, match="closed its stdin before it had read"):
+        with pytest.raises(
+            WorkerMisbehaved, match="closed its stdin before it had read"
+        ):
             await worker.feed(b"a\n", b"b\n")
 
 
@@ -227,7 +229,7 @@ async def test_ready_worker_is_waited_for(tmp_path: Path) -> None:
     )
     async with WorkerUnderTest(python(program, ready=True)):
         assert mark.exists()
-    with pytest.raises(WorkerFailed, match="did not say that it is ready"):
+    with pytest.raises(WorkerMisbehaved, match="did not say that it is ready"):
         async with WorkerUnderTest(python("input()", ready=True), timeout=0.2):
             pass
 
@@ -256,7 +258,9 @@ class TestScripted:
         stage = Stage(name="t", worker=("nobody-runs-this",))
         async with WorkerUnderTest(stage, launch=ScriptedLaunch(script)) as worker:
             assert await worker.exchange([b"a"], cuts=BYTEWISE) == [Reply((b"A",))]
-            with pytest.raises(WorkerFailed, match="owes 2 replies: for 10 seconds"):
+            with pytest.raises(
+                WorkerMisbehaved, match="owes 2 replies: for 10 seconds"
+            ):
                 await worker.exchange([b"b", b"c", b"d"])
 
 

@@ -16,7 +16,7 @@ from etlstage.testing import (
     FaultPlan,
     Reply,
     ScriptedWorker,
-    WorkerFailed,
+    WorkerMisbehaved,
     given_worker,
     hostile_worker,
 )
@@ -91,7 +91,7 @@ def test_worker_that_does_not_keep_to_the_protocol() -> None:
     def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
         raise AssertionError("unreachable: there is no reply")
 
-    with pytest.raises(WorkerFailed, match="owes 1 reply: exited with status 0"):
+    with pytest.raises(WorkerMisbehaved, match="owes 1 reply: exited with status 0"):
         test_nothing()
     assert list(inspect.signature(test_nothing).parameters) == []
 
@@ -107,7 +107,7 @@ def test_worker_that_says_more_at_its_end() -> None:
     def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
         raise AssertionError("unreachable: it has failed by now")
 
-    with pytest.raises(WorkerFailed, match="wrote what nobody asked for: bye"):
+    with pytest.raises(WorkerMisbehaved, match="wrote what nobody asked for: bye"):
         test_nothing()
 
 
@@ -121,7 +121,7 @@ def test_worker_that_takes_too_long() -> None:
     def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
         raise AssertionError("unreachable: there is no reply")
 
-    with pytest.raises(WorkerFailed, match=r"for 0\.01 seconds; it wrote nothing"):
+    with pytest.raises(WorkerMisbehaved, match=r"for 0\.01 seconds; it wrote nothing"):
         test_nothing()
 
 

@@ -22,7 +22,7 @@ from etlstage.protocol.events import (
     Ready,
 )
 from etlstage.testing import ScriptedWorker, SessionMachine
-from etlstage.testing.conversation import WorkerFailed
+from etlstage.testing.conversation import WorkerMisbehaved
 from etlstage.testing.sessions import frames, sessions
 from etlstage.testing.strategies import cuts
 from etlstage.testing.transcript import cut
@@ -141,8 +141,8 @@ def test_worker_that_does_as_its_model() -> None:
     ("machine", "error", "text"),
     [
         (machine("KnowsOneSession"), AssertionError, "the model says"),
-        (machine("DiesOfErrors"), WorkerFailed, "status 1"),
-        (machine("WaitsForAChunk"), WorkerFailed, "did not end session"),
+        (machine("DiesOfErrors"), WorkerMisbehaved, "status 1"),
+        (machine("WaitsForAChunk"), WorkerMisbehaved, "did not end session"),
         (Refusing, AssertionError, "the model says None"),
     ],
 )

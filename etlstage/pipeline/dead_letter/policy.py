@@ -168,7 +168,7 @@ class DeadLetterPolicy:
         place: int,
         came: str,
     ) -> None:
-        # One object for each, and not its error beside it: see Refused.
+        # One object for each, and not its error beside it: see Refusals.
         stage, config, self._last = self._account.stage, self._config, error
         self._held.append(
             letters.letter(stage, place, message, error, config=config, time=came)

@@ -267,7 +267,9 @@ def reason(message: bytes, row: dict[str, object] | None, contract: Contract) ->
         message,
         [name for name, value in (row or {}).items() if value is not None],
         [
-            misfit.Wanted(field.name, field.nullable, field.dataType.simpleString())
+            misfit.WantedColumn(
+                field.name, field.nullable, field.dataType.simpleString()
+            )
             for field in contract.schema.fields
         ],
         demanded=contract.demanded,

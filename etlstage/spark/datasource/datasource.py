@@ -31,7 +31,7 @@ from etlstage.errors import ConfigError, SinkFailed
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
-from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
+from etlstage.spark.datasource.reader import BatchReader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import Loaded, StreamWriter, Writer
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, Stage
@@ -82,7 +82,7 @@ class WorkerDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads once."""
-        return Reader(self._reading(), schema)
+        return BatchReader(self._reading(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return what reads a stream, batch after batch."""

@@ -29,12 +29,12 @@ from etlstage.pipeline.offsets import fell_back
 from etlstage.spark.datasource.extraction import Offsets, Range, Rows, extracted, ranges
 from etlstage.spark.datasource.options import Reading
 
-__all__ = ("Reader", "RefusedStream", "StreamReader")
+__all__ = ("BatchReader", "RefusedStream", "StreamReader")
 
 _OFFSET: Final = "offset"
 
 
-class Reader(DataSourceReader):
+class BatchReader(DataSourceReader):
     """
     Reads once.
 

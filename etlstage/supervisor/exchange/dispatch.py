@@ -25,7 +25,7 @@ from etlstage.protocol.events import Added, Cancelled, Ended, Opened
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dialogue import Dialogue
-from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refusals
 from etlstage.supervisor.exchange.giving import FULL, Full, Giving
 from etlstage.supervisor.exchange.retry import (
     Judgement,
@@ -37,7 +37,7 @@ from etlstage.supervisor.exchange.retry import (
     refused,
     tried,
 )
-from etlstage.supervisor.exchange.table import Part, Range, Table
+from etlstage.supervisor.exchange.table import OpenRange, RangePart, Table
 
 __all__ = ("Answered", "Dispatcher")
 
@@ -240,7 +240,7 @@ class Dispatcher:
         begun.outputs.extend(outputs)
 
     def ended(
-        self, event: Ended, reply_size: int, refused: Refused | None = None
+        self, event: Ended, reply_size: int, refused: Refusals | None = None
     ) -> Answered:
         """
         Deliver what has ended; of what is not open nothing is taken.
@@ -379,13 +379,13 @@ class Dispatcher:
         if not (self._batches or self._streams or isinstance(caller, Dialogue)):
             count = len(messages)
             self._last += count
-            self._open.add(Range(first, count, exchange, now))
+            self._open.add(OpenRange(first, count, exchange, now))
             if self._commits:
                 self._backlog.step_on(count)
                 caller.wake()  # there is room for more, though nothing has ended
             return Opened(first, messages)
         self._last = first
-        self._open.add(Range(first, 1, exchange, now))
+        self._open.add(OpenRange(first, 1, exchange, now))
         if isinstance(caller, Dialogue):
             self._dialogues[first] = caller
             return Opened(first, (), each=False, ended=False, event=caller.event)
@@ -410,7 +410,7 @@ class Dispatcher:
         return Added(range_.first, more.messages)
 
     def _outcome(
-        self, part: Part, groups: Groups, reply_size: int, refused: Refused | None
+        self, part: RangePart, groups: Groups, reply_size: int, refused: Refusals | None
     ) -> tuple[Exchange, Outcome]:
         """Return what ended of what was opened at once, and what became of it."""
         range_, first, many = part
@@ -447,7 +447,7 @@ class Dispatcher:
         self.giving.retried.extendleft(reversed(again))
         return again
 
-    def _with_begun(self, part: Part, groups: Groups) -> Groups:
+    def _with_begun(self, part: RangePart, groups: Groups) -> Groups:
         """Return groups with what came of them before, in front of each."""
         whole = list(groups)
         for place in range(part.many):
@@ -464,7 +464,7 @@ class Dispatcher:
             return self._piece(part.of, id_)
         return None
 
-    def _piece(self, range_: Range, id_: int) -> Exchange:
+    def _piece(self, range_: OpenRange, id_: int) -> Exchange:
         """Return one of the exchanges that were opened at once."""
         whole = range_.exchange
         if self._batches or len(whole.messages) == 1:

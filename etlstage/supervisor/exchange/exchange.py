@@ -24,13 +24,13 @@ from etlstage.messages import Groups, Run, size_of
 if TYPE_CHECKING:
     from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("Exchange", "History", "Outcome", "Refused")
+__all__ = ("Exchange", "History", "Outcome", "Refusals")
 
 History: TypeAlias = tuple[tuple[Attempt, ...], int, int]
 """Attempts, tries and refusals of an exchange."""
 
 
-class Refused:
+class Refusals:
     """
     Which of some messages a worker refused, and why.
 
@@ -63,14 +63,14 @@ class Refused:
         """Yield the place of each, and a new error."""
         return zip(self.places, map(self._error, self._reasons), strict=True)
 
-    def among(self, start: int, end: int) -> Refused:
+    def among(self, start: int, end: int) -> Refusals:
         """Return those from ``start`` to ``end``, their places counted from there."""
         places = self.places
         mine = slice(bisect_left(places, start), bisect_left(places, end))
         counted = [place - start for place in places[mine]]
-        return Refused(counted, self._reasons[mine], self._error)
+        return Refusals(counted, self._reasons[mine], self._error)
 
-    def after(self, attempts: tuple[Attempt, ...]) -> Refused:
+    def after(self, attempts: tuple[Attempt, ...]) -> Refusals:
         """Return the same for messages at which others have failed before."""
 
         def error(reason: object) -> EtlstageError:
@@ -78,7 +78,7 @@ class Refused:
             again.attempts = (*attempts, *again.attempts)
             return again
 
-        return Refused(self.places, self._reasons, error)
+        return Refusals(self.places, self._reasons, error)
 
 
 class Outcome(NamedTuple):
@@ -96,7 +96,7 @@ class Outcome(NamedTuple):
     """Bytes of memory that the replies take."""
     error: EtlstageError | None = None
     """Why there are no outputs: the messages were refused, or lost."""
-    refused: Refused = Refused()
+    refused: Refusals = Refusals()
     """Of several messages that a worker answered one by one: those that it refused."""
 
     @property
@@ -126,7 +126,7 @@ class Outcome(NamedTuple):
         part = Outcome(self.start + start, messages, groups, size, reply_size, error)
         return part.refusing(self.refused, start) if self.refused else part
 
-    def refusing(self, refused: Refused, at: int) -> Outcome:
+    def refusing(self, refused: Refusals, at: int) -> Outcome:
         """Return the same, with those of ``refused`` that are its own, from ``at``."""
         mine = refused.among(at, at + len(self.messages))
         if mine and len(self.messages) == 1:

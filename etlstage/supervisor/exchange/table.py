@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 
 from etlstage.supervisor.exchange.exchange import Exchange
 
-__all__ = ("Part", "Range", "Table")
+__all__ = ("OpenRange", "RangePart", "Table")
 
 _FIRST: Final = attrgetter("first")
 
 
-class Range:
+class OpenRange:
     """
     Exchanges with consecutive numbers that were opened at once.
 
@@ -83,10 +83,10 @@ class Range:
         return runs
 
 
-class Part(NamedTuple):
+class RangePart(NamedTuple):
     """Some of the exchanges of a range."""
 
-    of: Range
+    of: OpenRange
     first: int
     """Number of the first."""
     many: int
@@ -103,34 +103,34 @@ class Table:
 
     def __init__(self) -> None:
         self.count: int = 0
-        self._ranges: deque[Range] = deque()
+        self._ranges: deque[OpenRange] = deque()
 
-    def __iter__(self) -> Iterator[Range]:
+    def __iter__(self) -> Iterator[OpenRange]:
         """Yield the ranges, oldest first."""
         return iter(self._ranges)
 
     @property
-    def front(self) -> Range | None:
+    def front(self) -> OpenRange | None:
         """What was opened first."""
         return self._ranges[0] if self._ranges else None
 
     @property
-    def last(self) -> Range:
+    def last(self) -> OpenRange:
         """What was opened last, where anything is open."""
         return self._ranges[-1]
 
-    def add(self, range_: Range) -> None:
+    def add(self, range_: OpenRange) -> None:
         """Open exchanges; their numbers are higher than all before."""
         self._ranges.append(range_)
         self.count += range_.count
 
-    def pop(self) -> Range:
+    def pop(self) -> OpenRange:
         """Remove and return what was opened last, all of which is open."""
         range_ = self._ranges.pop()
         self.count -= range_.count
         return range_
 
-    def find(self, number: int) -> Range | None:
+    def find(self, number: int) -> OpenRange | None:
         """Return the range in which a number is open."""
         at = bisect_right(self._ranges, number, key=_FIRST) - 1
         if at < 0:
@@ -138,16 +138,16 @@ class Table:
         range_ = self._ranges[at]
         return range_ if range_.holds(number) else None
 
-    def end(self, first: int, count: int) -> list[Part]:
+    def end(self, first: int, count: int) -> list[RangePart]:
         """Close numbers from ``first`` on; return those of them that were open."""
-        parts: list[Part] = []
+        parts: list[RangePart] = []
         ranges, behind, at = self._ranges, first + count, 0
         if ranges and first >= ranges[0].first + ranges[0].count:
             at = bisect_right(ranges, first, key=_FIRST) - 1
         while at < len(ranges) and ranges[at].first < behind:
             range_ = ranges[at]
             if range_.within(first, behind):  # as nearly always: nothing is left of it
-                parts.append(Part(range_, range_.first, range_.count))
+                parts.append(RangePart(range_, range_.first, range_.count))
                 self.count -= range_.count
                 del ranges[at]
                 continue
@@ -155,7 +155,7 @@ class Table:
             end = min(behind, range_.first + range_.count)
             if start < end:
                 for number, many in range_.end(start, end - start):
-                    parts.append(Part(range_, number, many))
+                    parts.append(RangePart(range_, number, many))
                     self.count -= many
             if range_.count:
                 at += 1

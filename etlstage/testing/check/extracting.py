@@ -19,7 +19,7 @@ from etlstage.protocol.base import Shape
 from etlstage.testing.check.speaking import blame_a_buffer, piped
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
-from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.transcript import BYTEWISE, Channel
 
 __all__ = ("CHECKS",)
@@ -66,7 +66,7 @@ async def answers_a_request(subject: Subject) -> None:
         try:
             (reply,) = await worker.exchange([_request(subject)])
             subject.given = reply.outputs
-        except WorkerFailed as error:
+        except WorkerMisbehaved as error:
             await blame_a_buffer(worker, error)
         # It is killed when it has done what it does behind a reply: what it said is not
         # received before it is asked again.
@@ -256,7 +256,7 @@ async def _offset(worker: WorkerUnderTest, which: str) -> int | None:
 async def _first(worker: WorkerUnderTest) -> int:
     try:
         initial = await _offset(worker, "initial")
-    except WorkerFailed as error:
+    except WorkerMisbehaved as error:
         if worker.status is not None:
             raise
         # It is asked for this only where a pipeline says so.
@@ -270,12 +270,12 @@ async def _windows(subject: Subject) -> list[tuple[int, int]]:
     async with subject.start() as worker:
         try:
             latest = await _offset(worker, "latest")
-        except WorkerFailed:
+        except WorkerMisbehaved:
             latest = None
     async with subject.start() as worker:
         try:
             start = await _first(worker)
-        except WorkerFailed:
+        except WorkerMisbehaved:
             start = 0
     if latest is None:
         latest = start + _WINDOW

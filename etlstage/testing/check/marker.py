@@ -13,7 +13,7 @@ from etlstage.stage.stage import Stage
 from etlstage.testing.check.speaking import takes
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
-from etlstage.testing.conversation import WorkerFailed
+from etlstage.testing.conversation import WorkerMisbehaved
 from etlstage.testing.dialect import kit_of
 
 __all__ = ("CHECKS",)
@@ -82,7 +82,7 @@ async def _speaks(subject: Subject, markers: Markers, which: str) -> Stage:
             replies = [r for run in runs for r in await worker.exchange(run)]
             same = len(replies) == len(own)
             await subject.settle(worker)
-        except WorkerFailed:
+        except WorkerMisbehaved:
             same = False
         if not same:
             subject.advise(worker, f"it does not speak {which}")

@@ -19,7 +19,7 @@ from etlstage.testing.check import batching
 from etlstage.testing.check.batching import asked_or_answered
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
-from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import BYTEWISE, Channel
 
@@ -46,7 +46,7 @@ async def answers(subject: Subject) -> None:
             subject.note(messages, await _one_by_one(worker, messages[:1]))
             subject.pace = anyio.current_time() - began
             await worker.quiet(_MOMENT)
-        except WorkerFailed as error:
+        except WorkerMisbehaved as error:
             await blame_a_buffer(worker, error)
         began = anyio.current_time()
         subject.note(messages[1:], await _one_by_one(worker, messages[1:]))
@@ -59,7 +59,7 @@ async def _one_by_one(worker: WorkerUnderTest, messages: Run) -> list[Reply]:
     return [reply for m in messages for reply in await worker.exchange([m])]
 
 
-async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerFailed) -> NoReturn:
+async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerMisbehaved) -> NoReturn:
     """Raise what it did; or that the reply comes when stdin is closed, if it does."""
     if worker.status is None and not worker.transcript.of(Channel.STDOUT):
         worker.close_stdin()
@@ -125,7 +125,7 @@ async def takes(subject: Subject, message: bytes) -> None:
     async with subject.start() as worker:
         try:
             replies = await worker.exchange([message])
-        except WorkerFailed:
+        except WorkerMisbehaved:
             if subject.sample and worker.status is not None:
                 subject.advise(
                     worker,

@@ -27,7 +27,7 @@ from etlstage.testing.check.subject import (
     Subject,
     examine_sample,
 )
-from etlstage.testing.conversation import WorkerFailed
+from etlstage.testing.conversation import WorkerMisbehaved
 
 __all__ = (
     "Check",
@@ -247,7 +247,7 @@ async def _make(check: Check, subject: Subject, blocked: str) -> Finding:
     finding = Finding(check, Verdict.PASSED)
     try:
         await check.function(subject)
-    except WorkerFailed as error:
+    except WorkerMisbehaved as error:
         finding = Finding(check, Verdict.FAILED, error.what, error.transcript)
     except WorkerStartFailed as error:
         if check.gate:

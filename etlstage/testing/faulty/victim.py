@@ -12,7 +12,7 @@ from etlstage.testing.faulty.spoiler import repeated
 from etlstage.transport import Child, Readable
 from etlstage.transport.base import describe_status
 
-__all__ = ("Occurrence", "Scene", "Status", "Victim")
+__all__ = ("Occurrence", "Scene", "Victim", "WatchedStatus")
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Victim:
         self.released: bool = False
         self.pid: int = inner.pid
         self.stderr: _Stderr = _Stderr(inner.stderr)
-        self.status: Status | None = None
+        self.status: WatchedStatus | None = None
         self.kill_heirs: Callable[[], int] = inner.kill_heirs
         self.deserted: Callable[[], Coroutine[Any, Any, None]] = inner.deserted
         self._happened = happened
@@ -167,7 +167,7 @@ class _Stderr:
             await self._inner.readable()
 
 
-class Status:
+class WatchedStatus:
     """Where it says that it is alive; while it hangs that is not heard."""
 
     def __init__(self, inner: Readable, scene: Scene) -> None:

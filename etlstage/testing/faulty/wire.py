@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import anyio
 
 from etlstage.testing.fault import FaultKind
-from etlstage.testing.faulty.victim import Status, Victim
+from etlstage.testing.faulty.victim import Victim, WatchedStatus
 from etlstage.testing.hostile.plan import Plan, as_bytes
 from etlstage.transport import LaunchRequest, Wire
 
@@ -76,7 +76,7 @@ class FaultyWire(ABC):
         self.follow(request)
         child.scene = self
         if child.inner.status is not None:
-            child.status = Status(child.inner.status, self)
+            child.status = WatchedStatus(child.inner.status, self)
 
     def begin(self) -> None:
         """Do what happens at the start."""

@@ -16,7 +16,7 @@ from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import cut
@@ -61,7 +61,7 @@ class Kind(StrEnum):
         return self.name.lower().replace("_", "-")
 
 
-class CaseFailed(WorkerFailed):
+class CaseFailed(WorkerMisbehaved):
     """
     Raised when a worker does not stand a case.
 
@@ -288,7 +288,7 @@ async def _classified(worker: WorkerUnderTest, doing: Awaitable[Any]) -> Any:  #
         return await doing
     except CaseFailed:
         raise
-    except WorkerFailed as failed:
+    except WorkerMisbehaved as failed:
         broken = worker.broken
         kind = Kind.HANGS if worker.status is None else Kind.CRASHES
         raise CaseFailed(
@@ -300,5 +300,5 @@ def fail(worker: WorkerUnderTest, kind: Kind, what: str) -> NoReturn:
     """Raise :class:`CaseFailed` with all that went both ways."""
     try:
         worker.fail("")
-    except WorkerFailed as failed:
+    except WorkerMisbehaved as failed:
         raise CaseFailed(kind, what, failed.transcript) from None

@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from .input import Input
-from .markers import Markers
+from .markers import MarkerBytes
 from .output import Output
 from .plan import as_bytes
-from .status import Status
+from .status import StatusPipe
 from .system import FOR_EVER, kill, no_core, sleep, wait
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Acts:
     """What one process does to itself, and to the streams that it has."""
 
     def __init__(
-        self, markers: Markers, source: Input, output: Output, status: Status
+        self, markers: MarkerBytes, source: Input, output: Output, status: StatusPipe
     ) -> None:
         self._markers = markers
         self._input = source

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from .markers import Markers
+from .markers import MarkerBytes
 from .system import wait
 
 __all__ = ("Input",)
@@ -27,7 +27,7 @@ class Input:
 
     """
 
-    def __init__(self, markers: Markers, *, batches: bool) -> None:
+    def __init__(self, markers: MarkerBytes, *, batches: bool) -> None:
         self.closed = False
         self._markers = markers
         self._batches = batches

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-__all__ = ("Markers",)
+__all__ = ("MarkerBytes",)
 
 
-class Markers:
+class MarkerBytes:
     """The byte strings of the stage protocol."""
 
     def __init__(self) -> None:

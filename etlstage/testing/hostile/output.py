@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from .markers import Markers
+from .markers import MarkerBytes
 from .plan import as_bytes
 from .system import kill, sleep
 
@@ -39,7 +39,7 @@ class Output:
 
     """
 
-    def __init__(self, markers: Markers) -> None:
+    def __init__(self, markers: MarkerBytes) -> None:
         self.shapes: list[Fault] = []
         self.closed = False
         self.one_to_one: bool = markers.eop == markers.eom

@@ -19,10 +19,10 @@ from typing import Final
 
 from .acts import Acts
 from .input import Input
-from .markers import Markers
+from .markers import MarkerBytes
 from .output import SHAPES, Output
 from .plan import Plan
-from .status import Status
+from .status import StatusPipe
 from .system import wait
 
 __all__ = ("Worker", "main")
@@ -48,10 +48,10 @@ class Worker:
         self._driver = driver
         self._size = size
         self._transform = transform
-        markers = Markers()
+        markers = MarkerBytes()
         self._input = Input(markers, batches=driver in ("worker", "supervisor"))
         self._output = Output(markers)
-        self._status = Status()
+        self._status = StatusPipe()
         self._acts = Acts(markers, self._input, self._output, self._status)
         self._number = 0  # messages read, or extracted
         self._batch: list[bytes] = []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-__all__ = ("Status",)
+__all__ = ("StatusPipe",)
 
 
-class Status:
+class StatusPipe:
     """
     The file that ``ETLSTAGE_STATUS`` names, if it does.
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from anyio._core import _eventloop
 from anyio.abc import AsyncBackend
 
-from etlstage.testing.simulate.loop import Cancelled, CancelScope, Loop, Task
+from etlstage.testing.simulate.loop import CancelScope, Loop, Task, TaskCancelled
 
 __all__ = ("run",)
 
@@ -82,7 +82,7 @@ class _Backend(AsyncBackend):
 
     @classmethod
     def cancelled_exception_class(cls) -> type[BaseException]:
-        return Cancelled
+        return TaskCancelled
 
     @classmethod
     async def checkpoint(cls) -> None:
@@ -91,7 +91,7 @@ class _Backend(AsyncBackend):
     @classmethod
     async def checkpoint_if_cancelled(cls) -> None:
         if _loop.current.scope.cancelled:
-            raise Cancelled
+            raise TaskCancelled
 
     @classmethod
     async def cancel_shielded_checkpoint(cls) -> None:
@@ -155,7 +155,7 @@ class _TaskGroup:
         self._tasks: dict[Task, None] = {}
         self._errors: list[BaseException] = []
         self._host: Task | None = None  # it waits for the end
-        self._cancelled: Cancelled | None = None  # while it did
+        self._cancelled: TaskCancelled | None = None  # while it did
         self._starting: dict[Task, _Status] = {}
 
     async def __aenter__(self) -> Self:
@@ -171,7 +171,7 @@ class _TaskGroup:
         scope = self.cancel_scope
         if error is not None:
             scope.cancel()
-            if not isinstance(error, Cancelled):
+            if not isinstance(error, TaskCancelled):
                 self._errors.append(error)
         if self._tasks:
             self._host = self._loop.current
@@ -208,7 +208,7 @@ class _TaskGroup:
         self._tasks[task], self._starting[task] = None, status
         try:
             await status.begun.wait()
-        except Cancelled:
+        except TaskCancelled:
             task.root.cancel()
             raise
         if status.error is not None:
@@ -222,7 +222,7 @@ class _TaskGroup:
         if status is not None and not status.begun.is_set():
             status.error = error or RuntimeError("the task has ended, and not begun")
             status.begun.set()
-        elif error is not None and not isinstance(error, Cancelled):
+        elif error is not None and not isinstance(error, TaskCancelled):
             self._errors.append(error)
             self.cancel_scope.cancel()
         if self._host is not None and not self._tasks:
@@ -230,7 +230,7 @@ class _TaskGroup:
 
     def leave(self, _: Task) -> bool:
         """Wait on: the tasks are told, too."""
-        self._cancelled = Cancelled()
+        self._cancelled = TaskCancelled()
         return False
 
 

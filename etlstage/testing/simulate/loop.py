@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
-__all__ = ("CancelScope", "Cancelled", "Loop", "Task")
+__all__ = ("CancelScope", "Loop", "Task", "TaskCancelled")
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ _TURNS: Final = 100_000  # in which time stands still, until that is no accident
 _TRIES: Final = 100  # to close a coroutine that waits for something at its end
 
 
-class Cancelled(BaseException):
+class TaskCancelled(BaseException):
     """Raised where a task waits, once a scope around it is cancelled."""
 
 
@@ -112,7 +112,7 @@ class Loop:
         """Wait at a place until woken."""
         task = self.current
         if task.scope.cancelled and place.leave(task):
-            raise Cancelled
+            raise TaskCancelled
         task.place = place
         yield
         error = task.error
@@ -133,7 +133,7 @@ class Loop:
             await self.let_others()
         # Or its timer would wake it wherever it waits then.
         if task.scope.cancelled:
-            raise Cancelled
+            raise TaskCancelled
         if seconds <= 0:
             return
         if seconds < math.inf:
@@ -169,7 +169,7 @@ class Loop:
                     task.coroutine.send(None)
                 except StopIteration:
                     task.end(None)
-                except (Exception, Cancelled, SystemExit) as error:
+                except (Exception, TaskCancelled, SystemExit) as error:
                     task.end(error)
         raise RuntimeError("tasks go on for ever, and no time passes")
 
@@ -224,7 +224,7 @@ class Task:
     def cancel(self) -> None:
         """Have it go on with that, if it waits."""
         if self.place is not None and self.place.leave(self):
-            self.error = Cancelled()
+            self.error = TaskCancelled()
             self.loop.wake(self)
 
     def ring(self) -> None:
@@ -303,7 +303,7 @@ class CancelScope:
         task.scope = parent
         self.release()
         ours = self.cancel_called and (self._shield or not parent.cancelled)
-        self.cancelled_caught = ours and isinstance(error, Cancelled)
+        self.cancelled_caught = ours and isinstance(error, TaskCancelled)
         return self.cancelled_caught
 
     def hold(self, task: Task, parent: CancelScope | None) -> None:

@@ -30,7 +30,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
-from etlstage.supervisor.exchange.exchange import Outcome, Refused
+from etlstage.supervisor.exchange.exchange import Outcome, Refusals
 from etlstage.supervisor.exchange.submission import Submission
 from tests.staged import staged
 from tests.supervisor.refusing import refusing
@@ -188,7 +188,9 @@ class Line:
         self._prove(now)
         return bool(data or reply or self.to_us or self.to_worker)
 
-    def answer(self, *groups: tuple[bytes, ...], refused: Refused | None = None) -> int:
+    def answer(
+        self, *groups: tuple[bytes, ...], refused: Refusals | None = None
+    ) -> int:
         """End the oldest exchanges; return how many messages they were about."""
         front = self.dispatcher._open.front
         assert front is not None

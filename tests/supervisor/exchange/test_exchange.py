@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etlstage.errors import Attempt, WorkerRefusal
-from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refusals
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.refusing import refusing
 
@@ -138,7 +138,9 @@ def test_errors_of_refusals_are_made_when_they_are_looked_at() -> None:
         made.append(reason)
         return WorkerRefusal(reason, stage="t", code=0, reason=reason)
 
-    outcome = Outcome(0, [b"m"] * 9, [()] * 9, 9).refusing(Refused([2, 5], "ab", no), 0)
+    outcome = Outcome(0, [b"m"] * 9, [()] * 9, 9).refusing(
+        Refusals([2, 5], "ab", no), 0
+    )
     part = outcome.cut(3, 9)
     assert (part.failed, list(part.refused.places), made) == (1, [2], [])
     assert part.errors is not part.errors

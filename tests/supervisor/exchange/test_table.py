@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from etlstage.supervisor.exchange.exchange import Exchange
 from etlstage.supervisor.exchange.submission import Submission
-from etlstage.supervisor.exchange.table import Range, Table
+from etlstage.supervisor.exchange.table import OpenRange, Table
 
 CALLER = Submission(lambda: None)
 
@@ -17,7 +17,7 @@ def opened(*counts: int) -> Table:
     table, first = Table(), 1
     for since, count in enumerate(counts):
         exchange = Exchange(CALLER, 0, [b""] * count, 0)
-        table.add(Range(first, count, exchange, float(since)))
+        table.add(OpenRange(first, count, exchange, float(since)))
         first += count
     return table
 

@@ -23,7 +23,7 @@ from etlstage.testing.check.cocaine.talk import (
     with_dialect,
 )
 from etlstage.testing.check.subject import NotApplicable, Subject
-from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.transport.base import describe_status
 
 __all__ = (
@@ -63,7 +63,7 @@ async def beats_again(subject: Subject) -> None:
                 lambda: any(isinstance(event, Alive) for event in worker.events),
                 "did not beat a second time",
             )
-        except WorkerFailed:
+        except WorkerMisbehaved:
             if worker.broken or worker.status is not None or worker.timeout == most:
                 raise
             raise NotApplicable(
@@ -101,7 +101,7 @@ async def speaks_both_versions(subject: Subject) -> None:
     try:
         async with worker:
             same = [reply for run in runs for reply in await worker.exchange(run)]
-    except WorkerFailed:
+    except WorkerMisbehaved:
         same = []
     if same != expected:
         subject.advise(worker, f"it does not speak version {other.value}")
@@ -142,7 +142,7 @@ async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
         try:
             await worker.send(Added(1, (), ended=True))
             await worker.replies()
-        except WorkerFailed:
+        except WorkerMisbehaved:
             subject.advise(
                 worker,
                 "it drops the sessions that it has when it is told to terminate: here"
@@ -155,7 +155,7 @@ async def leaves_when_nobody_answers(subject: Subject) -> None:
     async with subject.start(mute=True) as worker:
         try:
             await worker.exited()
-        except WorkerFailed:
+        except WorkerMisbehaved:
             stayed = f"it stayed for {subject.timeout:g} s without an answer"
             if subject.timeout >= _PATIENT:
                 subject.advise(worker, stayed)

@@ -20,7 +20,7 @@ from etlstage.testing.check.cocaine.talk import (
 )
 from etlstage.testing.check.speaking import takes
 from etlstage.testing.check.subject import NotApplicable, Subject
-from etlstage.testing.conversation import WorkerFailed
+from etlstage.testing.conversation import WorkerMisbehaved
 
 __all__ = (
     "answers_while_others_wait",
@@ -77,7 +77,7 @@ async def answers_while_others_wait(subject: Subject) -> None:
             await worker.until(
                 lambda: worker.session.owed < 2, "does not answer the second session"
             )
-        except WorkerFailed:
+        except WorkerMisbehaved:
             if worker.broken or worker.status is not None:
                 raise
             subject.advise(
