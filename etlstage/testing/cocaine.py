@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Self
 import anyio
 
 from etlstage.protocol.base import Side
-from etlstage.protocol.cocaine import CocaineSession, Deadlines, Version
+from etlstage.protocol.cocaine import CocaineSession, CocaineVersion, Deadlines
 from etlstage.protocol.events import (
     Added,
     Cancelled,
@@ -70,7 +70,7 @@ class CocaineWorker:
     def __init__(
         self,
         worker: ScriptedWorker,
-        version: Version = Version.ONE,
+        version: CocaineVersion = CocaineVersion.ONE,
         *,
         beat: float | None = 10.0,
         disown: float = 60.0,

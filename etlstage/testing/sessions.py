@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from etlstage.errors import LocalProtocolError
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.frame import Encoding, Packer
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
@@ -42,7 +42,7 @@ def chunks() -> st.SearchStrategy[bytes]:
     return st.binary(max_size=8) | st.sampled_from([b"\x93\x01\x01\x90", b"\xc1", b"x"])
 
 
-def frames(version: Version = Version.ONE) -> st.SearchStrategy[bytes]:
+def frames(version: CocaineVersion = CocaineVersion.ONE) -> st.SearchStrategy[bytes]:
     """Draw a frame of a version, in its place or not, and not always in order."""
     words = version.words
     assert words is not None, "auto is what a worker begins with"

@@ -209,9 +209,9 @@ def _connected(endpoint: str) -> socket.socket:
 
 
 def _session(version: str) -> CocaineSession:
-    from etlstage.protocol.cocaine import CocaineSession, Version
+    from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
 
-    spoken = Version.ONE if version == "1" else Version.ZERO
+    spoken = CocaineVersion.ONE if version == "1" else CocaineVersion.ZERO
     return CocaineSession(Side.WORKER, spoken, limits=_UNLIMITED)
 
 

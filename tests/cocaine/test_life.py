@@ -18,7 +18,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage import AsyncSupervisor, Stage
 from etlstage.errors import StageFailed
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.stage.policy import RestartPolicy, Timeouts
 from etlstage.supervisor.lifecycle.events import SupervisorEvent, WorkerExited
@@ -176,9 +176,9 @@ async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
     assert said in str(failed.value)
 
 
-@pytest.mark.parametrize("protocol", [Version.AUTO, Version.ONE])
+@pytest.mark.parametrize("protocol", [CocaineVersion.AUTO, CocaineVersion.ONE])
 async def test_worker_that_connects_late_is_told_to_end(
-    tmp_path: Path, protocol: Version
+    tmp_path: Path, protocol: CocaineVersion
 ) -> None:
     """The stage ends while it starts: it is still let in, for that (issue 22)."""
     gate = tmp_path / "gate"

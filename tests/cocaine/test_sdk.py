@@ -16,7 +16,7 @@ from etlstage import AsyncSupervisor, Stage, WorkerProgram, WorkerRefusal, Worke
 from etlstage.messages import StageKind
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
     Cancelled,
@@ -73,9 +73,9 @@ def stage(event: str, **settings: Any) -> Stage:  # noqa: ANN401 - passed on
     return Stage(name="app", worker=COMMAND, dialect=dialect)
 
 
-@pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
+@pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-async def test_handlers_answer_sessions(version: Version, tcp: bool) -> None:
+async def test_handlers_answer_sessions(version: CocaineVersion, tcp: bool) -> None:
     """Many at once, in either version; large chunks, and none."""
     messages = [b"m%d" % n for n in range(200)] + [b"", b"x" * 3_000_000]
     run = stage("shout", protocol=version)

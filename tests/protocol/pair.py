@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import Failed
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.testing.pair import ProtocolPair, deliver
 from tests.protocol.words import (
@@ -83,11 +83,15 @@ def heard(protocol: MarkerProtocol) -> list[Typed]:
 
 def receive(protocol: MarkerProtocol, *chunks: bytes) -> list[Typed]:
     """Hand over chunks, ``SEND_EOF`` among them; return what they meant."""
-    dead = protocol.state is State.ERROR
+    dead = protocol.state is MarkerState.ERROR
     begin(protocol)
     deliver(chunks, protocol)
     words = words_of(protocol)
-    if SEND_EOF in chunks and protocol.side is S and protocol.state is not State.ERROR:
+    if (
+        SEND_EOF in chunks
+        and protocol.side is S
+        and protocol.state is not MarkerState.ERROR
+    ):
         words.append(Eof(protocol.tail))  # whose exit it waits for
     return typed([] if dead else words)
 
@@ -130,7 +134,7 @@ class ConnectionPair(ProtocolPair):
         return super().refusal(side, event_of(self.end(side), word))
 
     @property
-    def status(self) -> tuple[State, int]:
+    def status(self) -> tuple[MarkerState, int]:
         """Where both sides stand, and how many EOP are owed."""
         here, there = self.supervisor, self.worker
         assert isinstance(here, MarkerProtocol)

@@ -23,7 +23,7 @@ from etlstage.protocol.events import (
     Refusal,
     Wanted,
 )
-from etlstage.protocol.marker import MarkerProtocol, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, MarkerState, Mode
 
 __all__ = (
     "Answers",
@@ -98,7 +98,11 @@ def _count_of(protocol: MarkerProtocol) -> _Count:
 def event_of(protocol: MarkerProtocol, word: Word) -> Event:
     """Return the event by which a side says that, next."""
     count = _count_of(protocol)
-    filling = protocol.state in (State.FILLING, State.WANTED, State.AHEAD)
+    filling = protocol.state in (
+        MarkerState.FILLING,
+        MarkerState.WANTED,
+        MarkerState.AHEAD,
+    )
     match word:
         case Messages(run) if filling:
             return Added(count.opened, run)

@@ -16,8 +16,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from etlstage.errors import ConfigError
-from etlstage.protocol.cocaine import Version
-from etlstage.protocol.cocaine.session import State
+from etlstage.protocol.cocaine import CocaineVersion
+from etlstage.protocol.cocaine.session import ConnectionState
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import (
@@ -55,14 +55,18 @@ async def answer(worker: ScriptedWorker) -> int:
     """Answer in capitals, in two chunks, and say so when it is told to terminate."""
     dialect = worker.request.dialect
     assert isinstance(dialect, CocaineDialect)
-    version = Version.ONE if dialect.protocol is Version.AUTO else dialect.protocol
+    version = (
+        CocaineVersion.ONE
+        if dialect.protocol is CocaineVersion.AUTO
+        else dialect.protocol
+    )
     async with (
         CocaineWorker(worker, version, disown=20) as cocaine,
         anyio.create_task_group() as tasks,
     ):
 
         async def leave_when_abandoned() -> None:
-            while cocaine.session.state is not State.ERROR:  # noqa: ASYNC110
+            while cocaine.session.state is not ConnectionState.ERROR:  # noqa: ASYNC110
                 await anyio.sleep(1)
             tasks.cancel_scope.cancel()
 
@@ -201,10 +205,10 @@ async def test_pause_only_delays() -> None:
     ],
     ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
 )
-@pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
+@pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
 @pytest.mark.parametrize("payload", Payload)
 async def test_reply_is_what_came_before_the_end(
-    fault: Fault, outputs: tuple[bytes, ...], version: Version, payload: Payload
+    fault: Fault, outputs: tuple[bytes, ...], version: CocaineVersion, payload: Payload
 ) -> None:
     """What comes behind it hits no other session (issue 15)."""
     dialect = CocaineDialect(protocol=version, payload=payload, concurrency=4)
@@ -213,7 +217,7 @@ async def test_reply_is_what_came_before_the_end(
     assert (found.exits, found.happened) == ([ENDED], 1)
 
 
-@pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
+@pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -224,7 +228,7 @@ async def test_reply_is_what_came_before_the_end(
     ],
 )
 async def test_session_that_ends_with_an_error_is_refused(
-    version: Version, fault: Fault, reason: str
+    version: CocaineVersion, fault: Fault, reason: str
 ) -> None:
     """It alone, though the rest of it comes later (issue 15)."""
     dialect = CocaineDialect(protocol=version, concurrency=4)

@@ -12,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from etlstage import worker as sdk
 from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
     Added,
@@ -40,13 +40,13 @@ MANY: Final = settings(
     phases=[Phase.generate, Phase.shrink],
     report_multiple_bugs=False,
 )
-VERSIONS: Final = [version for version in Version if version.words is not None]
+VERSIONS: Final = [version for version in CocaineVersion if version.words is not None]
 
 
 @given(st.data(), st.sampled_from(VERSIONS))
 @settings(deadline=None, max_examples=50)
 def test_sessions_arrive_as_they_are_said(
-    data: st.DataObject, version: Version
+    data: st.DataObject, version: CocaineVersion
 ) -> None:
     """In any version, and however the bytes are cut (issue 15)."""
     dialect = CocaineDialect(protocol=version)
@@ -91,7 +91,7 @@ def _chunks(said: Sequence[Event]) -> dict[int, list[bytes]]:
 @given(st.data(), st.sampled_from(VERSIONS), st.sampled_from(list(Side)))
 @settings(deadline=None, max_examples=100)
 def test_no_frame_is_more_than_a_fault_of_the_peer(
-    data: st.DataObject, version: Version, side: Side
+    data: st.DataObject, version: CocaineVersion, side: Side
 ) -> None:
     """Whatever it says, and when: nothing is raised (issue 15)."""
     session = CocaineDialect(protocol=version).open(side, Limits())

@@ -19,7 +19,7 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.loading import Loading
-from etlstage.protocol.marker.blocks import Blocks
+from etlstage.protocol.marker.blocks import BlockSizing
 from etlstage.protocol.marker.proof import Proof
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
@@ -176,7 +176,11 @@ MISCOUNTED: dict[str, Any] = {
         lambda proof, *, clean: conclude(proof, clean=clean or True),
     ),
     "what is owed at the end is not looked at": (Proof, "peer_exited", count),
-    "there are no quiet times": (Blocks, "quiet", lambda *_, several: 0.0 * several),
+    "there are no quiet times": (
+        BlockSizing,
+        "quiet",
+        lambda *_, several: 0.0 * several,
+    ),
     "the byte ahead need not be read": (
         Proof,
         "input_unread",

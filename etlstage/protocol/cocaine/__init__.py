@@ -8,9 +8,9 @@ name is in the extra ``cocaine``.
 
 from __future__ import annotations
 
+from etlstage.protocol.cocaine.frame import CocaineVersion as CocaineVersion
 from etlstage.protocol.cocaine.frame import Encoding as Encoding
-from etlstage.protocol.cocaine.frame import Version as Version
 from etlstage.protocol.cocaine.session import CocaineSession as CocaineSession
 from etlstage.protocol.cocaine.session import Deadlines as Deadlines
 
-__all__ = ("CocaineSession", "Deadlines", "Encoding", "Version")
+__all__ = ("CocaineSession", "CocaineVersion", "Deadlines", "Encoding")

@@ -26,13 +26,13 @@ __all__ = (
     "MOST_TEXT",
     "ONE",
     "ZERO",
+    "CocaineVersion",
     "Encoding",
     "Frames",
     "HeaderTable",
     "Headers",
     "Outgoing",
     "Packer",
-    "Version",
     "Words",
     "text_of",
     "unpacked_text",
@@ -75,7 +75,7 @@ ZERO: Final = Words(False, 0, 1, False, False, 0, 1, 2, 3, 4, 5, 6)
 ONE: Final = Words(True, 1, 2, True, True, 0, 0, 1, 0, 0, 1, 2)
 
 
-class Version(Enum):
+class CocaineVersion(Enum):
     """Which version of the protocol is spoken."""
 
     ZERO = "0"
@@ -88,7 +88,7 @@ class Version(Enum):
     @property
     def words(self) -> Words | None:
         """How it is said; None if that is not known yet."""
-        return {Version.ZERO: ZERO, Version.ONE: ONE}.get(self)
+        return {CocaineVersion.ZERO: ZERO, CocaineVersion.ONE: ONE}.get(self)
 
 
 class Encoding(Enum):

@@ -22,11 +22,11 @@ from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.cocaine.frame import (
     ONE,
     ZERO,
+    CocaineVersion,
     Encoding,
     Frames,
     HeaderTable,
     Outgoing,
-    Version,
     Words,
     text_of,
 )
@@ -44,7 +44,7 @@ from etlstage.protocol.events import (
     Ready,
 )
 
-__all__ = ("CocaineSession", "Deadlines", "State")
+__all__ = ("CocaineSession", "ConnectionState", "Deadlines")
 
 # Codes of a terminate: all is well, and another worker would fare no better.
 _NORMAL, _ABNORMAL = 1, 2
@@ -159,7 +159,7 @@ class Alarms:
 _DEADLINES: Final = Deadlines()
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """How far a connection has come."""
 
     CONNECTED = "connected"
@@ -201,7 +201,7 @@ class CocaineSession:
     def __init__(
         self,
         side: Side,
-        version: Version = Version.AUTO,
+        version: CocaineVersion = CocaineVersion.AUTO,
         *,
         limits: Limits = _LIMITS,
         encoding: Encoding = Encoding.RAW,
@@ -213,7 +213,7 @@ class CocaineSession:
         deadlines: Deadlines = _DEADLINES,
     ) -> None:
         self.side = side
-        self.state: State = State.CONNECTED
+        self.state: ConnectionState = ConnectionState.CONNECTED
         self.identity: str = ""
         """As the worker calls itself."""
         self._ours = ours = side is Side.SUPERVISOR
@@ -236,9 +236,9 @@ class CocaineSession:
         return f"<CocaineSession {self.side.value} {self.state.name} owed={self.owed}>"
 
     @property
-    def version(self) -> Version:
+    def version(self) -> CocaineVersion:
         """Which version is spoken; ``AUTO``: that is not known yet."""
-        return next(v for v in Version if v.words is self._out.words)
+        return next(v for v in CocaineVersion if v.words is self._out.words)
 
     @property
     def owed(self) -> int:
@@ -248,7 +248,7 @@ class CocaineSession:
     @property
     def room(self) -> float:
         """How many more may be opened now."""
-        if not self._ours or self.state is not State.ACTIVE:
+        if not self._ours or self.state is not ConnectionState.ACTIVE:
             return 0
         return max(0, self._concurrency - len(self._sessions))
 
@@ -257,9 +257,9 @@ class CocaineSession:
     def receive_data(self, data: bytes, now: float, /) -> None:
         """Take bytes that the peer sent; they may be cut anywhere."""
         self._tick(now)
-        if self.state is State.ERROR:
+        if self.state is ConnectionState.ERROR:
             return
-        if self.state is State.ACTIVE and self._ours:
+        if self.state is ConnectionState.ACTIVE and self._ours:
             # Whoever is not heard can't be missed, but it may miss us.
             self._alarms.cancel(Alarm.HEARTBEAT if not data else Alarm.UNHEARD)
             self._alarms.set(Alarm.HEARTBEAT if data else Alarm.UNHEARD)
@@ -277,8 +277,8 @@ class CocaineSession:
         """Take the end of what the peer sends."""
         self._tick(now)
         self._alarms.clear()
-        if self.state is not State.ERROR:
-            self.state = State.ENDED
+        if self.state is not ConnectionState.ERROR:
+            self.state = ConnectionState.ENDED
 
     def peer_exited(self, clean: bool, now: float) -> None:
         """Do nothing: each exchange is ended in words."""
@@ -314,12 +314,12 @@ class CocaineSession:
         self, words: Words, kind: int, arguments: tuple[object, ...]
     ) -> None:
         """Understand a frame about the connection."""
-        if self._ours and self.state is State.CONNECTED:
+        if self._ours and self.state is ConnectionState.CONNECTED:
             if kind != words.handshake or not arguments:
                 raise RemoteProtocolError("the first frame is no handshake")
             self._alarms.cancel(Alarm.HANDSHAKE)
             self.identity = text_of(arguments[0], "the name in a handshake")
-            self.state = State.SHAKEN
+            self.state = ConnectionState.SHAKEN
             return
         if kind == words.terminate:
             _, code, reason = code_of(arguments)
@@ -334,8 +334,8 @@ class CocaineSession:
             self._alarms.cancel(Alarm.DISOWN)
         else:
             self._out.beat()
-            if self.state is State.SHAKEN:
-                self.state = State.ACTIVE
+            if self.state is ConnectionState.SHAKEN:
+                self.state = ConnectionState.ACTIVE
                 self._alarms.set(Alarm.HEARTBEAT)
                 self._events.append(Ready(self.identity))
                 return
@@ -345,10 +345,10 @@ class CocaineSession:
         final = self._ours and code == _ABNORMAL
         self._events.append(Farewell(code, reason, final))
         if not self._ours:
-            if self.state is State.ACTIVE:
-                self.state = State.SEALED
+            if self.state is ConnectionState.ACTIVE:
+                self.state = ConnectionState.SEALED
             return
-        asked = self.state is State.ENDED
+        asked = self.state is ConnectionState.ENDED
         self._end()
         if asked:
             return
@@ -372,7 +372,7 @@ class CocaineSession:
             # It may come at any time: whoever cancels does not know how things are.
             self._cancel(event)
             return
-        if self.state in (State.ENDED, State.ERROR):
+        if self.state in (ConnectionState.ENDED, ConnectionState.ERROR):
             raise self._forbidden(event)
         match event:
             case Opened() if self._ours and self.room >= _count(event):
@@ -381,11 +381,15 @@ class CocaineSession:
                 self._sessions.pass_on(event)
             case Ended() if not self._ours:
                 self._sessions.end(event)
-            case Ready(identity) if not self._ours and self.state is State.CONNECTED:
+            case Ready(identity) if (
+                not self._ours and self.state is ConnectionState.CONNECTED
+            ):
                 self._begin(identity)
             case Alive():
                 self._out.beat()
-            case Farewell() if not self._ours or self.state is not State.SEALED:
+            case Farewell() if (
+                not self._ours or self.state is not ConnectionState.SEALED
+            ):
                 self._say_farewell(event)
             case _:
                 raise self._forbidden(event)
@@ -393,14 +397,14 @@ class CocaineSession:
     def _begin(self, identity: str) -> None:
         """Say that we are a worker, and ready."""
         self.identity = identity
-        self.state = State.ACTIVE
+        self.state = ConnectionState.ACTIVE
         self._out.hello(identity)
         self._out.beat()
         self._alarms.begin()
 
     def _cancel(self, event: Cancelled) -> None:
         # Behind a terminate nothing is said.
-        told = self.state in (State.ENDED, State.ERROR)
+        told = self.state in (ConnectionState.ENDED, ConnectionState.ERROR)
         self._sessions.cancel(event, told=told)
         self._leave_if_drained()
 
@@ -408,7 +412,7 @@ class CocaineSession:
         self._farewell = event if event.code else _STOPPING
         if self._ours and len(self._sessions):
             # Frameworks drop what they have when they are told.
-            self.state = State.SEALED
+            self.state = ConnectionState.SEALED
             self._alarms.set(Alarm.SEAL)
         else:
             self._leave()
@@ -416,7 +420,7 @@ class CocaineSession:
     def _leave_if_drained(self) -> None:
         if not self._ours or len(self._sessions):
             return
-        if self.state is State.SEALED:
+        if self.state is ConnectionState.SEALED:
             self._leave()
         elif self._alarms.cancel(Alarm.DRAIN):
             self._alarms.set(Alarm.TERMINATE)
@@ -427,7 +431,7 @@ class CocaineSession:
         self._end()
 
     def _end(self) -> None:
-        self.state = State.ENDED
+        self.state = ConnectionState.ENDED
         self._alarms.clear()
 
     def _forbidden(self, event: Event) -> LocalProtocolError:
@@ -436,7 +440,7 @@ class CocaineSession:
         )
 
     def _fail(self, error: RemoteProtocolError) -> None:
-        self.state = State.ERROR
+        self.state = ConnectionState.ERROR
         self._alarms.clear()
         self._out.clear()
         self._events.append(Failed(error))
@@ -455,7 +459,7 @@ class CocaineSession:
         """Do what is due by now, in seconds on the caller's clock."""
         self._tick(now)
         for alarm in self._alarms.rung():
-            if self.state is not State.ERROR:
+            if self.state is not ConnectionState.ERROR:
                 self._ring(alarm)
 
     def _tick(self, now: float) -> None:

@@ -25,9 +25,9 @@ from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
+    CocaineVersion,
     Encoding,
     Frames,
-    Version,
     text_of,
 )
 from etlstage.protocol.cocaine.locator import Locator
@@ -55,7 +55,7 @@ _PUSHED: Final = (
 class CocaineConnector(NamedTuple):
     """Told with options, a worker connects, and says its --uuid first."""
 
-    version: Version
+    version: CocaineVersion
     """Of the protocol, as a worker is told."""
 
     def arguments(
@@ -65,7 +65,7 @@ class CocaineConnector(NamedTuple):
         options = {"app": app, "endpoint": endpoint, "locator": locator}
         options["uuid"] = identity
         # Last: some workers read no further than to what they do not know.
-        if self.version is Version.ONE:
+        if self.version is CocaineVersion.ONE:
             options["protocol"] = "1"
         return tuple(word for name in options for word in (f"--{name}", options[name]))
 
@@ -98,7 +98,7 @@ class CocaineDialect(Definition, Dialect):
 
     name: ClassVar[str] = "cocaine"
     label: ClassVar[tuple[str, ...]] = ("dialect",)
-    protocol: Version = Version.AUTO
+    protocol: CocaineVersion = CocaineVersion.AUTO
     """Version of the protocol: 1 since runtime 0.12, 0 before; auto: what a worker
     speaks that is told 1."""
     event: Argument = ""
@@ -172,10 +172,10 @@ class CocaineDialect(Definition, Dialect):
         return CocaineConnector(self.spoken)
 
     @property
-    def spoken(self) -> Version:
+    def spoken(self) -> CocaineVersion:
         """The version that a worker is told."""
-        auto = self.protocol is Version.AUTO
-        return Version.ONE if auto else self.protocol
+        auto = self.protocol is CocaineVersion.AUTO
+        return CocaineVersion.ONE if auto else self.protocol
 
     def open(
         self,

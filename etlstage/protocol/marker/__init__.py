@@ -12,15 +12,15 @@ from etlstage.protocol.marker.markers import Markers as Markers
 from etlstage.protocol.marker.markers import escape as escape
 from etlstage.protocol.marker.markers import unescape as unescape
 from etlstage.protocol.marker.protocol import MarkerProtocol as MarkerProtocol
+from etlstage.protocol.marker.state import MarkerState as MarkerState
 from etlstage.protocol.marker.state import Mode as Mode
-from etlstage.protocol.marker.state import State as State
 
 __all__ = (
     "MARKER_NAMES",
     "MarkerProtocol",
+    "MarkerState",
     "Markers",
     "Mode",
-    "State",
     "escape",
     "unescape",
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-__all__ = ("Blocks", "Terms", "Window")
+__all__ = ("BlockSizing", "Terms", "Window")
 
 _YOUNG: Final = 4  # blocks of a process behind which a quiet time is waited for
 _GROWTH: Final = 4
@@ -44,7 +44,7 @@ class Terms(NamedTuple):
     might load the part of a message that it has."""
 
 
-class Blocks:
+class BlockSizing:
     """
     Counts what a process is given and answers, a block at a time.
 

@@ -21,7 +21,7 @@ from etlstage.protocol.marker.markers import Markers, escape
 
 __all__ = (
     "LISTS",
-    "Framing",
+    "RunFraming",
     "Split",
     "Unterminated",
     "encode_groups",
@@ -236,7 +236,7 @@ def end_of(data: bytes, markers: Markers, count: int) -> int:
     return end
 
 
-class Framing(NamedTuple):
+class RunFraming(NamedTuple):
     """
     How messages are held in memory.
 
@@ -251,7 +251,7 @@ class Framing(NamedTuple):
     """Bytes of memory that a message takes beside its own."""
 
 
-LISTS: Final = Framing(encode_run, split_replies, OVERHEAD)
+LISTS: Final = RunFraming(encode_run, split_replies, OVERHEAD)
 """Messages are lists of bytes. For those that are Arrow see ``columnar.py``."""
 
 

@@ -45,10 +45,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from etlstage.protocol.events import Ended, Event, Mispaired
-from etlstage.protocol.marker.blocks import Blocks, Terms
+from etlstage.protocol.marker.blocks import BlockSizing, Terms
 from etlstage.protocol.marker.markers import Markers
 
-__all__ = ("TRANSITIONS", "Proof", "Stand", "Step")
+__all__ = ("TRANSITIONS", "Proof", "ProofStep", "Stand")
 
 _SHOWN: Final = 64  # bytes of what the worker wrote, in an error
 # A caller's clock rounds short sleeps up to a millisecond; most workers are faster.
@@ -79,7 +79,7 @@ class Stand(Enum):
         __hash__ = object.__hash__
 
 
-class Step(Enum):
+class ProofStep(Enum):
     """What moves a proof on."""
 
     END = "end of a block"
@@ -93,18 +93,22 @@ class Step(Enum):
         __hash__ = object.__hash__
 
 
-TRANSITIONS: Final[dict[tuple[Stand, Step], Stand]] = {
-    (Stand.OPEN, Step.END): Stand.QUIET,
-    (Stand.QUIET, Step.PROBE): Stand.PROBED,
-    (Stand.QUIET, Step.SHOWN): Stand.DRAINING,
-    (Stand.PROBED, Step.SHOWN): Stand.DRAINING,
+TRANSITIONS: Final[dict[tuple[Stand, ProofStep], Stand]] = {
+    (Stand.OPEN, ProofStep.END): Stand.QUIET,
+    (Stand.QUIET, ProofStep.PROBE): Stand.PROBED,
+    (Stand.QUIET, ProofStep.SHOWN): Stand.DRAINING,
+    (Stand.PROBED, ProofStep.SHOWN): Stand.DRAINING,
     # Overfull, or a lone message.
-    (Stand.OPEN, Step.RELEASE): Stand.OPEN,
-    (Stand.QUIET, Step.RELEASE): Stand.OPEN,
-    (Stand.DRAINING, Step.RELEASE): Stand.OPEN,
-    **{(stand, Step.STOP): Stand.OPEN for stand in Stand if stand is not Stand.OVER},
-    (Stand.OVER, Step.STOP): Stand.OVER,
-    **{(stand, Step.GIVE_UP): Stand.OVER for stand in Stand},
+    (Stand.OPEN, ProofStep.RELEASE): Stand.OPEN,
+    (Stand.QUIET, ProofStep.RELEASE): Stand.OPEN,
+    (Stand.DRAINING, ProofStep.RELEASE): Stand.OPEN,
+    **{
+        (stand, ProofStep.STOP): Stand.OPEN
+        for stand in Stand
+        if stand is not Stand.OVER
+    },
+    (Stand.OVER, ProofStep.STOP): Stand.OVER,
+    **{(stand, ProofStep.GIVE_UP): Stand.OVER for stand in Stand},
 }
 """``{(stand, step): next stand}``; what is missing is a bug of ours."""
 
@@ -142,7 +146,7 @@ class Proof:
         hint: str = "",
     ) -> None:
         self.stand: Stand = Stand.OPEN
-        self.blocks: Blocks = Blocks(terms)
+        self.blocks: BlockSizing = BlockSizing(terms)
         self.answered: int = 0
         self.held: int = 0
         self.ahead: bool = False
@@ -233,7 +237,7 @@ class Proof:
     def stop(self) -> None:
         """Prove nothing more: the worker's input ends. All it was given is written."""
         self._stopped = True
-        self._move(Step.STOP)
+        self._move(ProofStep.STOP)
         self._write_rest()
 
     # --- what comes from the worker -------------------------------------------
@@ -284,7 +288,7 @@ class Proof:
         doubtful = self._unproven + (0 if self.held else self._hushed)
         if self._terms.loads:
             doubtful += self._held
-        self._move(Step.GIVE_UP)
+        self._move(ProofStep.GIVE_UP)
         self.released.append(Mispaired(what, self.held, doubtful))
 
     # --- the three facts --------------------------------------------------------
@@ -337,7 +341,7 @@ class Proof:
         elif self._quiet_until == self._since and not (left or self.ahead):
             self._release(proven=False)  # a lone message: somebody waits for it
             return False
-        self._move(Step.SHOWN)
+        self._move(ProofStep.SHOWN)
         return True
 
     def output_dry(self, now: float) -> None:
@@ -401,7 +405,7 @@ class Proof:
         self._conclude(clean=clean)
         if self._whole and self.held > 1:
             self.doubt("ended behind replies that may be one too many and one too few")
-        self._move(Step.GIVE_UP)
+        self._move(ProofStep.GIVE_UP)
 
     # --- inside -----------------------------------------------------------------
 
@@ -410,7 +414,7 @@ class Proof:
         """Bytes at the end of an exchange that may lie unread though it is answered."""
         return self._slack + len(self._markers.eob) * self._batches
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: ProofStep) -> None:
         self.stand = TRANSITIONS[self.stand, step]
 
     def _end(self, now: float) -> None:
@@ -419,7 +423,7 @@ class Proof:
 
     def _begin(self, now: float) -> None:
         """Begin to prove what is held back."""
-        self._move(Step.END)
+        self._move(ProofStep.END)
         quiet = self.blocks.quiet(now, several=self.held > 1)
         self._since, self._quiet_until = now, now + quiet
         self._patient = quiet >= self.blocks.pace
@@ -437,7 +441,7 @@ class Proof:
         self._out.append(first[:1])
         self._rest[0] = first[1:]
         self._probed = True
-        self._move(Step.PROBE)
+        self._move(ProofStep.PROBE)
         return True
 
     def _conclude(self, *, clean: bool) -> None:
@@ -452,7 +456,7 @@ class Proof:
     def _release(self, *, proven: bool) -> None:
         self._unproven = 0 if proven else self._unproven + self._held
         self._hushed = 0
-        self._move(Step.RELEASE)
+        self._move(ProofStep.RELEASE)
         self._flush()
         self._write_rest()
 

@@ -30,13 +30,19 @@ from etlstage.protocol.events import (
 from etlstage.protocol.marker.blocks import Terms, Window
 from etlstage.protocol.marker.framing import (
     LISTS,
-    Framing,
+    RunFraming,
     encode_replies,
 )
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.proof import Proof, Stand
-from etlstage.protocol.marker.reader import Reader
-from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
+from etlstage.protocol.marker.reader import MarkerReader
+from etlstage.protocol.marker.state import (
+    MarkerState,
+    Mode,
+    Token,
+    TokenMachine,
+    TransitionDenied,
+)
 
 __all__ = ("MarkerProtocol",)
 
@@ -88,7 +94,7 @@ class MarkerProtocol:
         eob_after_full: bool = True,
         bnc_after_last: bool = False,
         batch: int = 1,
-        framing_of: Callable[[Run], Framing] = lambda _messages: LISTS,
+        framing_of: Callable[[Run], RunFraming] = lambda _messages: LISTS,
         window: Window | None = None,
         terms: Terms | None = None,
     ) -> None:
@@ -99,7 +105,7 @@ class MarkerProtocol:
         self._eob_after_full = eob_after_full
         self._bnc_after_last = bnc_after_last
         self._batch = batch
-        self._session = Session(mode)
+        self._session = TokenMachine(mode)
         self._asks = mode is Mode.BATCH_WORKER
         self._closes = mode is Mode.BATCH_SUPERVISOR
         self._batches = mode.batches
@@ -110,8 +116,8 @@ class MarkerProtocol:
         # Only in replies is ERR searched for: in all else it is a byte like any other.
         self._unsendable = self.markers if replies else self.markers.without_err()
         self._framing_of = framing_of
-        self._framings: dict[type, Framing] = {}  # by type of the messages
-        self._reader = Reader(side, self._session, self.markers, self._limits)
+        self._framings: dict[type, RunFraming] = {}  # by type of the messages
+        self._reader = MarkerReader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
         self._out: list[bytes] = []
         self._window = window
@@ -150,7 +156,7 @@ class MarkerProtocol:
         return self._session.mode
 
     @property
-    def state(self) -> State:
+    def state(self) -> MarkerState:
         """Where the session stands."""
         return self._session.state
 
@@ -165,7 +171,7 @@ class MarkerProtocol:
 
     def receive_data(self, data: bytes, now: float = 0.0, /) -> None:
         """Take bytes that the peer sent; they may be cut anywhere."""
-        if self._session.state is State.ERROR:
+        if self._session.state is MarkerState.ERROR:
             return
         self._now = now
         try:
@@ -182,7 +188,7 @@ class MarkerProtocol:
             self._now = now
             self.proof.receive_eof(owed=self._due)
             self._count()
-        if self.state is State.ERROR:
+        if self.state is MarkerState.ERROR:
             return
         try:
             self.tail = self._reader.tail()
@@ -278,7 +284,7 @@ class MarkerProtocol:
         if self.proof is not None:
             self.proof.peer_exited(clean=clean, owed=self._due)
             self._count()
-        elif self._reader.round and clean and self.state is not State.ERROR:
+        elif self._reader.round and clean and self.state is not MarkerState.ERROR:
             # Its last message needs no EOM.
             group = (self.tail,) if self.tail else ()
             self._reader.events.append(Ended(self._reader.round, [group]))
@@ -358,7 +364,7 @@ class MarkerProtocol:
             self._reader.framing = framing
             self._write(wire, count, idle=idle)
 
-    def _framing(self, messages: Run) -> Framing:
+    def _framing(self, messages: Run) -> RunFraming:
         found = self._framings.get(type(messages))
         if found is None:
             found = self._framings[type(messages)] = self._framing_of(messages)
@@ -491,7 +497,7 @@ class MarkerProtocol:
             )
         try:
             self._session.handle(token, count)
-        except Refused as refusal:
+        except TransitionDenied as refusal:
             raise LocalProtocolError(str(refusal)) from None
 
     def _count(self) -> None:
@@ -500,9 +506,9 @@ class MarkerProtocol:
         before, self.owed = self.owed, session.owed
         room = math.inf
         if self._asks:
-            waits = session.state in (State.IDLE, State.WANTED)
+            waits = session.state in (MarkerState.IDLE, MarkerState.WANTED)
             # What is asked for behind a full batch is not what it wants.
-            vain = self._bnc_after_last and session.state is State.WANTED
+            vain = self._bnc_after_last and session.state is MarkerState.WANTED
             room = float(waits and not (vain and self._filled >= self._batch))
         elif self._plain:
             room = float(not self._reader.round)

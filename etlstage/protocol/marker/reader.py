@@ -21,16 +21,22 @@ from etlstage.protocol.marker.framing import (
     split_run,
 )
 from etlstage.protocol.marker.markers import Markers
-from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
+from etlstage.protocol.marker.state import (
+    MarkerState,
+    Mode,
+    Token,
+    TokenMachine,
+    TransitionDenied,
+)
 
-__all__ = ("Bounds", "Reader")
+__all__ = ("MarkerReader", "ReceiveBounds")
 
 _DUMPED = 16  # bytes shown of what the peer did wrong
 _REASON = 1000  # characters of what it says why it refuses
 _SHOWN = 64  # bytes of it that others may show
 
 
-class Reader:
+class MarkerReader:
     """
     Turns received bytes into events, with the numbers of the exchanges.
 
@@ -48,7 +54,7 @@ class Reader:
     def __init__(
         self,
         side: Side,
-        session: Session,
+        session: TokenMachine,
         markers: Markers,
         limits: Limits,
     ) -> None:
@@ -63,7 +69,7 @@ class Reader:
         self.framing = LISTS
         self._buffer = ReceiveBuffer()
         replies = side is Side.SUPERVISOR and not session.mode.extracts
-        self._bounds = Bounds(limits, markers, replies=replies)
+        self._bounds = ReceiveBounds(limits, markers, replies=replies)
         self._parse = self._parser(side, session.mode)
         self._pairs = replies and session.mode is not Mode.BATCH_WORKER
         self._smallest_limit = min(limits)
@@ -273,7 +279,7 @@ class Reader:
 
     def _take_request(self) -> None:
         # It comes right behind EOP, but the next batch may be on its way already.
-        if self.echoes > (self._session.state is State.BUSY):
+        if self.echoes > (self._session.state is MarkerState.BUSY):
             self.echoes -= 1
         else:
             self._got(Token.BNC)  # and there is room
@@ -417,7 +423,7 @@ class Reader:
     ) -> None:
         try:
             self._session.handle(token, count)
-        except Refused as refusal:
+        except TransitionDenied as refusal:
             raise self._blame(str(refusal), at, found) from None
 
     def _blame(
@@ -439,7 +445,7 @@ def _reason(messages: list[bytes]) -> str:
     return f"{reason[:_REASON]}..." if len(reason) > _REASON else reason
 
 
-class Bounds:
+class ReceiveBounds:
     """
     Holds what has been received against the limits of a session.
 

@@ -48,7 +48,14 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-__all__ = ("TRANSITIONS", "Mode", "Refused", "Session", "State", "Token")
+__all__ = (
+    "TRANSITIONS",
+    "MarkerState",
+    "Mode",
+    "Token",
+    "TokenMachine",
+    "TransitionDenied",
+)
 
 
 class Mode(Enum):
@@ -76,7 +83,7 @@ class Mode(Enum):
         return self in (Mode.BATCH_WORKER, Mode.BATCH_SUPERVISOR)
 
 
-class State(Enum):
+class MarkerState(Enum):
     """Where a session stands."""
 
     IDLE = "IDLE"
@@ -116,80 +123,82 @@ class Token(Enum):
 
 
 _ONE_BY_ONE: Final = {
-    (State.IDLE, Token.MESSAGE): State.BUSY,
-    (State.BUSY, Token.MESSAGE): State.BUSY,
-    (State.BUSY, Token.OUTPUT): State.BUSY,
-    (State.BUSY, Token.EOP): State.BUSY,
-    (State.BUSY, Token.LAST_EOP): State.IDLE,
-    (State.IDLE, Token.END): State.IDLE,
-    (State.BUSY, Token.END): State.BUSY,
+    (MarkerState.IDLE, Token.MESSAGE): MarkerState.BUSY,
+    (MarkerState.BUSY, Token.MESSAGE): MarkerState.BUSY,
+    (MarkerState.BUSY, Token.OUTPUT): MarkerState.BUSY,
+    (MarkerState.BUSY, Token.EOP): MarkerState.BUSY,
+    (MarkerState.BUSY, Token.LAST_EOP): MarkerState.IDLE,
+    (MarkerState.IDLE, Token.END): MarkerState.IDLE,
+    (MarkerState.BUSY, Token.END): MarkerState.BUSY,
 }
 
-TRANSITIONS: Final[Mapping[Mode, Mapping[tuple[State, Token], State]]] = {
+TRANSITIONS: Final[Mapping[Mode, Mapping[tuple[MarkerState, Token], MarkerState]]] = {
     Mode.PLAIN: {
-        (State.STREAMING, Token.OUTPUT): State.STREAMING,
-        (State.STREAMING, Token.END): State.STREAMING,
+        (MarkerState.STREAMING, Token.OUTPUT): MarkerState.STREAMING,
+        (MarkerState.STREAMING, Token.END): MarkerState.STREAMING,
     },
     Mode.CYCLIC: _ONE_BY_ONE,
     Mode.SINGLE: _ONE_BY_ONE,
     Mode.BATCH_WORKER: {
-        (State.IDLE, Token.MESSAGE): State.FILLING,
-        (State.IDLE, Token.EOB): State.BUSY,
-        (State.FILLING, Token.BNC): State.WANTED,
-        (State.FILLING, Token.OUTPUT): State.BUSY,
+        (MarkerState.IDLE, Token.MESSAGE): MarkerState.FILLING,
+        (MarkerState.IDLE, Token.EOB): MarkerState.BUSY,
+        (MarkerState.FILLING, Token.BNC): MarkerState.WANTED,
+        (MarkerState.FILLING, Token.OUTPUT): MarkerState.BUSY,
         # "Until number of read messages is greater then (or equal to) BATCH_SIZE OR
         # EOB": a full batch is answered without an EOB.
-        (State.FILLING, Token.LAST_EOP): State.IDLE,
-        (State.WANTED, Token.MESSAGE): State.FILLING,
-        (State.WANTED, Token.EOB): State.BUSY,
-        (State.WANTED, Token.OUTPUT): State.BUSY,
-        (State.WANTED, Token.LAST_EOP): State.IDLE,
-        (State.BUSY, Token.OUTPUT): State.BUSY,
-        (State.BUSY, Token.LAST_EOP): State.IDLE,
-        (State.IDLE, Token.END): State.IDLE,
-        (State.BUSY, Token.END): State.BUSY,
+        (MarkerState.FILLING, Token.LAST_EOP): MarkerState.IDLE,
+        (MarkerState.WANTED, Token.MESSAGE): MarkerState.FILLING,
+        (MarkerState.WANTED, Token.EOB): MarkerState.BUSY,
+        (MarkerState.WANTED, Token.OUTPUT): MarkerState.BUSY,
+        (MarkerState.WANTED, Token.LAST_EOP): MarkerState.IDLE,
+        (MarkerState.BUSY, Token.OUTPUT): MarkerState.BUSY,
+        (MarkerState.BUSY, Token.LAST_EOP): MarkerState.IDLE,
+        (MarkerState.IDLE, Token.END): MarkerState.IDLE,
+        (MarkerState.BUSY, Token.END): MarkerState.BUSY,
     },
     Mode.BATCH_SUPERVISOR: {
-        (State.IDLE, Token.MESSAGE): State.FILLING,
-        (State.IDLE, Token.EOB): State.BUSY,
-        (State.FILLING, Token.MESSAGE): State.FILLING,
-        (State.FILLING, Token.EOB): State.BUSY,
-        (State.FILLING, Token.OUTPUT): State.FILLING,
-        (State.BUSY, Token.MESSAGE): State.AHEAD,
-        (State.BUSY, Token.EOB): State.BUSY,
-        (State.BUSY, Token.OUTPUT): State.BUSY,
-        (State.BUSY, Token.EOP): State.BUSY,
-        (State.BUSY, Token.LAST_EOP): State.IDLE,
-        (State.AHEAD, Token.MESSAGE): State.AHEAD,
-        (State.AHEAD, Token.EOB): State.BUSY,
-        (State.AHEAD, Token.OUTPUT): State.AHEAD,
-        (State.AHEAD, Token.EOP): State.AHEAD,
-        (State.AHEAD, Token.LAST_EOP): State.FILLING,
-        (State.IDLE, Token.END): State.IDLE,
-        (State.BUSY, Token.END): State.BUSY,
+        (MarkerState.IDLE, Token.MESSAGE): MarkerState.FILLING,
+        (MarkerState.IDLE, Token.EOB): MarkerState.BUSY,
+        (MarkerState.FILLING, Token.MESSAGE): MarkerState.FILLING,
+        (MarkerState.FILLING, Token.EOB): MarkerState.BUSY,
+        (MarkerState.FILLING, Token.OUTPUT): MarkerState.FILLING,
+        (MarkerState.BUSY, Token.MESSAGE): MarkerState.AHEAD,
+        (MarkerState.BUSY, Token.EOB): MarkerState.BUSY,
+        (MarkerState.BUSY, Token.OUTPUT): MarkerState.BUSY,
+        (MarkerState.BUSY, Token.EOP): MarkerState.BUSY,
+        (MarkerState.BUSY, Token.LAST_EOP): MarkerState.IDLE,
+        (MarkerState.AHEAD, Token.MESSAGE): MarkerState.AHEAD,
+        (MarkerState.AHEAD, Token.EOB): MarkerState.BUSY,
+        (MarkerState.AHEAD, Token.OUTPUT): MarkerState.AHEAD,
+        (MarkerState.AHEAD, Token.EOP): MarkerState.AHEAD,
+        (MarkerState.AHEAD, Token.LAST_EOP): MarkerState.FILLING,
+        (MarkerState.IDLE, Token.END): MarkerState.IDLE,
+        (MarkerState.BUSY, Token.END): MarkerState.BUSY,
     },
 }
 """``{mode: {(state, token): next state}}``; what is missing is forbidden."""
 
-_OWES: Final[Mapping[Mode, frozenset[tuple[State, Token]]]] = {
+_OWES: Final[Mapping[Mode, frozenset[tuple[MarkerState, Token]]]] = {
     Mode.PLAIN: frozenset(),
-    Mode.CYCLIC: frozenset({(s, Token.MESSAGE) for s in State}),
-    Mode.SINGLE: frozenset({(s, Token.MESSAGE) for s in State}),
+    Mode.CYCLIC: frozenset({(s, Token.MESSAGE) for s in MarkerState}),
+    Mode.SINGLE: frozenset({(s, Token.MESSAGE) for s in MarkerState}),
     # A worker may close its batch by itself: the first message makes it owe an EOP.
     Mode.BATCH_WORKER: frozenset(
-        {(State.IDLE, Token.MESSAGE), (State.IDLE, Token.EOB)}
+        {(MarkerState.IDLE, Token.MESSAGE), (MarkerState.IDLE, Token.EOB)}
     ),
-    Mode.BATCH_SUPERVISOR: frozenset({(s, Token.EOB) for s in State}),
+    Mode.BATCH_SUPERVISOR: frozenset({(s, Token.EOB) for s in MarkerState}),
 }
 """``{mode: {(state, token)}}``: after which tokens the worker owes one more EOP."""
 
-_FILLING: Final = frozenset({State.FILLING, State.WANTED, State.AHEAD})
+_FILLING: Final = frozenset(
+    {MarkerState.FILLING, MarkerState.WANTED, MarkerState.AHEAD}
+)
 """A batch is open."""
 
 _ENDS: Final = frozenset({Token.EOP, Token.ERR})
 """What ends a reply."""
 
-_HINTS: Final[Mapping[tuple[Mode, Token] | tuple[State, Token], str]] = {
+_HINTS: Final[Mapping[tuple[Mode, Token] | tuple[MarkerState, Token], str]] = {
     (Mode.SINGLE, Token.BNC): "the worker fills batches; set dialect.driver: worker",
     (Mode.CYCLIC, Token.BNC): "an extract stage has no batches",
     (Mode.PLAIN, Token.BNC): "an extract stage has no batches",
@@ -199,31 +208,31 @@ _HINTS: Final[Mapping[tuple[Mode, Token] | tuple[State, Token], str]] = {
     ),
     (Mode.SINGLE, Token.EOB): "there are no batches in single mode",
     (Mode.CYCLIC, Token.EOB): "there are no batches in an extract stage",
-    (State.IDLE, Token.OUTPUT): (
+    (MarkerState.IDLE, Token.OUTPUT): (
         "no message is to be answered; diagnostics belong on stderr"
     ),
-    (State.IDLE, Token.EOP): "no message is to be answered",
-    (State.IDLE, Token.BNC): "BNC follows a message, and none was sent",
-    (State.BUSY, Token.BNC): "the batch is closed already",
-    (State.FILLING, Token.EOP): "the batch is not closed yet; EOP follows EOB",
-    (State.FILLING, Token.MESSAGE): "the worker did not ask for one with BNC",
-    (State.BUSY, Token.MESSAGE): "the worker still owes an EOP",
-    (State.FILLING, Token.END): "a batch is open; close it with EOB",
-    (State.WANTED, Token.END): "a batch is open; close it with EOB",
-    (State.AHEAD, Token.END): "a batch is open; close it with EOB",
+    (MarkerState.IDLE, Token.EOP): "no message is to be answered",
+    (MarkerState.IDLE, Token.BNC): "BNC follows a message, and none was sent",
+    (MarkerState.BUSY, Token.BNC): "the batch is closed already",
+    (MarkerState.FILLING, Token.EOP): "the batch is not closed yet; EOP follows EOB",
+    (MarkerState.FILLING, Token.MESSAGE): "the worker did not ask for one with BNC",
+    (MarkerState.BUSY, Token.MESSAGE): "the worker still owes an EOP",
+    (MarkerState.FILLING, Token.END): "a batch is open; close it with EOB",
+    (MarkerState.WANTED, Token.END): "a batch is open; close it with EOB",
+    (MarkerState.AHEAD, Token.END): "a batch is open; close it with EOB",
 }
 
 
-class Refused(Exception):
+class TransitionDenied(Exception):
     """Raised for a token that the state does not allow; the caller knows whose."""
 
 
-class Session:
+class TokenMachine:
     """Follows the tokens of one session."""
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
-        self.state = State.STREAMING if mode is Mode.PLAIN else State.IDLE
+        self.state = MarkerState.STREAMING if mode is Mode.PLAIN else MarkerState.IDLE
         self.owed: int = 0
         """EOP that the worker still has to write."""
         self.answered: int = 0
@@ -232,7 +241,7 @@ class Session:
         self._owes = _OWES[mode]
 
     def __repr__(self) -> str:
-        return f"<Session {self.mode.value} {self.state.value} owed={self.owed}>"
+        return f"<TokenMachine {self.mode.value} {self.state.value} owed={self.owed}>"
 
     @property
     def filling(self) -> bool:
@@ -276,11 +285,13 @@ class Session:
 
     def fail(self) -> None:
         """Enter ERROR, where every token is refused."""
-        self.state = State.ERROR
+        self.state = MarkerState.ERROR
 
-    def _refusal(self, token: Token, state: State | None = None) -> Refused:
+    def _refusal(
+        self, token: Token, state: MarkerState | None = None
+    ) -> TransitionDenied:
         state = state or self.state
         kind = Token.EOP if token is Token.ERR else token
         hint = _HINTS.get((self.mode, kind)) or _HINTS.get((state, kind))
         text = f"can't handle {token.value} in state {state.value}"
-        return Refused(f"{text}: {hint}" if hint else text)
+        return TransitionDenied(f"{text}: {hint}" if hint else text)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import Side
-from etlstage.protocol.cocaine.frame import ONE, ZERO, Frames, Version, Words
+from etlstage.protocol.cocaine.frame import ONE, ZERO, CocaineVersion, Frames, Words
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.testing.dialect.kit import DialectKit
 
@@ -67,7 +67,7 @@ class CocaineReader:
 
     """
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: CocaineVersion) -> None:
         self._passing = Passing(version)
 
     def read(self, side: Side, data: bytes) -> list[str]:
@@ -102,7 +102,7 @@ class Passing:
 
     """
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: CocaineVersion) -> None:
         self.words: Words | None = version.words
         self._streams = {side: _Stream() for side in Side}
         self._shaken = False  # the worker has said who it is

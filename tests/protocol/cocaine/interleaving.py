@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 from etlstage.protocol.base import Side
-from etlstage.protocol.cocaine import CocaineSession, Version
+from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
 from etlstage.protocol.events import (
     Added,
     Alive,
@@ -26,7 +26,7 @@ from etlstage.protocol.events import (
     Ready,
 )
 
-_VERSIONS: Final = [version for version in Version if version.words is not None]
+_VERSIONS: Final = [version for version in CocaineVersion if version.words is not None]
 
 
 class Interleaving:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from etlstage.protocol.base import Side
-from etlstage.protocol.cocaine import CocaineSession, Version
+from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
 from etlstage.protocol.events import Event, Ready
 
 
 def supervisor(
-    version: Version = Version.ONE,
+    version: CocaineVersion = CocaineVersion.ONE,
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> CocaineSession:
     """Return our side, with a worker that was ready at 0 s."""
@@ -22,7 +22,7 @@ def supervisor(
 
 
 def worker(
-    version: Version = Version.ONE,
+    version: CocaineVersion = CocaineVersion.ONE,
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> CocaineSession:
     """Return the other side, ready."""

@@ -10,12 +10,12 @@ from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
     ONE,
     ZERO,
+    CocaineVersion,
     Encoding,
     Frames,
     HeaderTable,
     Outgoing,
     Packer,
-    Version,
     Words,
     text_of,
     unpacked_text,
@@ -154,8 +154,8 @@ def test_payload_may_be_packed_once_more() -> None:
 
 def test_version_has_its_words() -> None:
     """But for the one that is found out."""
-    assert Version.ONE.words is ONE
-    assert Version.AUTO.words is None
+    assert CocaineVersion.ONE.words is ONE
+    assert CocaineVersion.AUTO.words is None
 
 
 # --- headers --------------------------------------------------------------------

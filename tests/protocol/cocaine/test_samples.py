@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.cocaine import CocaineSession, Version
+from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.protocol.events import (
     Added,
@@ -28,7 +28,7 @@ from tests.protocol.cocaine.pair import received, sent, worker
 
 UUID: Final = "01234567-89ab-cdef-0123-456789abcdef"
 WHO: Final = b"\xda\x00\x24" + UUID.encode()
-ZERO, ONE = Version.ZERO, Version.ONE
+ZERO, ONE = CocaineVersion.ZERO, CocaineVersion.ONE
 
 
 def hexed(text: str, said: bytes = b"", behind: str = "") -> bytes:
@@ -61,7 +61,9 @@ BYE: Final = Farewell(1, "the engine is shutting down")
 versions = pytest.mark.parametrize("version", [ZERO, ONE])
 
 
-def supervisor(version: Version, said: Version | None = None) -> CocaineSession:
+def supervisor(
+    version: CocaineVersion, said: CocaineVersion | None = None
+) -> CocaineSession:
     """Return our side, with a worker that is ready."""
     session = CocaineSession(Side.SUPERVISOR, said or version)
     session.receive_data(HELLO[version], 0.0)
@@ -71,7 +73,7 @@ def supervisor(version: Version, said: Version | None = None) -> CocaineSession:
 
 
 @versions
-def test_worker_says_who_it_is_and_that_it_lives(version: Version) -> None:
+def test_worker_says_who_it_is_and_that_it_lives(version: CocaineVersion) -> None:
     """The handshake has the UUID as raw16: there was no str8 yet."""
     session = CocaineSession(Side.WORKER, version)
 
@@ -79,7 +81,9 @@ def test_worker_says_who_it_is_and_that_it_lives(version: Version) -> None:
 
 
 @versions
-def test_first_heartbeat_makes_a_worker_ready_and_is_answered(version: Version) -> None:
+def test_first_heartbeat_makes_a_worker_ready_and_is_answered(
+    version: CocaineVersion,
+) -> None:
     """The handshake alone does not: a worker beats once it can take sessions."""
     session = CocaineSession(Side.SUPERVISOR, version)
     heartbeat = HELLO[version][-4:]
@@ -93,9 +97,9 @@ def test_first_heartbeat_makes_a_worker_ready_and_is_answered(version: Version) 
 
 
 @versions
-def test_first_frames_tell_the_version(version: Version) -> None:
+def test_first_frames_tell_the_version(version: CocaineVersion) -> None:
     """A worker that is told 1 speaks 0 all the same when it knows nothing else."""
-    session = supervisor(version, Version.AUTO)
+    session = supervisor(version, CocaineVersion.AUTO)
 
     assert sent(session, Opened(1, [b"one"], each=False, event="echo")) == (
         INVOKES[version] + CHUNKS[version] + CHOKES[version]
@@ -103,7 +107,7 @@ def test_first_frames_tell_the_version(version: Version) -> None:
 
 
 @versions
-def test_message_is_an_invoke_a_chunk_and_a_choke(version: Version) -> None:
+def test_message_is_an_invoke_a_chunk_and_a_choke(version: CocaineVersion) -> None:
     """On both sides the same bytes, and nothing of msgpack that came later."""
     ours, theirs = supervisor(version), worker(version)
 
@@ -121,7 +125,7 @@ def test_message_is_an_invoke_a_chunk_and_a_choke(version: Version) -> None:
 
 
 @versions
-def test_supervisor_says_terminate_and_the_worker_does(version: Version) -> None:
+def test_supervisor_says_terminate_and_the_worker_does(version: CocaineVersion) -> None:
     """With the same frame each way."""
     ours, theirs = supervisor(version), worker(version)
 
@@ -202,7 +206,9 @@ PANIC: Final = b"Event: 'boom', recover: handler raised, stack: \n\n"
         ),
     ],
 )
-def test_worker_says_no(version: Version, data: bytes, said: tuple[int, str]) -> None:
+def test_worker_says_no(
+    version: CocaineVersion, data: bytes, said: tuple[int, str]
+) -> None:
     """The code is a number, or a category and a number."""
     session = supervisor(version)
     session.send(Opened(1, [], each=False, event="boom"))
@@ -233,7 +239,7 @@ def test_choke_behind_an_error_of_version_0_is_late() -> None:
         (ONE, hexed("93 02 01 92 92 2a f3 a2", b"no")),
     ],
 )
-def test_what_a_worker_sends_that_says_no(version: Version, data: bytes) -> None:
+def test_what_a_worker_sends_that_says_no(version: CocaineVersion, data: bytes) -> None:
     """A choke behind it where the error does not end the session."""
     session = worker(version)
     received(session, INVOKES[version])
@@ -250,7 +256,7 @@ def test_what_a_worker_sends_that_says_no(version: Version, data: bytes) -> None
     ],
 )
 def test_session_whose_half_is_open_is_cancelled_by_an_error(
-    version: Version, data: bytes
+    version: CocaineVersion, data: bytes
 ) -> None:
     """The handler gets an exception where it reads."""
     ours, theirs = supervisor(version), worker(version)

@@ -9,8 +9,8 @@ import pytest
 
 from etlstage.errors import InvalidMessage, LocalProtocolError, PayloadTooBig
 from etlstage.protocol.base import Limits, Session, Side
-from etlstage.protocol.cocaine import CocaineSession, Deadlines, Version
-from etlstage.protocol.cocaine.session import Alarm, Alarms, State
+from etlstage.protocol.cocaine import CocaineSession, CocaineVersion, Deadlines
+from etlstage.protocol.cocaine.session import Alarm, Alarms, ConnectionState
 from etlstage.protocol.events import (
     Added,
     Alive,
@@ -30,7 +30,7 @@ BYE = Farewell(1, "enough")
 BEAT = b"\x93\x01\x00\x90"
 TERMINATE = b"\x93\x01\x01\x92\x01\xa6enough"
 
-versions = pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
+versions = pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
 
 
 def opened(id_: int, *messages: bytes, ended: bool = True) -> Opened:
@@ -64,7 +64,7 @@ def test_version_is_known_once_the_worker_has_said_something() -> None:
     versions = [session.version]
     session.receive_data(b"\x93\x00\x00\x91\xa1u", 0.0)
     versions += [session.version, worker().version]
-    assert versions == [Version.AUTO, Version.ZERO, Version.ONE]
+    assert versions == [CocaineVersion.AUTO, CocaineVersion.ZERO, CocaineVersion.ONE]
 
 
 # --- sessions ---------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_worker_has_as_many_sessions_as_it_may() -> None:
 
 
 @versions
-def test_sessions_that_are_opened_at_once_are_sessions(version: Version) -> None:
+def test_sessions_that_are_opened_at_once_are_sessions(version: CocaineVersion) -> None:
     """Each has a number, and a message, and our half of it has ended (issue 15)."""
     session, other = supervisor(version), supervisor(version)
     said = sent(session, Opened(3, [b"a", b"b", b"c"], event="x"))
@@ -125,7 +125,7 @@ def test_sessions_are_opened_at_once_or_not_at_all(
 
 
 @versions
-def test_numbers_rise_and_are_never_used_again(version: Version) -> None:
+def test_numbers_rise_and_are_never_used_again(version: CocaineVersion) -> None:
     """A frame that comes late could else hit another session."""
     session = supervisor(version)
     session.send(opened(3))
@@ -137,7 +137,7 @@ def test_numbers_rise_and_are_never_used_again(version: Version) -> None:
 
 
 @versions
-def test_late_frames_are_dropped(version: Version) -> None:
+def test_late_frames_are_dropped(version: CocaineVersion) -> None:
     """Of a session that was cancelled: a chunk, an end, an error."""
     ours, theirs = supervisor(version), worker(version)
     received(theirs, sent(ours, opened(1, b"m"), opened(2, b"n")))
@@ -152,13 +152,15 @@ def test_late_frames_are_dropped(version: Version) -> None:
 
 
 @versions
-def test_frame_for_what_never_was_a_session_is_a_fault(version: Version) -> None:
+def test_frame_for_what_never_was_a_session_is_a_fault(version: CocaineVersion) -> None:
     """There is no worker that opens one."""
     session = supervisor(version)
     session.send(opened(1))
-    number, chunk = (2, 4) if version is Version.ZERO else (3, 4)
+    number, chunk = (2, 4) if version is CocaineVersion.ZERO else (3, 4)
     frame = (
-        [chunk, number, [b"x"]] if version is Version.ZERO else [number, chunk, [b""]]
+        [chunk, number, [b"x"]]
+        if version is CocaineVersion.ZERO
+        else [number, chunk, [b""]]
     )
 
     assert failure(received(session, frames(frame))) == f"there is no session {number}"
@@ -260,9 +262,10 @@ def test_supervisor_may_send_a_session_in_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "choke"), [(Version.ONE, b"\x93\x02\x02\x90"), (Version.ZERO, b"")]
+    ("version", "choke"),
+    [(CocaineVersion.ONE, b"\x93\x02\x02\x90"), (CocaineVersion.ZERO, b"")],
 )
-def test_worker_may_end_a_session_first(version: Version, choke: bytes) -> None:
+def test_worker_may_end_a_session_first(version: CocaineVersion, choke: bytes) -> None:
     """In version 1 it keeps the session until it has heard the end of our half."""
     ours, theirs = supervisor(version), worker(version)
     received(theirs, sent(ours, opened(1, ended=False)))
@@ -293,20 +296,20 @@ def test_headers_of_an_invoke_go_with_it() -> None:
 
 
 @versions
-def test_worker_takes_sessions_as_they_come(version: Version) -> None:
+def test_worker_takes_sessions_as_they_come(version: CocaineVersion) -> None:
     """Before version 1 their numbers were the runtime's, and rose for all workers."""
     session = worker(version)
-    if version is Version.ZERO:
+    if version is CocaineVersion.ZERO:
         invokes = frames([3, 7, [b"x"]], [3, 5, [b"x"]])
     else:
-        kind = 0 if version is Version.ONE else 3
+        kind = 0 if version is CocaineVersion.ONE else 3
         invokes = frames([8, kind, [b"x"]], [6, kind, [b"x"]])
 
     later = received(session, invokes)
 
     assert isinstance(later[0], Opened)
     assert later[0].first == 7
-    assert isinstance(later[1], Noise if version is Version.ONE else Opened)
+    assert isinstance(later[1], Noise if version is CocaineVersion.ONE else Opened)
 
 
 def test_session_numbers_may_be_long() -> None:
@@ -368,7 +371,7 @@ def test_malformed_frame_ends_the_worker(what: str) -> None:
 
     assert events[0] == Ended(2, [(b"a",)])
     assert isinstance(events[-1], Failed)
-    assert session.state is State.ERROR
+    assert session.state is ConnectionState.ERROR
     assert received(session, behind) == []
     assert (session.room, session.get_timer(), session.data_to_send()) == (0, None, [])
     session.receive_eof(1.0)
@@ -381,7 +384,7 @@ def test_malformed_frame_ends_the_worker(what: str) -> None:
 @pytest.mark.parametrize("data", [BEAT, frames([2, 0, [b"x"]]), frames([1, 0, []])])
 def test_worker_says_who_it_is_first(data: bytes) -> None:
     """Else nobody knows whose frames they are."""
-    events = received(CocaineSession(Side.SUPERVISOR, Version.ONE), data)
+    events = received(CocaineSession(Side.SUPERVISOR, CocaineVersion.ONE), data)
 
     assert isinstance(events[-1], Failed)
 
@@ -418,7 +421,7 @@ def test_worker_that_has_nothing_is_told_to_terminate_at_once() -> None:
     session = supervisor()
 
     assert sent(session, BYE) == TERMINATE
-    assert (session.state, session.room) == (State.ENDED, 0)
+    assert (session.state, session.room) == (ConnectionState.ENDED, 0)
     assert received(session, BEAT) == [Alive()]
     assert session.data_to_send() == [BEAT]
     assert received(session, TERMINATE) == [BYE]
@@ -430,7 +433,7 @@ def test_open_sessions_may_end_before_terminate() -> None:
     """Frameworks drop what they have when they are told."""
     session = supervisor()
     assert sent(session, opened(1), BYE) == frames([2, 0, [b"x"]], [2, 2, []])
-    assert (session.state, session.room) == (State.SEALED, 0)
+    assert (session.state, session.room) == (ConnectionState.SEALED, 0)
     with pytest.raises(LocalProtocolError, match="in state SEALED"):
         session.send(BYE)
     with pytest.raises(LocalProtocolError, match="in state SEALED"):
@@ -540,7 +543,7 @@ def test_worker_is_told_to_terminate_and_does() -> None:
     assert "SEALED" in repr(session)
     assert sent(session, Ended(1, [()]), BYE) == (frames([2, 2, []]) + TERMINATE)
     assert received(session, TERMINATE) == [BYE]
-    assert session.state is State.ENDED
+    assert session.state is ConnectionState.ENDED
 
 
 # --- time -------------------------------------------------------------------------

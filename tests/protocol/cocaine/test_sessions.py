@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from etlstage.protocol.cocaine import CocaineSession, Version
+from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
 from etlstage.protocol.events import (
     Added,
     Ended,
@@ -16,7 +16,7 @@ from etlstage.protocol.events import (
 from tests.protocol.cocaine.interleaving import Interleaving
 from tests.protocol.cocaine.pair import sent, supervisor, worker
 
-VERSIONS = [Version.ZERO, Version.ONE]
+VERSIONS = [CocaineVersion.ZERO, CocaineVersion.ONE]
 Talk = list[tuple[int, bytes | int | None]]
 
 
@@ -64,7 +64,7 @@ def outcomes(events: list[Event]) -> dict[int, list[object]]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(talks(), st.sampled_from(VERSIONS), st.data())
 def test_sessions_are_the_same_however_frames_mix_and_are_cut(
-    talk: Talk, version: Version, data: st.DataObject
+    talk: Talk, version: CocaineVersion, data: st.DataObject
 ) -> None:
     """What comes of one does not depend on the others, nor on where reads end."""
     ours, theirs = supervisor(version), worker(version)

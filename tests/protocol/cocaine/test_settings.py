@@ -10,7 +10,7 @@ import pytest
 from etlstage.errors import ConfigError, RemoteProtocolError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Shape, Side
-from etlstage.protocol.cocaine import Encoding, Version
+from etlstage.protocol.cocaine import CocaineVersion, Encoding
 from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload, translated
 from etlstage.protocol.events import (
@@ -28,7 +28,7 @@ TRANSFORM = StageKind.TRANSFORM
 def test_settings_survive_json() -> None:
     """As records of dead letters and recordings hold them."""
     dialect = CocaineDialect(
-        protocol=Version.ZERO,
+        protocol=CocaineVersion.ZERO,
         event="clean",
         concurrency=3,
         encoding=Encoding.BIN_CHUNKS,
@@ -63,7 +63,7 @@ def test_settings_have_their_keys() -> None:
     made = section.read({"protocol": "1", "event": "clean", "driver": "supervisor"})
 
     assert made.fitted(batches=True, heartbeat=4.0) == CocaineDialect(
-        protocol=Version.ONE, event="clean", heartbeat=4.0, batches=True
+        protocol=CocaineVersion.ONE, event="clean", heartbeat=4.0, batches=True
     )
     assert "driver" not in CocaineDialect.section(StageKind.EXTRACT).keys
     assert not {"heartbeat", "batches"} & section.keys.keys()
@@ -103,15 +103,18 @@ def test_worker_is_told_where_to_connect() -> None:
         *("--app", "clean", "--endpoint", "/run/clean", "--locator", "/run/locator"),
         *("--uuid", "u-1", "--protocol", "1"),
     )
-    assert CocaineDialect(protocol=Version.ONE).connection.arguments(**told) == words
-    older = CocaineDialect(protocol=Version.ZERO)
+    assert (
+        CocaineDialect(protocol=CocaineVersion.ONE).connection.arguments(**told)
+        == words
+    )
+    older = CocaineDialect(protocol=CocaineVersion.ZERO)
     assert older.connection.arguments(**told) == words[:-2]
 
 
 def test_worker_that_connects_says_who_it_is() -> None:
     """In its first frame, in any version; what comes behind that does not matter."""
     dialect = CocaineDialect()
-    for version in Version:
+    for version in CocaineVersion:
         worker = CocaineDialect(protocol=version).open(Side.WORKER, Limits())
         worker.send(Ready("u-1"))
         data = b"".join(worker.data_to_send())
@@ -130,7 +133,7 @@ def test_who_says_something_else_is_no_worker(data: bytes) -> None:
 
 def test_session_has_the_settings() -> None:
     """Those that concern it."""
-    dialect = CocaineDialect(concurrency=3, event="echo", protocol=Version.ONE)
+    dialect = CocaineDialect(concurrency=3, event="echo", protocol=CocaineVersion.ONE)
     ours, theirs = (dialect.open(side, Limits()) for side in Side)
 
     theirs.send(Ready("u"))

@@ -16,7 +16,7 @@ import pytest
 
 from etlstage.errors import WorkerLost, WorkerRefusal
 from etlstage.messages import StageKind
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import Added, Ended, Farewell
 from etlstage.stage import (
@@ -81,8 +81,8 @@ async def capitals(worker: CocaineWorker, request: Request) -> None:
     await worker.reply(request, *map(bytes.upper, request.messages))
 
 
-@pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
-def test_message_is_a_session(version: Version) -> None:
+@pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
+def test_message_is_a_session(version: CocaineVersion) -> None:
     """Whatever the worker speaks; it is told to terminate, and does."""
     scripted = answering(capitals, version=version)
 
@@ -475,7 +475,7 @@ async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
     """Its version is not known before, nor how to say that it is to go (issue 22)."""
     told: list[Farewell | None] = []
     dialect = CocaineDialect()
-    assert dialect.protocol is Version.AUTO
+    assert dialect.protocol is CocaineVersion.AUTO
 
     async def late(worker: ScriptedWorker) -> int:
         await anyio.sleep(2)

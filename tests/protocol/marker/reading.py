@@ -7,7 +7,7 @@ from collections.abc import Callable
 from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.events import Failed
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from tests.protocol.pair import S, W, receive, typed, without_dump
 from tests.protocol.words import Messages, Word, tell
 
@@ -44,6 +44,6 @@ def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Word) -> str
     assert events == typed(before)
     name, kind, text = last
     assert (name, kind) == (Failed.__name__, RemoteProtocolError.__name__)
-    assert protocol.state is State.ERROR
+    assert protocol.state is MarkerState.ERROR
     assert receive(protocol, b"a\n\0", SEND_EOF) == []
     return without_dump(str(text))

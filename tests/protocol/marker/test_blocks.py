@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.protocol.marker.blocks import Blocks, Terms
+from etlstage.protocol.marker.blocks import BlockSizing, Terms
 
 
-def fill(blocks: Blocks, count: int, now: float = 0.0) -> None:
+def fill(blocks: BlockSizing, count: int, now: float = 0.0) -> None:
     """Give messages, have them answered, and end the block."""
     blocks.give(count, count, now)
     blocks.answered(0, now)
     blocks.end()
 
 
-def limits(blocks: Blocks, count: int) -> list[int]:
+def limits(blocks: BlockSizing, count: int) -> list[int]:
     """Return how many messages each of the next blocks may have."""
     found = []
     for _ in range(count):
@@ -28,31 +28,31 @@ def limits(blocks: Blocks, count: int) -> list[int]:
 def test_blocks_grow_with_the_age_of_a_process() -> None:
     """Up to a bound."""
     grown = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 65536]
-    assert limits(Blocks(Terms()), 10) == grown
+    assert limits(BlockSizing(Terms()), 10) == grown
 
 
 def test_first_block_is_a_window() -> None:
     """Where that is fixed."""
-    assert limits(Blocks(Terms(first=8)), 2) == [8, 32]
+    assert limits(BlockSizing(Terms(first=8)), 2) == [8, 32]
 
 
 def test_blocks_are_a_share_of_the_life_of_processes() -> None:
     """Of those before it, or of what this one has done: it may outlive them."""
-    found = limits(Blocks(Terms(life=100)), 16)
+    found = limits(BlockSizing(Terms(life=100)), 16)
     assert found == [1, 4, *[12] * 9, 14, 15, 17, 19, 22]
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_block_is_one_message_in_lock_step_or_alone(alone: bool) -> None:
     """However old the process is."""
-    blocks = Blocks(Terms(alone=alone))
+    blocks = BlockSizing(Terms(alone=alone))
     blocks.step = not alone
     assert limits(blocks, 6) == [1] * 6
 
 
 def test_block_is_bounded_in_bytes_of_messages_and_replies() -> None:
     """Eight megabytes, replies that wait included; at least one message."""
-    blocks = Blocks(Terms(first=10))
+    blocks = BlockSizing(Terms(first=10))
     blocks.give(1, 4 * 1024 * 1024, 0.0)
     assert blocks.room(0.0) == 9
     blocks.answered(4 * 1024 * 1024, 0.0)
@@ -61,7 +61,7 @@ def test_block_is_bounded_in_bytes_of_messages_and_replies() -> None:
 
 def test_block_is_bounded_in_time() -> None:
     """A quarter of a second from its first message."""
-    blocks = Blocks(Terms(first=10))
+    blocks = BlockSizing(Terms(first=10))
     assert blocks.room(9.0) == 10
     blocks.give(1, 1, 9.0)
     assert (blocks.room(9.24), blocks.room(9.25)) == (9, 0)
@@ -69,7 +69,7 @@ def test_block_is_bounded_in_time() -> None:
 
 def test_replies_that_wait_are_bounded_by_their_consumer() -> None:
     """Until they are released."""
-    blocks = Blocks(Terms(first=10))
+    blocks = BlockSizing(Terms(first=10))
     blocks.bound = 100
     blocks.give(2, 1, 0.0)
     blocks.answered(100, 0.0)
@@ -82,7 +82,7 @@ def test_replies_that_wait_are_bounded_by_their_consumer() -> None:
 
 def test_quiet_time_of_a_young_process_follows_its_pace() -> None:
     """One and a half times the longest exchange, 5 ms at least, 1 s at most."""
-    blocks = Blocks(Terms(first=9))
+    blocks = BlockSizing(Terms(first=9))
     assert blocks.quiet(0.0, several=False) == 0.005
     blocks.turn(0.0)
     blocks.answered(0, 0.02)
@@ -94,7 +94,7 @@ def test_quiet_time_of_a_young_process_follows_its_pace() -> None:
 
 def test_quiet_time_behind_the_first_blocks() -> None:
     """A share of the time of a block of several, none for a lone message."""
-    blocks = Blocks(Terms())
+    blocks = BlockSizing(Terms())
     limits(blocks, 4)
     blocks.give(9, 9, 10.0)
     assert blocks.quiet(10.08, several=True) == pytest.approx(0.004)
@@ -103,7 +103,7 @@ def test_quiet_time_behind_the_first_blocks() -> None:
 
 def test_quiet_time_decays_in_lock_step() -> None:
     """To a millisecond, and never to none."""
-    blocks = Blocks(Terms())
+    blocks = BlockSizing(Terms())
     blocks.step = True
     limits(blocks, 4)
     found = []
@@ -115,7 +115,7 @@ def test_quiet_time_decays_in_lock_step() -> None:
 
 def test_worker_is_rested_behind_the_longest_quiet_time() -> None:
     """Counted from when the oldest exchange had its turn, or was answered."""
-    blocks = Blocks(Terms())
+    blocks = BlockSizing(Terms())
     blocks.turn(3.0)
     assert (blocks.rested(3.9), blocks.rested(4.0)) == (False, True)
 
@@ -125,7 +125,7 @@ def test_there_is_always_room_in_a_fresh_block(
     first: int, life: float, taken: list[int]
 ) -> None:
     """And what was given counts against it, whatever the life."""
-    blocks = Blocks(Terms(first=first, life=life))
+    blocks = BlockSizing(Terms(first=first, life=life))
     for count in taken:
         assert blocks.room(0.0) >= 1
         assert not blocks.begun

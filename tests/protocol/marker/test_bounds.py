@@ -11,14 +11,14 @@ from etlstage.messages import OVERHEAD
 from etlstage.protocol.base import Limits
 from etlstage.protocol.buffer import ReceiveBuffer
 from etlstage.protocol.marker import Markers
-from etlstage.protocol.marker.reader import Bounds
+from etlstage.protocol.marker.reader import ReceiveBounds
 
 WORDS = Markers(b"EOM", b"EOP", b"EOB", b"BNC", b"ERR")
 
 
-def bounds(message: int, reply: int, *, replies: bool = True) -> Bounds:
+def bounds(message: int, reply: int, *, replies: bool = True) -> ReceiveBounds:
     """Return bounds of so many bytes."""
-    return Bounds(Limits(message, reply), WORDS, replies=replies)
+    return ReceiveBounds(Limits(message, reply), WORDS, replies=replies)
 
 
 def test_bounds_are_inclusive() -> None:
@@ -44,7 +44,7 @@ def test_nothing_that_fits_is_too_big(data: bytes, message: int, reply: int) -> 
     if found.fits(len(data)):
         assert not found.too_big(data.split(b"EOM"))
     assert not found.fits(message + 1)
-    assert Bounds(Limits(), WORDS, replies=True).fits(1024 * 1024)
+    assert ReceiveBounds(Limits(), WORDS, replies=True).fits(1024 * 1024)
 
 
 def test_sound_ones_come_first() -> None:
@@ -71,7 +71,7 @@ def test_rest_may_hold_a_part_of_a_marker(replies: bool) -> None:
 
 
 TEN, ELEVEN = b"x" * 10, b"y" * 11
-BOUNDS = Bounds(Limits(10, 22 + 2 * OVERHEAD), Markers(), replies=True)
+BOUNDS = ReceiveBounds(Limits(10, 22 + 2 * OVERHEAD), Markers(), replies=True)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import Failed
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from etlstage.testing.strategies import MARKER_SETS, messages
 from tests.protocol.pair import S, Typed, W, receive
 from tests.protocol.strategies import moderate, reasons
@@ -30,7 +30,7 @@ class Sound:
     before: list[Word]
     tokens: list[bytes]
 
-    def read(self, stream: bytes) -> tuple[list[Typed], State, int]:
+    def read(self, stream: bytes) -> tuple[list[Typed], MarkerState, int]:
         """Return what ``stream`` means, and how the session stands after it."""
         protocol = MarkerProtocol(self.side, self.mode, self.markers)
         for event in self.before:
@@ -38,7 +38,7 @@ class Sound:
         events = receive(protocol, *([stream] if stream else []), SEND_EOF)
         return events, protocol.state, protocol.owed
 
-    def meaning(self) -> tuple[list[Typed], State, int]:
+    def meaning(self) -> tuple[list[Typed], MarkerState, int]:
         """Return what the sound stream means."""
         events, state, owed = self.read(b"".join(self.tokens))
         assert events[-1] == ("Eof", b"")
@@ -152,7 +152,7 @@ def test_one_eop_too_many_fails(sound: Sound) -> None:
         extra = b"one more" + extra
     events, state, _ = sound.read(b"".join(sound.tokens) + extra)
     assert failed(events)
-    assert state is State.ERROR
+    assert state is MarkerState.ERROR
 
 
 @given(replies(one_to_one=False), st.data())

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import Added, Event, Farewell, Opened
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from etlstage.testing.pair import Atom, atoms
 from etlstage.testing.strategies import MARKER_SETS, messages
 from tests.protocol.pair import S, W
@@ -182,9 +182,9 @@ class Talk(RuleBasedStateMachine):
     @property
     def may_answer(self) -> bool:
         """Whether it is the worker's turn to write a part of a reply."""
-        if self.w.state is State.WANTED:
+        if self.w.state is MarkerState.WANTED:
             return self.literal and len(self.filling) == self.size
-        return self.w.state not in (State.IDLE, State.ERROR)
+        return self.w.state not in (MarkerState.IDLE, MarkerState.ERROR)
 
     @precondition(lambda self: self.may_answer)
     @rule(data=st.data())
@@ -229,7 +229,7 @@ class Talk(RuleBasedStateMachine):
             self.sent[W].pop()
 
     @precondition(lambda self: self.mode is Mode.BATCH_WORKER)
-    @precondition(lambda self: self.w.state is State.FILLING)
+    @precondition(lambda self: self.w.state is MarkerState.FILLING)
     @rule()
     def want(self) -> None:
         """Ask for one more message."""
@@ -323,13 +323,18 @@ class Talk(RuleBasedStateMachine):
         assert replies == len(self.asked)
 
     @property
-    def may_ask(self) -> tuple[State, ...]:
+    def may_ask(self) -> tuple[MarkerState, ...]:
         """The states in which the supervisor may send a message or EOB."""
         if self.mode is Mode.PLAIN:
             return ()
         if self.mode is Mode.BATCH_WORKER:
-            return (State.IDLE, State.WANTED)
-        return (State.IDLE, State.BUSY, State.FILLING, State.AHEAD)
+            return (MarkerState.IDLE, MarkerState.WANTED)
+        return (
+            MarkerState.IDLE,
+            MarkerState.BUSY,
+            MarkerState.FILLING,
+            MarkerState.AHEAD,
+        )
 
 
 @pytest.mark.parametrize("mode", list(Mode))

@@ -11,8 +11,8 @@ from etlstage.errors import LocalProtocolError
 from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import Ended, Event, Failed, Mispaired
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
-from etlstage.protocol.marker.blocks import Blocks, Terms
-from etlstage.protocol.marker.proof import TRANSITIONS, Proof, Stand, Step
+from etlstage.protocol.marker.blocks import BlockSizing, Terms
+from etlstage.protocol.marker.proof import TRANSITIONS, Proof, ProofStep, Stand
 from tests.protocol.marker.model import Fault, Plan, draw, live
 from tests.protocol.words import Eof, Messages, tell
 
@@ -147,7 +147,7 @@ def always_whole(patch: Callable[[type, str, object], None]) -> None:
 
 def no_quiet_times(patch: Callable[[type, str, object], None]) -> None:
     """Wait for nothing where no message waits."""
-    patch(Blocks, "quiet", lambda _self, _now, *, several: 0.0 * several)
+    patch(BlockSizing, "quiet", lambda _self, _now, *, several: 0.0 * several)
 
 
 def unread_at_exit_counts(patch: Callable[[type, str, object], None]) -> None:
@@ -245,11 +245,11 @@ def test_each_rule_is_needed(
 def test_table_knows_each_stand() -> None:
     """From each the end can be reached; nothing leads out of the end but itself."""
     for stand in Stand:
-        assert TRANSITIONS[stand, Step.GIVE_UP] is Stand.OVER
+        assert TRANSITIONS[stand, ProofStep.GIVE_UP] is Stand.OVER
     out = {to for (stand, _), to in TRANSITIONS.items() if stand is Stand.OVER}
     assert out == {Stand.OVER}
     with pytest.raises(KeyError):
-        TRANSITIONS[Stand.PROBED, Step.RELEASE]
+        TRANSITIONS[Stand.PROBED, ProofStep.RELEASE]
 
 
 def test_first_message_is_a_probe() -> None:

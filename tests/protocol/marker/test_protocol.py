@@ -7,7 +7,7 @@ import pytest
 from etlstage.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import Ended, Failed, Opened, Wanted
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from tests.protocol.marker.reading import ONE_TO_ONE, worker
 from tests.protocol.pair import ConnectionPair, S, W, heard, receive, typed
 from tests.protocol.strategies import PR399, WORDS
@@ -238,10 +238,10 @@ def test_messages_may_be_written_ahead_of_their_eop(mode: Mode) -> None:
     pair = ConnectionPair(mode)
     pair.send(S, MESSAGE)
     pair.send(S, Messages([b"b", b"c"]))
-    assert pair.status == (State.BUSY, 3)
+    assert pair.status == (MarkerState.BUSY, 3)
     pair.send(W, Answers([(b"1",), ()]))
     pair.send(S, MESSAGE)
-    assert pair.status == (State.BUSY, 2)
+    assert pair.status == (MarkerState.BUSY, 2)
 
 
 # --- messages that can't be sent --------------------------------------------
@@ -380,9 +380,9 @@ def test_supervisor_may_end_while_replies_are_owed() -> None:
     """They are read all the same."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, MESSAGE, Eof())
-    assert pair.status == (State.BUSY, 1)
+    assert pair.status == (MarkerState.BUSY, 1)
     pair.send(W, REPLY, Eof())
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import Failed
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from tests.protocol.marker.reading import (
     DIAGNOSTICS,
     ONE_TO_ONE,
@@ -46,7 +46,7 @@ def test_replies_are_completed_by_eop(
     """Zero, one and many messages; the k-th EOP answers the k-th message."""
     protocol = asked(2)
     assert receive(protocol, *chop(data)) == typed([Answers(groups)])
-    assert (protocol.state, protocol.owed) == (State.IDLE, 0)
+    assert (protocol.state, protocol.owed) == (MarkerState.IDLE, 0)
 
 
 def test_run_of_replies_is_one_event() -> None:
@@ -61,7 +61,7 @@ def test_reply_without_eop_is_held_back(chop: Chop) -> None:
     """A worker may still die in it, and then its message is tried again."""
     protocol = asked(2)
     assert receive(protocol, *chop(b"a\n\0b\nc")) == typed([Answers([(b"a",)])])
-    assert (protocol.state, protocol.owed) == (State.BUSY, 1)
+    assert (protocol.state, protocol.owed) == (MarkerState.BUSY, 1)
     assert receive(protocol, b"\n\0") == typed([Answers([(b"b", b"c")])])
 
 
@@ -89,14 +89,14 @@ def test_one_to_one_reply_is_its_message(chop: Chop) -> None:
     """When eop is eom, each message answers one."""
     protocol = asked(3, markers=ONE_TO_ONE)
     assert receive(protocol, *chop(b"a\n\nb")) == typed([Answers([(b"a",), (b"",)])])
-    assert (protocol.state, protocol.owed) == (State.BUSY, 1)
+    assert (protocol.state, protocol.owed) == (MarkerState.BUSY, 1)
 
 
 def test_unterminated_tail_of_a_reply_comes_with_the_end(chop: Chop) -> None:
     """It was said, though it's no message; who reads it decides."""
     protocol = asked(1)
     assert receive(protocol, *chop(b"a\nb"), SEND_EOF) == typed([Eof(b"a\nb")])
-    assert (protocol.state, protocol.owed) == (State.BUSY, 1)
+    assert (protocol.state, protocol.owed) == (MarkerState.BUSY, 1)
 
 
 def test_half_a_marker_at_the_end_is_a_tail(chop: Chop) -> None:
@@ -235,7 +235,7 @@ def test_plain_messages_come_as_they_are_written(chop: Chop) -> None:
     """Read while stdout is open; nothing was asked and nothing is owed."""
     protocol = MarkerProtocol(S, Mode.PLAIN)
     assert receive(protocol, *chop(b"a\n\nb\n")) == typed([Output([b"a", b"", b"b"])])
-    assert (protocol.state, protocol.owed) == (State.STREAMING, 0)
+    assert (protocol.state, protocol.owed) == (MarkerState.STREAMING, 0)
 
 
 def test_plain_tail_without_eom_comes_with_the_end(chop: Chop) -> None:
@@ -294,7 +294,7 @@ def test_cycle_hands_messages_over_before_its_eop(chop: Chop) -> None:
     protocol = asked(2, Mode.CYCLIC)
     assert receive(protocol, *chop(b"a\nb\nc")) == typed([Output([b"a", b"b"])])
     assert receive(protocol, b"\n\0\0") == typed([Output([b"c"]), Answers([(), ()])])
-    assert (protocol.state, protocol.owed) == (State.IDLE, 0)
+    assert (protocol.state, protocol.owed) == (MarkerState.IDLE, 0)
 
 
 def test_cycle_may_be_answered_one_to_one(chop: Chop) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from tests.protocol.marker.reading import (
     DIAGNOSTICS,
     Chop,
@@ -20,14 +20,14 @@ def test_worker_asks_for_more_with_bnc(chop: Chop) -> None:
     """One BNC for each message, until the batch is full."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399)
     assert receive(protocol, *chop(b"BNC")) == []
-    assert (protocol.state, protocol.room) == (State.WANTED, 1)
+    assert (protocol.state, protocol.room) == (MarkerState.WANTED, 1)
 
 
 def test_full_batch_is_answered_without_bnc(chop: Chop) -> None:
     """PR399: no BNC for the message that fills the batch."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399)
     assert receive(protocol, *chop(b"r\ns\n\0")) == typed([Answers([(b"r", b"s")])])
-    assert (protocol.state, protocol.owed) == (State.IDLE, 0)
+    assert (protocol.state, protocol.owed) == (MarkerState.IDLE, 0)
 
 
 def test_full_batch_may_be_answered_after_bnc(chop: Chop) -> None:
@@ -89,7 +89,7 @@ def test_outputs_before_eob_are_tolerated(chop: Chop) -> None:
     """An awk stage writes as it reads; the reply ends behind EOB all the same."""
     protocol = supervisor(Mode.BATCH_SUPERVISOR, Messages([b"a"]))
     assert receive(protocol, *chop(b"r\ns")) == []
-    assert protocol.state is State.FILLING
+    assert protocol.state is MarkerState.FILLING
     tell(protocol, BatchEnd())
     assert receive(protocol, *chop(b"\n\0")) == typed([Answers([(b"r", b"s")])])
 
@@ -126,7 +126,7 @@ def test_one_bnc_behind_eop_is_left_out(chop: Chop) -> None:
     """PR399 reads the EOM as an empty message and asks for one more."""
     protocol = closed()
     assert receive(protocol, *chop(b"r\n\0BNC")) == typed([Answers([(b"r",)])])
-    assert protocol.state is State.IDLE
+    assert protocol.state is MarkerState.IDLE
     text = failure(protocol, chop(b"BNC"))
     assert text.startswith("can't handle BNC in state IDLE")
 
@@ -137,7 +137,7 @@ def test_echo_is_left_out_when_the_next_batch_has_begun(chop: Chop) -> None:
     receive(protocol, *chop(b"\0"))
     tell(protocol, Messages([b"d"]))
     assert receive(protocol, *chop(b"BNC")) == []
-    assert protocol.state is State.FILLING
+    assert protocol.state is MarkerState.FILLING
     assert receive(protocol, *chop(b"BNC")) == []
 
 
@@ -147,7 +147,7 @@ def test_echo_is_left_out_when_the_next_batch_is_closed_too(chop: Chop) -> None:
     receive(protocol, b"\0")
     tell(protocol, BatchEnd())
     assert receive(protocol, *chop(b"BNC\0BNC")) == typed([Answers([()])])
-    assert protocol.state is State.IDLE
+    assert protocol.state is MarkerState.IDLE
 
 
 def test_echo_does_not_come_before_eop(chop: Chop) -> None:

@@ -11,7 +11,7 @@ from etlstage.errors import PayloadTooBig
 from etlstage.messages import OVERHEAD
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import Failed
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from etlstage.protocol.marker.columnar import framing_of
 from etlstage.testing.strategies import MARKER_SETS
 from tests.protocol.marker.reading import ONE_TO_ONE, Chop
@@ -47,7 +47,7 @@ def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Word) -> str
     *events, last = receive(protocol, *chunks)
     assert events == typed(before)
     assert last[:2] == (Failed.__name__, PayloadTooBig.__name__)
-    assert protocol.state is State.ERROR
+    assert protocol.state is MarkerState.ERROR
     return str(last[2])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etlstage.protocol.base import SEND_EOF
-from etlstage.protocol.marker import MarkerProtocol, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, MarkerState, Mode
 from tests.protocol.marker.reading import (
     Chop,
     failure,
@@ -83,7 +83,7 @@ def test_batches_end_with_eob(chop: Chop) -> None:
             Messages([b"xyz"]),
         ]
     )
-    assert (protocol.state, protocol.owed) == (State.AHEAD, 2)
+    assert (protocol.state, protocol.owed) == (MarkerState.AHEAD, 2)
 
 
 @pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])

@@ -7,7 +7,7 @@ import pytest
 from etlstage.errors import LocalProtocolError, PayloadTooBig
 from etlstage.protocol.base import Limits
 from etlstage.protocol.events import Failed
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from tests.protocol.marker.reading import (
     ONE_TO_ONE,
     Chop,
@@ -36,7 +36,7 @@ def test_refusal_stands_between_replies(chop: Chop) -> None:
     assert receive(protocol, *chop(b"a\n\0no date\x15\0b\n\0")) == typed(
         [Answers([(b"a",)]), NO, Answers([(), (b"b",)])]
     )
-    assert (protocol.state, protocol.owed) == (State.IDLE, 0)
+    assert (protocol.state, protocol.owed) == (MarkerState.IDLE, 0)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_batch_is_refused_as_a_whole(chop: Chop) -> None:
     before: list[Word] = [MESSAGE, BatchEnd()]
     ours = supervisor(Mode.BATCH_SUPERVISOR, *before, MESSAGE)
     assert receive(ours, *chop(b"no date\x15")) == typed([NO])
-    assert (ours.state, ours.owed) == (State.FILLING, 0)
+    assert (ours.state, ours.owed) == (MarkerState.FILLING, 0)
     theirs = asked(1, Mode.BATCH_WORKER)
     assert receive(theirs, *chop(b"\x05no date\x15")) == typed([NO])
-    assert (theirs.state, theirs.owed) == (State.IDLE, 0)
+    assert (theirs.state, theirs.owed) == (MarkerState.IDLE, 0)
 
 
 def test_refused_request_keeps_what_was_passed_on(chop: Chop) -> None:
@@ -173,9 +173,9 @@ def test_worker_refuses() -> None:
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, MESSAGE, MESSAGE)
     assert pair.send(W, NO) == b"no date\x15"
-    assert pair.status == (State.BUSY, 1)
+    assert pair.status == (MarkerState.BUSY, 1)
     assert pair.send(W, refusal("")) == b"\x15"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
 
 
 def test_worker_that_owes_nothing_has_nothing_to_refuse() -> None:

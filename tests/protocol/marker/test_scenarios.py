@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from etlstage.protocol.base import SEND_EOF
-from etlstage.protocol.marker import Markers, Mode, State
+from etlstage.protocol.marker import Markers, MarkerState, Mode
 from etlstage.testing.strategies import MARKER_SETS
 from tests.protocol.pair import ConnectionPair, S, W
 from tests.protocol.strategies import PR399, REPEATED, WORDS
@@ -30,7 +30,7 @@ def reply(*texts: str) -> Answers:
 def test_extract_plain() -> None:
     """The worker writes until it exits: read *while* its stdout is open."""
     pair = ConnectionPair(Mode.PLAIN)
-    assert pair.status == (State.STREAMING, 0)
+    assert pair.status == (MarkerState.STREAMING, 0)
     assert pair.send(W, Output([b"a", b""])) == b"a\n\n"
     assert pair.send(W, Output([b"b"])) == b"b\n"
     assert pair.send(W, Eof()) == SEND_EOF
@@ -47,10 +47,10 @@ def test_extract_cyclic_with_offsets_at_the_worker() -> None:
     """An empty message asks for one round; pyDKB would not even call its handler."""
     pair = ConnectionPair(Mode.CYCLIC)
     assert pair.send(S, messages("")) == b"\n"
-    assert pair.status == (State.BUSY, 1)
+    assert pair.status == (MarkerState.BUSY, 1)
     assert pair.send(W, Output([b"a"])) == b"a\n"
     assert pair.send(W, reply("b")) == b"b\n\0"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
     assert pair.send(S, messages("")) == b"\n"
     assert pair.send(W, reply()) == b"\0"
 
@@ -67,9 +67,9 @@ def test_single_message() -> None:
     """One message, one reply: of one message, of many, of none."""
     pair = ConnectionPair(Mode.SINGLE)
     assert pair.send(S, messages("one")) == b"one\n"
-    assert pair.status == (State.BUSY, 1)
+    assert pair.status == (MarkerState.BUSY, 1)
     assert pair.send(W, reply("1")) == b"1\n\0"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
     assert pair.send(S, messages("two")) == b"two\n"
     assert pair.send(W, reply("1", "", "2")) == b"1\n\n2\n\0"
     assert pair.send(S, messages("three")) == b"three\n"
@@ -82,7 +82,7 @@ def test_empty_message_is_a_message() -> None:
     """It is answered as any other, and an empty output is an output."""
     pair = ConnectionPair(Mode.SINGLE)
     assert pair.send(S, messages("", "")) == b"\n\n"
-    assert pair.status == (State.BUSY, 2)
+    assert pair.status == (MarkerState.BUSY, 2)
     assert pair.send(W, reply()) == b"\0"
     assert pair.send(W, reply("")) == b"\n\0"
 
@@ -92,10 +92,10 @@ def test_window_is_answered_in_order() -> None:
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, messages("a", "b", "c", "d"))
     assert pair.send(W, Answers([(b"1",), (b"2", b"2"), ()])) == (b"1\n\0002\n2\n\0\0")
-    assert pair.status == (State.BUSY, 1)
+    assert pair.status == (MarkerState.BUSY, 1)
     pair.send(S, messages("e"))
     assert pair.send(W, Answers([(b"4",), (b"5",)])) == b"4\n\0005\n\0"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
 
 
 def test_reply_in_parts_is_one_reply() -> None:
@@ -121,18 +121,18 @@ def test_one_output_for_each_input() -> None:
     pair = ConnectionPair(Mode.SINGLE, Markers(eop=b"\n"))
     pair.send(S, messages("a", "b"))
     assert pair.send(W, Answers([(b"1",), (b"",)])) == b"1\n\n"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
 
 
 def test_supervisor_driven_batch() -> None:
     """The supervisor closes it with EOB, once: the page's loop writes it forever."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     assert pair.send(S, messages("a", "b")) == b"a\nb\n"
-    assert pair.status == (State.FILLING, 0)
+    assert pair.status == (MarkerState.FILLING, 0)
     assert pair.send(S, messages("c"), BatchEnd()) == b"c\n\x17"
-    assert pair.status == (State.BUSY, 1)
+    assert pair.status == (MarkerState.BUSY, 1)
     assert pair.send(W, reply("1", "2")) == b"1\n2\n\0"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
 
 
 def test_last_batch_is_closed_though_no_message_follows() -> None:
@@ -148,7 +148,7 @@ def test_empty_batch_is_answered(mode: Mode) -> None:
     pair = ConnectionPair(mode)
     assert pair.send(S, BatchEnd()) == b"\x17"
     assert pair.send(W, reply()) == b"\0"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
 
 
 def test_batches_ahead_are_answered_in_order() -> None:
@@ -156,13 +156,13 @@ def test_batches_ahead_are_answered_in_order() -> None:
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     pair.send(S, messages("a", "b"), BatchEnd())
     assert pair.send(S, messages("c")) == b"c\n"
-    assert pair.status == (State.AHEAD, 1)
+    assert pair.status == (MarkerState.AHEAD, 1)
     assert pair.send(W, Output([b"1"])) == b"1\n"
     assert pair.send(S, BatchEnd()) == b"\x17"
-    assert pair.status == (State.BUSY, 2)
+    assert pair.status == (MarkerState.BUSY, 2)
     pair.send(S, messages("d"))
     assert pair.send(W, Answers([(b"2",), ()])) == b"2\n\0\0"
-    assert pair.status == (State.FILLING, 0)
+    assert pair.status == (MarkerState.FILLING, 0)
 
 
 def test_outputs_before_eob_belong_to_the_batch() -> None:
@@ -170,7 +170,7 @@ def test_outputs_before_eob_belong_to_the_batch() -> None:
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     pair.send(S, messages("a"))
     assert pair.send(W, Output([b"1"])) == b"1\n"
-    assert pair.status[0] is State.FILLING
+    assert pair.status[0] is MarkerState.FILLING
     pair.send(S, messages("b"), BatchEnd())
     assert pair.send(W, reply("2")) == b"2\n\0"
 
@@ -180,13 +180,13 @@ def test_worker_driven_batch_of_the_branch() -> None:
     pair = ConnectionPair(Mode.BATCH_WORKER, PR399)
     assert pair.send(S, messages("a")) == b"a\n"
     assert pair.send(W, More()) == b"BNC"
-    assert pair.status == (State.WANTED, 1)
+    assert pair.status == (MarkerState.WANTED, 1)
     assert pair.send(S, messages("b")) == b"b\n"
     assert pair.send(W, More()) == b"BNC"
     assert pair.send(S, messages("c")) == b"c\n"
-    assert pair.status[0] is State.FILLING
+    assert pair.status[0] is MarkerState.FILLING
     assert pair.send(W, reply("1", "2", "3")) == b"1\n2\n3\n\0"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
 
 
 def test_worker_driven_batch_of_the_literal_page() -> None:
@@ -197,11 +197,11 @@ def test_worker_driven_batch_of_the_literal_page() -> None:
     pair.send(S, messages("b"))
     assert pair.send(W, More()) == b"\x05"
     assert pair.send(W, Output([b"1"])) == b"1\n"
-    assert pair.status == (State.BUSY, 1)
+    assert pair.status == (MarkerState.BUSY, 1)
     assert pair.send(W, reply("2")) == b"2\n\0"
     pair.send(S, messages("c"))
     assert pair.send(W, More(), reply()) == b"\x05\0"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
 
 
 def test_worker_driven_batch_that_the_supervisor_closes() -> None:
@@ -210,7 +210,7 @@ def test_worker_driven_batch_that_the_supervisor_closes() -> None:
     pair.send(S, messages("a"))
     pair.send(W, More())
     assert pair.send(S, BatchEnd()) == b"EOB"
-    assert pair.status == (State.BUSY, 1)
+    assert pair.status == (MarkerState.BUSY, 1)
     assert pair.send(W, reply("1")) == b"1\n\0"
 
 
@@ -238,10 +238,10 @@ def test_eob_that_needs_an_eom() -> None:
     pair.send(W, More())
     assert pair.send(S, BatchEnd()) == b"EOB\n"
     assert pair.send(W, reply("1")) == b"1\n\0BNC"
-    assert pair.status == (State.IDLE, 0)
+    assert pair.status == (MarkerState.IDLE, 0)
     pair.send(S, messages("b"))
     assert pair.send(W, More()) == b"BNC"
-    assert pair.status == (State.WANTED, 1)
+    assert pair.status == (MarkerState.WANTED, 1)
 
 
 def test_eob_that_needs_an_eom_in_supervisor_driven_batches() -> None:
@@ -280,7 +280,7 @@ def test_every_scenario_goes_with_every_marker(markers: Markers) -> None:
         pair = ConnectionPair(mode, markers)
         assert pair.send(S, messages("x", "")) == b"x" + markers.eom * 2
         pair.send(W, Answers([(b"",), (b"y",)]))
-        assert pair.status == (State.IDLE, 0)
+        assert pair.status == (MarkerState.IDLE, 0)
     pair = ConnectionPair(Mode.BATCH_WORKER, markers)
     pair.send(S, messages(""))
     assert pair.send(W, More()) == markers.bnc

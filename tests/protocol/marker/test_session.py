@@ -13,7 +13,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
+from etlstage.protocol.marker.state import (
+    MarkerState,
+    Mode,
+    Token,
+    TokenMachine,
+    TransitionDenied,
+)
 from tests.protocol.strategies import moderate
 
 
@@ -30,7 +36,7 @@ class SessionMachine(RuleBasedStateMachine):
     def begin(self, mode: Mode) -> None:
         """Begin a session."""
         self.mode = mode
-        self.session = Session(mode)
+        self.session = TokenMachine(mode)
         self.open = self.asked = False
         self.owed = 0
 
@@ -40,7 +46,7 @@ class SessionMachine(RuleBasedStateMachine):
         if allowed:
             self.session.handle(token, count)
         else:
-            with pytest.raises(Refused):
+            with pytest.raises(TransitionDenied):
                 self.session.handle(token, count)
             assert repr(self.session) == before
         return allowed
@@ -101,15 +107,15 @@ class SessionMachine(RuleBasedStateMachine):
         """The state says what the model says."""
         assert self.session.owed == self.owed >= 0
         if self.mode is Mode.PLAIN:
-            expected = State.STREAMING
+            expected = MarkerState.STREAMING
         elif self.asked:
-            expected = State.WANTED
+            expected = MarkerState.WANTED
         elif self.open and self.owed and self.mode is Mode.BATCH_SUPERVISOR:
-            expected = State.AHEAD
+            expected = MarkerState.AHEAD
         elif self.open:
-            expected = State.FILLING
+            expected = MarkerState.FILLING
         else:
-            expected = State.BUSY if self.owed else State.IDLE
+            expected = MarkerState.BUSY if self.owed else MarkerState.IDLE
         assert self.session.state is expected
 
 

@@ -6,28 +6,28 @@ import pytest
 
 from etlstage.protocol.marker.state import (
     TRANSITIONS,
+    MarkerState,
     Mode,
-    Refused,
-    Session,
-    State,
     Token,
+    TokenMachine,
+    TransitionDenied,
 )
 
-EVERYTHING = list(product(Mode, State, Token))
+EVERYTHING = list(product(Mode, MarkerState, Token))
 
 
-def session(mode: Mode, *tokens: Token) -> Session:
+def session(mode: Mode, *tokens: Token) -> TokenMachine:
     """Return a session after ``tokens``."""
-    session = Session(mode)
+    session = TokenMachine(mode)
     for token in tokens:
         session.handle(token)
     return session
 
 
-def refusal(session: Session, token: Token, count: int = 1) -> str:
+def refusal(session: TokenMachine, token: Token, count: int = 1) -> str:
     """Return why ``token`` is refused; check that nothing has changed."""
     before = repr(session)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(TransitionDenied) as caught:
         session.handle(token, count)
     assert repr(session) == before
     return str(caught.value)
@@ -52,23 +52,25 @@ def test_mode_knows_its_kind(mode: Mode, extracts: bool, batches: bool) -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_session_begins_idle_unless_the_worker_just_streams(mode: Mode) -> None:
     """Nothing was asked yet; a plain extract stage is not asked at all."""
-    begun = Session(mode)
+    begun = TokenMachine(mode)
     assert begun.owed == 0
-    assert begun.state is (State.STREAMING if mode is Mode.PLAIN else State.IDLE)
+    assert begun.state is (
+        MarkerState.STREAMING if mode is Mode.PLAIN else MarkerState.IDLE
+    )
 
 
 def test_repr_tells_the_fate() -> None:
     """It's what stands in an assertion that fails at night."""
     busy = session(Mode.SINGLE, Token.MESSAGE)
-    assert repr(busy) == "<Session single BUSY owed=1>"
+    assert repr(busy) == "<TokenMachine single BUSY owed=1>"
 
 
 @pytest.mark.parametrize(("mode", "state", "token"), EVERYTHING)
 def test_token_is_in_the_table_or_refused(
-    mode: Mode, state: State, token: Token
+    mode: Mode, state: MarkerState, token: Token
 ) -> None:
     """There is no third way, in any state, reachable or not."""
-    tested = Session(mode)
+    tested = TokenMachine(mode)
     tested.state = state
     last = token is Token.LAST_EOP
     tested.owed = 1 if last else 2
@@ -88,25 +90,25 @@ def test_token_is_in_the_table_or_refused(
 @pytest.mark.parametrize(("mode", "token"), list(product(Mode, Token)))
 def test_nothing_is_allowed_after_a_failure(mode: Mode, token: Token) -> None:
     """Who has lost the place in the stream can't find it again."""
-    failed = Session(mode)
+    failed = TokenMachine(mode)
     failed.fail()
-    assert failed.state is State.ERROR
+    assert failed.state is MarkerState.ERROR
     assert " in state ERROR" in refusal(failed, token)
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_every_state_of_the_table_can_be_reached(mode: Mode) -> None:
     """A row that can't be reached would be a row that nobody has thought through."""
-    reached, new = set(), {(Session(mode).state, 0)}
+    reached, new = set(), {(TokenMachine(mode).state, 0)}
     while new:
         reached |= new
         found = set()
         for (state, owed), token in product(new, set(Token) - {Token.LAST_EOP}):
-            tested = Session(mode)
+            tested = TokenMachine(mode)
             tested.state, tested.owed = state, owed
             try:
                 tested.handle(token)
-            except Refused:
+            except TransitionDenied:
                 continue
             found.add((tested.state, min(tested.owed, 2)))
         new = found - reached
@@ -251,20 +253,20 @@ def test_refusal_says_why(
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC])
 def test_each_message_is_owed_an_eop(mode: Mode) -> None:
     """A run counts as its messages do; the last EOP leads back to IDLE."""
-    tested = Session(mode)
+    tested = TokenMachine(mode)
     tested.handle(M, 3)
     tested.handle(M)
-    assert (tested.state, tested.owed) == (State.BUSY, 4)
+    assert (tested.state, tested.owed) == (MarkerState.BUSY, 4)
     tested.handle(EOP, 3)
-    assert (tested.state, tested.owed) == (State.BUSY, 1)
+    assert (tested.state, tested.owed) == (MarkerState.BUSY, 1)
     tested.handle(EOP)
-    assert (tested.state, tested.owed) == (State.IDLE, 0)
+    assert (tested.state, tested.owed) == (MarkerState.IDLE, 0)
 
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC])
 def test_more_eop_than_owed_are_refused_as_a_whole(mode: Mode) -> None:
     """Which of them was the wrong one can't be said."""
-    tested = Session(mode)
+    tested = TokenMachine(mode)
     tested.handle(M, 2)
     assert refusal(tested, EOP, 3) == "can't handle EOP in state BUSY"
     assert tested.owed == 2
@@ -277,34 +279,34 @@ def test_worker_driven_batch_takes_one_message_at_a_time(before: list[Token]) ->
     for count in (2, 3, 1000):
         assert refusal(tested, M, count).startswith("can't handle a message in state F")
     tested.handle(M, 1)
-    assert tested.state is State.FILLING
+    assert tested.state is MarkerState.FILLING
 
 
 def test_worker_driven_batch_owes_one_eop_from_its_first_message() -> None:
     """The worker may close it at any time: it knows its size, we don't."""
-    tested = Session(Mode.BATCH_WORKER)
+    tested = TokenMachine(Mode.BATCH_WORKER)
     for token in (M, BNC, M, BNC, M):
         tested.handle(token)
         assert tested.owed == 1
     tested.handle(EOP)
-    assert (tested.state, tested.owed) == (State.IDLE, 0)
+    assert (tested.state, tested.owed) == (MarkerState.IDLE, 0)
 
 
 def test_supervisor_driven_batch_owes_an_eop_from_its_eob() -> None:
     """However many messages are in it, and also when there are none."""
-    tested = Session(Mode.BATCH_SUPERVISOR)
+    tested = TokenMachine(Mode.BATCH_SUPERVISOR)
     tested.handle(M, 5)
     assert tested.owed == 0
     tested.handle(EOB)
     tested.handle(EOB)
-    assert (tested.state, tested.owed) == (State.BUSY, 2)
+    assert (tested.state, tested.owed) == (MarkerState.BUSY, 2)
 
 
 def test_batch_that_was_begun_ahead_is_filled_on() -> None:
     """When the last EOP owed is there, the open batch is what remains."""
     tested = session(Mode.BATCH_SUPERVISOR, EOB, EOB, M)
-    assert (tested.state, tested.owed) == (State.AHEAD, 2)
+    assert (tested.state, tested.owed) == (MarkerState.AHEAD, 2)
     tested.handle(EOP)
-    assert tested.state is State.AHEAD
+    assert tested.state is MarkerState.AHEAD
     tested.handle(EOP)
-    assert (tested.state, tested.owed) == (State.FILLING, 0)
+    assert (tested.state, tested.owed) == (MarkerState.FILLING, 0)

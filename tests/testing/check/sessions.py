@@ -8,7 +8,7 @@ from typing import Any, Final
 import anyio
 import msgpack
 
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.testing import ScriptedWorker
 
@@ -34,12 +34,12 @@ class Worker:
         self.told: tuple[Any, ...] | None = None
 
     @property
-    def version(self) -> Version:
+    def version(self) -> CocaineVersion:
         """As it is told: what is auto is 1."""
         dialect = self.worker.request.dialect
         assert isinstance(dialect, CocaineDialect)
-        auto = dialect.protocol is Version.AUTO
-        return Version.ONE if auto else dialect.protocol
+        auto = dialect.protocol is CocaineVersion.AUTO
+        return CocaineVersion.ONE if auto else dialect.protocol
 
     @classmethod
     async def script(cls, worker: ScriptedWorker) -> int:
@@ -364,7 +364,7 @@ class _Drops(Worker):
 
 
 class _KnowsNoZero(Worker):
-    version = Version.ONE
+    version = CocaineVersion.ONE
 
 
 class _HandlesAnything(Worker):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etlstage.messages import StageKind
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.testing.check import Finding, Verdict
 from tests.testing.check.checked import failures, said, scripted
@@ -25,8 +25,8 @@ def found(
     return scripted(worker.script, dialect=dialect or CocaineDialect(), only=only)
 
 
-@pytest.mark.parametrize("version", [v for v in Version if v.words is not None])
-def test_worker_that_keeps_to_the_protocol_passes(version: Version) -> None:
+@pytest.mark.parametrize("version", [v for v in CocaineVersion if v.words is not None])
+def test_worker_that_keeps_to_the_protocol_passes(version: CocaineVersion) -> None:
     """In each of the versions, each of which it is told (issue 15)."""
     dialect = CocaineDialect(protocol=version)
     findings = found(Worker, dialect=dialect)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
     Added,
@@ -33,7 +33,7 @@ BEAT = b"\x93\x01\x00\x90"
 @given(st.lists(frames(), max_size=5).map(b"".join).flatmap(chunkings))
 def test_frame_comes_as_it_was_written(chunks: list[bytes]) -> None:
     """However it was cut; what is not complete is the rest (issue 15)."""
-    passing = Passing(Version.ONE)
+    passing = Passing(CocaineVersion.ONE)
     found = [p for chunk in chunks for p in passing.read(Side.WORKER, chunk)]
     assert b"".join(p.raw for p in found) == b"".join(chunks)
     assert passing.rest(Side.WORKER) == b""
@@ -42,13 +42,13 @@ def test_frame_comes_as_it_was_written(chunks: list[bytes]) -> None:
 
 def test_each_is_named() -> None:
     """With its session and what it carries, once it is complete (issue 15)."""
-    passing = Passing(Version.AUTO)
+    passing = Passing(CocaineVersion.AUTO)
     assert passing.words is None
     assert [p.name for p in passing.read(Side.WORKER, HELLO + BEAT + b"\x93\x02")] == [
         "handshake",
         "heartbeat",
     ]
-    assert passing.words is Version.ONE.words
+    assert passing.words is CocaineVersion.ONE.words
     assert list(passing.read(Side.WORKER, b"\x00\x91\xa1x")) == [
         Passed(
             b"\x93\x02\x00\x91\xa1x", (2, 0, (b"x",)), "chunk", 2, (b"x",), headers=()
@@ -58,7 +58,7 @@ def test_each_is_named() -> None:
 
 def test_what_is_no_frame_comes_as_it_is() -> None:
     """From no msgpack on, whatever comes (issue 15)."""
-    passing = Passing(Version.ONE)
+    passing = Passing(CocaineVersion.ONE)
     assert list(passing.read(Side.WORKER, b"\x07\x93\x02")) == [Passed(b"\x07", 7)]
     assert list(passing.read(Side.WORKER, b"\x00\xc1")) == [Passed(b"\x93\x02\x00\xc1")]
     assert list(passing.read(Side.WORKER, BEAT)) == [Passed(BEAT)]
@@ -66,19 +66,19 @@ def test_what_is_no_frame_comes_as_it_is() -> None:
 
 def test_rest_comes_once() -> None:
     """It is what makes no frame yet (issue 15)."""
-    passing = Passing(Version.ONE)
+    passing = Passing(CocaineVersion.ONE)
     assert list(passing.read(Side.WORKER, BEAT[:2])) == []
     assert passing.rest(Side.WORKER) == BEAT[:2]
     assert passing.rest(Side.WORKER) == b""
 
 
-@pytest.mark.parametrize("version", [v for v in Version if v.words is not None])
+@pytest.mark.parametrize("version", [v for v in CocaineVersion if v.words is not None])
 @pytest.mark.parametrize("known", [True, False])
 def test_each_frame_has_its_name_and_what_it_carries(
-    version: Version, known: bool
+    version: CocaineVersion, known: bool
 ) -> None:
     """In any version, which need not be known before (issue 15)."""
-    told = version if known else Version.AUTO
+    told = version if known else CocaineVersion.AUTO
     reader = kit_of(CocaineDialect(protocol=told)).reader()
     assert reader is not None
     dialect = CocaineDialect(protocol=version)
@@ -104,9 +104,9 @@ def test_each_frame_has_its_name_and_what_it_carries(
     ours.send(Farewell(1, "bye"))
     pass_on(OURS)
 
-    one = 1 if version is Version.ZERO else 2
+    one = 1 if version is CocaineVersion.ZERO else 2
     half = "x" * 24
-    pairs = version is Version.ONE
+    pairs = version is CocaineVersion.ONE
     assert seen == [
         "handshake 'u'",
         "heartbeat",
@@ -129,7 +129,7 @@ def test_each_frame_has_its_name_and_what_it_carries(
 
 def test_what_is_no_frame_is_shown_as_it_is() -> None:
     """And all behind it that is no msgpack either (issue 15)."""
-    reader = CocaineReader(Version.ONE)
+    reader = CocaineReader(CocaineVersion.ONE)
     assert reader.read(THEIRS, b"\x93\x02\x09\x90\x93\x01\x07\x90") == [
         "frame 9 for 2",
         "control frame 7",
@@ -145,7 +145,7 @@ def test_what_is_no_frame_is_shown_as_it_is() -> None:
 
 def test_raw_is_a_session_as_a_worker_reads_it() -> None:
     """However long the message is, and whatever the event."""
-    dialect = CocaineDialect(protocol=Version.ZERO, event="echo")
+    dialect = CocaineDialect(protocol=CocaineVersion.ZERO, event="echo")
 
     raw = kit_of(dialect).raw([b"one", b"two"])
 
@@ -158,8 +158,8 @@ def test_raw_is_a_session_as_a_worker_reads_it() -> None:
     )
 
 
-@pytest.mark.parametrize("version", Version)
-def test_what_was_said_is_cut_behind_each_session(version: Version) -> None:
+@pytest.mark.parametrize("version", CocaineVersion)
+def test_what_was_said_is_cut_behind_each_session(version: CocaineVersion) -> None:
     """And told by session, without what differs each time (issue 15)."""
     dialect = CocaineDialect(protocol=version)
     ours, theirs = (dialect.open(side, Limits()) for side in Side)

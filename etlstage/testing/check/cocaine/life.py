@@ -12,7 +12,7 @@ from typing import Final
 
 from etlstage.messages import counted
 from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.events import Added, Alive, Farewell, Ready
 from etlstage.testing.check.cocaine.talk import (
     as_expected,
@@ -92,7 +92,7 @@ async def speaks_both_versions(subject: Subject) -> None:
     """
     async with subject.start() as worker:
         spoken = version_of(worker)
-    other = Version.ZERO if spoken is Version.ONE else Version.ONE
+    other = CocaineVersion.ZERO if spoken is CocaineVersion.ONE else CocaineVersion.ONE
     stage = with_dialect(subject, replace(dialect_of(subject), protocol=other))
     runs = runs_of(subject, 2)
     expected = await subject.expected(runs)
@@ -192,7 +192,7 @@ async def _gone(worker: WorkerUnderTest) -> None:
         worker.fail(f"left {left} behind, which had to be killed")
 
 
-def _terminate(subject: Subject, version: Version) -> bytes:
+def _terminate(subject: Subject, version: CocaineVersion) -> bytes:
     """Return a terminate that no session would say yet."""
     dialect = replace(dialect_of(subject), protocol=version)
     ours, theirs = (dialect.open(side, Limits()) for side in Side)

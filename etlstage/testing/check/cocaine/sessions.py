@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from etlstage.messages import Run
-from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine import CocaineVersion
 from etlstage.protocol.events import Added, Cancelled, Ended, Noise, Opened
 from etlstage.testing.check.cocaine.talk import (
     as_expected,
@@ -178,7 +178,7 @@ async def takes_headers(subject: Subject) -> None:
     """A frame may have a fourth element: headers, such as those of a trace."""
     runs = runs_of(subject, 2)
     async with subject.start() as worker:
-        if version_of(worker) is not Version.ONE:
+        if version_of(worker) is not CocaineVersion.ONE:
             raise NotApplicable("it speaks a version that has no headers")
         for number, run in enumerate(runs, 1):
             await worker.send(whole(subject, number, run)._replace(headers=_TRACE))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from etlstage.messages import Run
-from etlstage.protocol.cocaine import CocaineSession, Version
+from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import Opened
 from etlstage.stage.stage import Stage
@@ -35,7 +35,7 @@ def with_dialect(subject: Subject, dialect: CocaineDialect) -> Stage:
     return replace(subject.stage, dialect=dialect)
 
 
-def version_of(worker: WorkerUnderTest) -> Version:
+def version_of(worker: WorkerUnderTest) -> CocaineVersion:
     """Return the version that a worker was found to speak."""
     assert isinstance(worker.session, CocaineSession)
     return worker.session.version
