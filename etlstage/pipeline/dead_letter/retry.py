@@ -32,11 +32,12 @@ from etlstage.pipeline.dead_letter.store import (
     Replaced,
     Torn,
     letter_file,
+    make_settled,
     read_letters,
     replacement,
     stage_of_file,
 )
-from etlstage.pipeline.delivery.folder import make_ours, opened, reason, sync
+from etlstage.pipeline.delivery.folder import opened, reason, sync
 from etlstage.pipeline.interfaces import Source
 
 __all__ = (
@@ -175,7 +176,7 @@ def settle(
     path = folder / f"{name}{SUFFIX}"
     part = path.with_suffix(".new")
     try:
-        make_ours(folder)
+        make_settled(state)
         part.unlink(missing_ok=True)  # of a retry that was killed
         with opened(part, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
             for id_ in gone:

@@ -33,7 +33,13 @@ from etlstage.errors import Attempt, StageError, StateUnusable
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
-from etlstage.pipeline.delivery.folder import make_ours, opened, reason, sync
+from etlstage.pipeline.delivery.folder import (
+    make_inside,
+    make_ours,
+    opened,
+    reason,
+    sync,
+)
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.delivery.record import fence_of
 from etlstage.pipeline.secret import Secrets
@@ -49,6 +55,7 @@ __all__ = (
     "cut",
     "letter_file",
     "letter_files",
+    "make_settled",
     "read_letters",
     "replacement",
     "size_of",
@@ -144,12 +151,17 @@ class DeadLetters:
         Assert that letters may be kept where they are to be, if that is there.
 
         Raises:
-            StateUnusable: If the folder is not ours.
+            StateUnusable: If the folder is not ours, or there is a link in it.
 
         """
         try:
             if self._state.exists():
                 make_ours(self._state)
+            if self.folder.exists() or self.folder.is_symlink():
+                make_inside(self.folder)
+            for path in letter_files(self._state):
+                with opened(path, os.O_RDONLY):
+                    pass
         except OSError as error:
             raise unusable(self._state, error) from error
 
@@ -426,7 +438,7 @@ class LetterFile:
     def __init__(self, state: Path, stage: str, check: Callable[[], None]) -> None:
         folder = state / FOLDER
         make_ours(state)
-        make_ours(folder)
+        make_inside(folder)
         self.path: Path = letter_file(folder, stage)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)
@@ -552,6 +564,12 @@ def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:
                 yield Torn(path, number, len(line))
 
 
+def make_settled(state: Path) -> None:
+    """Make the folder of what is recorded of letters; raises OSError."""
+    make_inside(state / FOLDER)
+    make_inside(state / FOLDER / SETTLED)
+
+
 def supersede(state: Path, run: str, time: str) -> None:
     """
     Record that a run has replaced the output, durably; blocks.
@@ -569,7 +587,7 @@ def supersede(state: Path, run: str, time: str) -> None:
         return
     path = state / FOLDER / SETTLED / _REPLACED
     try:
-        make_ours(path.parent)
+        make_settled(state)
         store(path, Replaced(run, time)._asdict())
     except OSError as error:
         raise StateUnusable(

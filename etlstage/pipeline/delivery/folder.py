@@ -16,7 +16,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-__all__ = ("make", "make_ours", "opened", "reason", "sync", "sync_all", "sync_up")
+__all__ = (
+    "make",
+    "make_inside",
+    "make_ours",
+    "opened",
+    "reason",
+    "sync",
+    "sync_all",
+    "sync_up",
+)
 
 _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -60,6 +69,19 @@ def make_ours(folder: Path) -> None:
             errno.EPERM,
             f"others may write to the folder (mode {mode:o}): chmod go-w it",
         )
+
+
+def make_inside(folder: Path) -> None:
+    """
+    Do as :func:`make_ours` with a folder in a state directory, which is no link.
+
+    Raises:
+        OSError: As there, or if it is one.
+
+    """
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, f"{folder.name} is a link, which is not followed")
+    make_ours(folder)
 
 
 @contextmanager

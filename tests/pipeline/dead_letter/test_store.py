@@ -19,6 +19,7 @@ from hypothesis.strategies import integers, sampled_from
 
 from etlstage.errors import Attempt, StageError, StateUnusable, WorkerLost
 from etlstage.pipeline.dead_letter.letter import DeadLetter, first_clause
+from etlstage.pipeline.dead_letter.retry import settle
 from etlstage.pipeline.dead_letter.store import (
     DeadLetters,
     LetterFile,
@@ -131,6 +132,35 @@ async def test_letters_are_not_written_where_a_link_says(
     with pytest.raises(StageError, match="others may write to the folder"):
         await put(letters)
     assert other.read_bytes() == b""
+
+
+@pytest.mark.parametrize("linked", ["dead_letters", "dead_letters/clean.jsonl"])
+@pytest.mark.parametrize("there", [False, True])
+async def test_link_in_the_state_is_refused_before_the_first_letter(
+    letters: DeadLetters, tmp_path: Path, linked: str, *, there: bool
+) -> None:
+    """Nothing is read or written where it leads (issue 23)."""
+    state, other = tmp_path / "state" / "p", tmp_path / "other"
+    if there:
+        other.mkdir() if linked == "dead_letters" else other.touch()
+    (state / linked).parent.mkdir(parents=True, mode=0o700)
+    state.parent.chmod(0o700)
+    (state / linked).symlink_to(other)
+    with pytest.raises(StateUnusable, match=r"state directory .* link"):
+        letters.check()
+    with pytest.raises(StageError, match="link"):
+        await put(letters)
+    if linked == "dead_letters" and there:
+        with pytest.raises(StateUnusable, match="dead_letters is a link, which is not"):
+            letters.supersede(NOON)
+        with pytest.raises(StateUnusable, match="can't record in"):
+            settle(state, ["r-1"], "dropped")
+        (state / linked).unlink()
+        (state / linked).mkdir()
+        (state / linked / "settled").symlink_to(other)
+        with pytest.raises(StateUnusable, match="settled is a link, which is not"):
+            settle(state, ["r-1"], "dropped")
+        assert list(other.iterdir()) == []
 
 
 async def test_runs_append_to_the_same_file(tmp_path: Path) -> None:
