@@ -389,6 +389,28 @@ def test_cocaine(blocks: list[str], folder: Path) -> None:
     jsonschema.Draft202012Validator(pipeline_schema()).validate(data)
 
 
+@runs(
+    "Kinesis record processors 1",
+    "Kinesis record processors 2",
+    "Kinesis record processors 3",
+)
+def test_record_processor(blocks: list[str], folder: Path) -> None:
+    """It runs, and the file shows all keys with what holds without them (issue 25)."""
+    processor, file, dialogue = blocks
+    (folder / "processor.py").write_text(processor)
+    (folder / "clicks.yaml").write_text(file)
+    typed(steps(dialogue))
+    model, _ = load(folder / "clicks.yaml")
+    dialect = type(model.load.spoken)
+    assert model.load.spoken == dialect()
+    data = YAML(typ="safe", pure=True).load(folder / "clicks.yaml")
+    assert data["load"]["dialect"].keys() == {
+        "name",
+        *dialect.section(model.load.kind).keys,
+    }
+    jsonschema.Draft202012Validator(pipeline_schema()).validate(data)
+
+
 @runs("Dead letters 1")
 def test_dead_letters(blocks: list[str], folder: Path) -> None:
     """They are listed and shown, tried by hand, and again when all is well (issue 11)."""

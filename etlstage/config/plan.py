@@ -26,7 +26,7 @@ from etlstage.config.stages import StageKeys, stage_of
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.secret import Secrets
-from etlstage.protocol.base import Dialect
+from etlstage.protocol.base import Dialect, Shape
 from etlstage.settings.definition import settings_of
 from etlstage.settings.problem import Loc
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
@@ -260,6 +260,9 @@ def _exchanges(stage: Stage) -> str:
     )
     if stage.kind is StageKind.LOAD and stage.window is None:
         ahead = "none"
+    if stage.dialect.shape is Shape.COMMITTED:
+        most = counted(batch.size, "message")
+        return f"up to {most} at a time; each is done when its worker commits it"
     if not stage.dialect.shape.batches:
         return f"one message at a time; sent ahead: {ahead}"
     return (

@@ -23,7 +23,6 @@ from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.registry import (
     DEFAULT,
-    LATER,
     dialect_class,
     dialect_names,
 )
@@ -221,6 +220,10 @@ class _StageSection(Section):
             return
         if not self._stage.frame or self._ends[written[0]].place & Place.WORKER:
             yield from Stage.rules({**given, "kind": self._stage.kind})
+            spoken = given.get("dialect")
+            flaw = isinstance(spoken, Dialect) and spoken.problem(self._stage.kind)
+            if flaw:
+                yield broken(("dialect",), flaw)
             return
         text, frame = "only valid with `worker`", self._stage.frame
         for key, value in given.items():
@@ -260,14 +263,14 @@ class _Spoken(Section):
     @property
     def short(self) -> list[Schema]:
         """Describe names, and the mappings of dialects that have to be named."""
-        names = dialect_names()
+        names = [name for name in dialect_names() if self._fits(name)]
         others = [
             json_schema(Section(self._keys(name, f"Dialect {name}: ")))
             for name in names
             if name != DEFAULT
         ]
         return [
-            Choice("dialect", dict.fromkeys(names), LATER).schema(),
+            Choice("dialect", dict.fromkeys(names)).schema(),
             *({**other, "required": ["name"]} for other in others),
         ]
 
@@ -285,12 +288,20 @@ class _Spoken(Section):
         section.keys = {"name": called, **section.keys}  # to be named with them
         return section.read({k: v for k, v in written.items() if k != "name"})
 
+    def _fits(self, name: str) -> bool:
+        """Return whether such a stage can have workers of a dialect, as far as known."""
+        try:
+            spoken = dialect_class(name).section(self._kind).read({})
+        except Invalid:
+            return True  # it is not known before its settings are
+        return not isinstance(spoken, Dialect) or spoken.problem(self._kind) is None
+
     def _section(self, name: str, loc: Loc) -> Section:
         try:
             return dialect_class(name).section(self._kind)
         except ConfigError:
             try:
-                Choice("dialect", dict.fromkeys(dialect_names(), ""), LATER).read(name)
+                Choice("dialect", dict.fromkeys(dialect_names(), "")).read(name)
             except Invalid as error:
                 raise Invalid(*(p.under(*loc) for p in error.problems)) from None
             raise

@@ -17,7 +17,6 @@ __all__ = (
     "DEFAULT",
     "DIALECTS",
     "GROUP",
-    "LATER",
     "Translation",
     "class_of_entry",
     "default_dialect",
@@ -27,14 +26,16 @@ __all__ = (
     "translation",
 )
 
-DIALECTS: Final = {"marker": "MarkerDialect", "cocaine": "CocaineDialect"}
+DIALECTS: Final = {
+    "marker": "MarkerDialect",
+    "cocaine": "CocaineDialect",
+    "kcl": "KclDialect",
+}
 """Names, and their classes in ``settings.py`` of the package of that name."""
 DEFAULT: Final = "marker"
 """What a stage speaks that names no dialect."""
 GROUP: Final = "etlstage.dialects"
 """Of entry points, by which packages of others name their classes."""
-LATER: Final = ("kcl",)
-"""Names that the design knows and this version does not build."""
 
 T = TypeVar("T")
 
@@ -125,6 +126,4 @@ def translation(name: str, *documents: Mapping[str, Any]) -> Translation:
 def _unknown(name: str) -> str:
     known = dialect_names()
     expected = f"expected {' or '.join(map(repr, known))}"
-    if name in LATER:
-        return f"dialect {name!r} is not in this version, {expected}"
     return f"unknown dialect {name!r}{guess(name, known) or f', {expected}'}"

@@ -14,9 +14,15 @@ from typing import Annotated, Any, ClassVar, Final
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
-from etlstage.protocol.base import Dialect
+from etlstage.protocol.base import Dialect, Shape
 from etlstage.protocol.registry import default_dialect
-from etlstage.settings.definition import Definition, Place, Section, broken
+from etlstage.settings.definition import (
+    Definition,
+    Place,
+    Section,
+    broken,
+    settings_of,
+)
 from etlstage.settings.kind import Schema
 from etlstage.settings.problem import Problem, dotted
 from etlstage.settings.units import (
@@ -51,6 +57,14 @@ PYTHONS: Final = ("python", "python3")
 
 _NOWHERE: Final = Place(0)
 _PROGRAM: Final = Place.WORKER | Place.OPTION
+_NOT_COMMITTED: Final = {
+    "order": "its worker has messages in their order; leave order out",
+    "key": "its worker has messages in their order; leave key out",
+    "window": "its worker has one action at a time; batch.size is how many messages",
+    "workers": "one worker has all of its share of the input, and commits it; leave"
+    " workers out",
+}
+"""Keys that contradict a worker which commits, and what to do instead."""
 _EXTRACTOR: Final = PoolPolicy(min=0, max=1, grow_at=1, idle=math.inf)
 
 
@@ -171,6 +185,14 @@ class Stage(Definition):
         """Yield what contradicts itself."""
         if "key" in given and given.get("order") is not Order.KEY:
             yield broken(("key",), "needs order: key")
+        dialect = given.get("dialect")
+        if isinstance(dialect, Dialect) and dialect.shape is Shape.COMMITTED:
+            for key, instead in _NOT_COMMITTED.items():
+                default = settings_of(cls)[key].default
+                if given.get(key, default) != default:
+                    yield broken(
+                        (key,), f"is not for dialect {dialect.name}: {instead}"
+                    )
         timeout, extracts = given.get("timeout"), given.get("kind") is StageKind.EXTRACT
         if extracts and isinstance(timeout, Timeouts) and timeout.heartbeat is not None:
             text = "is not for an extract stage, whose idle worker is not watched"

@@ -410,7 +410,7 @@ class WorkerPool:
             self._kick_due = True
             if error is not None:
                 self._last_errors[event.worker] = error
-            if self._complete and self.state.finished:
+            if self._complete and self.state.stopping and self.state.finished:
                 self.backlog.fail(self.closed())
             if not self.state.wanted(event.worker):
                 self.backlog.leave(_number(event.worker), failed=False)

@@ -119,12 +119,11 @@ class AsyncSupervisor:
                 f"expected a Stage, got {type(stage).__name__}; make one with"
                 ' Stage(name="clean", worker=["python", "clean.py"])'
             )
-        shared = assignment is not None or stage.dialect.shape is Shape.COMMITTED
-        if shared and stage.pool.max > 1:
+        if assignment is not None and stage.pool.max > 1:
             raise ValueError(
                 f"stage {stage.name}: expected one worker, found workers:"
-                f" {stage.pool.max}: in dialect {stage.dialect.name} one has all of a"
-                " share of the input; have a supervisor for each share"
+                f" {stage.pool.max}: one has all of a share of the input; have a"
+                " supervisor for each share"
             )
         self.stage = stage
         # Only real processes have a program: others may call it what they like.

@@ -112,7 +112,7 @@ def test_what_is_wrong_with_it(installed: Path) -> None:
 @pytest.mark.timeout(120)
 def test_dialect_of_another_package(installed: Path) -> None:
     """One line in its package, and files name it (issue 23)."""
-    assert dialect_names() == ["marker", "cocaine", "toy"]
+    assert dialect_names() == ["marker", "cocaine", "kcl", "toy"]
     text = FILE.replace("up.py]}", "up.py]}, dialect: toy")
     installed.write_text(text)
     assert load(installed)[0].transform[0].spoken.name == "toy"

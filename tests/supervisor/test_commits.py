@@ -14,7 +14,13 @@ from typing import Any
 import anyio
 import pytest
 
-from etlstage.errors import InvalidMessage, NotCommitted, WorkerLost
+from etlstage.errors import (
+    ConfigError,
+    InvalidMessage,
+    NotCommitted,
+    StageFailed,
+    WorkerLost,
+)
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
@@ -27,7 +33,7 @@ from etlstage.supervisor import (
     FarewellReason,
     Outcome,
 )
-from etlstage.testing import ScriptedLaunch, run_virtually
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.clock import Backend
 from tests.supervisor.toy_commits import SHARE, Committer, CommittingDialect
 
@@ -167,6 +173,26 @@ async def test_worker_that_never_commits_has_done_nothing() -> None:
 
 
 @virtually
+async def test_worker_that_never_starts_fails_the_stage() -> None:
+    """No message is at fault, also where nothing more will come (issue 25)."""
+
+    async def broken(worker: ScriptedWorker) -> int:
+        return 1
+
+    supervisor = AsyncSupervisor(stage(), launch=ScriptedLaunch(broken), commit=Store())
+
+    async def runs() -> AsyncIterator[Run]:
+        yield RECORDS
+        supervisor.finish()
+
+    async with supervisor:
+        (outcome,) = [outcome async for outcome in supervisor.answers(runs())]
+
+    assert isinstance(outcome.error, StageFailed)
+    assert "no worker is left" in str(outcome.error)
+
+
+@virtually
 async def test_poison_is_found_in_order_and_stepped_over() -> None:
     """All in front of it is committed first, what is behind it comes later."""
     done: list[tuple[int, str]] = []
@@ -290,5 +316,8 @@ async def load(committer: Committer, source: Numbers) -> Report:
 
 def test_one_worker_has_a_share() -> None:
     """Two of them would each commit what the other has not done."""
+    with pytest.raises(ConfigError, match="one worker has all of its share"):
+        stage(workers=2)
+    several = Stage(name="t", worker=("toy",), workers=2)
     with pytest.raises(ValueError, match="expected one worker, found workers: 2"):
-        AsyncSupervisor(stage(workers=2))
+        AsyncSupervisor(several, assignment=SHARE)

@@ -11,7 +11,7 @@ from etlstage.config.end import End, SinkKeys, Site, SourceKeys, one_load, unrec
 from etlstage.config.stages import command_of, stage_of
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Sink
-from etlstage.pipeline.worker_sink import WorkerSink
+from etlstage.pipeline.worker_sink import CommittingSink, WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.protocol.base import Shape
 from etlstage.settings.definition import Place, broken
@@ -138,7 +138,8 @@ class WorkerSinkKeys(SinkKeys):
                 meter=site.meter,
                 launch=site.launch,
             )
-        return WorkerSink(
+        commits = made.dialect.shape is Shape.COMMITTED
+        return (CommittingSink if commits else WorkerSink)(
             made, dead_letters=site.letters, meter=site.meter, launch=site.launch
         )
 
@@ -154,7 +155,14 @@ class WorkerSinkKeys(SinkKeys):
         )
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield programs that nothing would run."""
+        """Yield programs that nothing would run, and an engine that can't commit."""
+        commits = stage.spoken.shape is Shape.COMMITTED
+        if commits and pipeline.engine != "local":
+            text = (
+                f"needs engine local with dialect {stage.spoken.name}: Spark's tasks have"
+                " no position that its worker could commit"
+            )
+            yield broken(("load", "dialect"), text)
         if pipeline.delivery != "exactly-once":
             for key in ("commit", "abort"):
                 if getattr(stage, key) is not None:
@@ -162,6 +170,12 @@ class WorkerSinkKeys(SinkKeys):
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield that only programs of the user can undo what workers loaded."""
+        if stage.spoken.shape is Shape.COMMITTED:
+            yield (
+                "needs a load that can be undone: a worker of dialect"
+                f" {stage.spoken.name} commits when it likes, and loads at least once"
+            )
+            return
         if pipeline.engine != "local":
             yield (
                 f"needs load.spark with a path and a format of files ({', '.join(FILES)}),"
