@@ -65,7 +65,7 @@ from etlstage.supervisor.process import traced
 from etlstage.supervisor.worker import WorkerProcess
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_worker
-from etlstage.transport.descent import resident_bytes
+from etlstage.transport.process import resident_bytes
 
 __all__ = ("WorkerPool",)
 

@@ -10,7 +10,7 @@ from etlstage.transport.base import Wire as Wire
 from etlstage.transport.launcher import LaunchTerms as LaunchTerms
 from etlstage.transport.launcher import TermsRefused as TermsRefused
 from etlstage.transport.process import launch_over_pipes as launch_over_pipes
-from etlstage.transport.socket import SocketLaunch as SocketLaunch
+from etlstage.transport.socket import launch_over_socket as launch_over_socket
 from etlstage.transport.socket import launch_worker as launch_worker
 
 __all__ = (
@@ -19,9 +19,9 @@ __all__ = (
     "LaunchRequest",
     "LaunchTerms",
     "Readable",
-    "SocketLaunch",
     "TermsRefused",
     "Wire",
     "launch_over_pipes",
+    "launch_over_socket",
     "launch_worker",
 )

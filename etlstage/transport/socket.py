@@ -54,7 +54,6 @@ from etlstage.transport.watchdog import discard_scratch, make_scratch
 __all__ = (
     "Listener",
     "LocatorServer",
-    "SocketLaunch",
     "SocketWire",
     "launch_over_socket",
     "launch_worker",
@@ -108,8 +107,6 @@ class SocketWire:
         """Be connected to a worker that has said this."""
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        if connection.family == socket.AF_INET:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._said = said
         self._mistaken = False
@@ -201,7 +198,7 @@ class SocketWire:
         Return how many bytes wait for the worker, at least; 0 when that can't be told.
 
         The kernel tells that there are some, and not how many: the last to be written
-        are among them. What waits in TCP it does not tell.
+        are among them.
         """
         if self._socket is None:
             return 0
@@ -254,33 +251,27 @@ class Listener:
 
     Args:
         connector: Of what they speak; its settings don't matter.
-        tcp: Whether they come by TCP, on the loopback interface.
         user: Who they are, if not we.
 
     """
 
-    def __init__(
-        self, connector: Connector, *, tcp: bool = False, user: int | None = None
-    ) -> None:
+    def __init__(self, connector: Connector, *, user: int | None = None) -> None:
         self._identity = connector.identity
         self._expected: dict[str, SocketWire] = {}
         self._unidentified: dict[socket.socket, bytes] = {}
         self._wires = 0
-        self.folder: Path | None = None
-        """Where the socket is, unless it is one of TCP."""
         with ExitStack() as failed:
-            self._socket = failed.enter_context(
-                socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
-            )
+            self._socket = failed.enter_context(socket.socket(socket.AF_UNIX))
             self._socket.setblocking(False)
-            if tcp:
-                self._socket.bind(("127.0.0.1", 0))
-                self.endpoint: str = "{}:{}".format(*self._socket.getsockname())
-            else:
-                self.folder = _private_folder()
-                failed.callback(discard_scratch, self.folder)
-                self.endpoint = os.fspath(self.folder / _NAME)
-                self._bind(self.folder, user)
+            self.folder: Path = _private_folder()
+            failed.callback(discard_scratch, self.folder)
+            self.endpoint: str = os.fspath(self.folder / _NAME)
+            # Nobody else gets into the folder; so at no moment is it open.
+            self._socket.bind(self.endpoint)
+            os.chmod(self.endpoint, 0o600)
+            if user is not None:
+                os.chown(self.endpoint, user, -1)
+                os.chown(self.folder, user, -1)
             self._socket.listen(128)
             self._selector = selectors.DefaultSelector()
             self._selector.register(self._socket, selectors.EVENT_READ)
@@ -288,14 +279,6 @@ class Listener:
 
     def __repr__(self) -> str:
         return f"<Listener {self.endpoint} wires={self._wires}>"
-
-    def _bind(self, folder: Path, user: int | None) -> None:
-        # Nobody else gets into the folder; so there is no moment at which it is open.
-        self._socket.bind(self.endpoint)
-        os.chmod(self.endpoint, 0o600)
-        if user is not None:
-            os.chown(self.endpoint, user, -1)
-            os.chown(folder, user, -1)
 
     @property
     def idle(self) -> bool:
@@ -337,8 +320,7 @@ class Listener:
             self._dismiss(connection)
         self._selector.close()
         self._socket.close()
-        if self.folder is not None:
-            discard_scratch(self.folder)
+        discard_scratch(self.folder)
 
     def _accept(self) -> None:
         while True:
@@ -505,58 +487,43 @@ class LocatorServer:
             client.close()
 
 
-class SocketLaunch:
+_LISTENERS: Final[RunVar[dict[tuple[str, int | None], Listener]]] = RunVar("listeners")
+
+
+def launch_over_socket(request: LaunchRequest, /) -> tuple[SocketWire, PipeChild]:
     """
-    Starts programs that connect to a socket of ours; a :class:`Launch`.
+    Start a program that connects to a socket of ours in a private folder.
 
-    What they write to stdout goes with what they write to stderr; their stdin is empty.
-
-    Args:
-        tcp: Whether they connect by TCP, on the loopback interface, where any user of
-            the machine may try; else a socket in a private folder.
-
+    What it writes to stdout goes with what it writes to stderr; its stdin is empty. It
+    is waited for to connect while its wire is waited for.
     """
-
-    def __init__(self, *, tcp: bool = False) -> None:
-        self._tcp = tcp
-
-    def __call__(self, request: LaunchRequest, /) -> tuple[SocketWire, PipeChild]:
-        """Start a program, and wait for it to connect while its wire is waited for."""
-        connector = request.dialect.connection
-        assert connector is not None, f"workers of {request.dialect.name} have pipes"
-        wire = self._listener(request, connector).expect()
-        with ExitStack() as failed:
-            failed.callback(wire.close)
-            locator = LocatorServer(connector)
-            failed.callback(locator.close)
-            told = connector.arguments(
-                app=request.stage,
-                identity=wire.token,
-                endpoint=wire.endpoint,
-                locator=locator.endpoint,
-            )
-            child = start_program(request, told, locator.join)
-            failed.pop_all()
-        return wire, child
-
-    def _listener(self, request: LaunchRequest, connector: Connector) -> Listener:
-        user = request.terms.user
-        listeners = _LISTENERS.get({})
-        _LISTENERS.set(listeners)
-        key = (request.dialect.name, self._tcp, user)
-        found = listeners.get(key)
-        if found is None or found.idle:
-            found = Listener(connector, tcp=self._tcp, user=user)
-            listeners[key] = found
-        return found
+    connector = request.dialect.connection
+    assert connector is not None, f"workers of {request.dialect.name} have pipes"
+    wire = _listener(request, connector).expect()
+    with ExitStack() as failed:
+        failed.callback(wire.close)
+        locator = LocatorServer(connector)
+        failed.callback(locator.close)
+        told = connector.arguments(
+            app=request.stage,
+            identity=wire.token,
+            endpoint=wire.endpoint,
+            locator=locator.endpoint,
+        )
+        child = start_program(request, told, locator.join)
+        failed.pop_all()
+    return wire, child
 
 
-launch_over_socket: Final = SocketLaunch()
-"""Starts programs that connect to a socket in a private folder."""
-
-_LISTENERS: Final[RunVar[dict[tuple[str, bool, int | None], Listener]]] = RunVar(
-    "listeners"
-)
+def _listener(request: LaunchRequest, connector: Connector) -> Listener:
+    user = request.terms.user
+    listeners = _LISTENERS.get({})
+    _LISTENERS.set(listeners)
+    key = (request.dialect.name, user)
+    found = listeners.get(key)
+    if found is None or found.idle:
+        found = listeners[key] = Listener(connector, user=user)
+    return found
 
 
 def _private_folder() -> Path:

@@ -39,7 +39,6 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Final
 
-from etlstage.transport.descent import started_at
 from etlstage.transport.guard import remove
 
 __all__ = (
@@ -51,6 +50,7 @@ __all__ = (
     "program",
     "python",
     "scratch",
+    "started_at",
     "sweep_scratch",
 )
 
@@ -223,6 +223,15 @@ class Watchdog:
                 ours.close()
                 raise
             self._line = ours
+
+
+def started_at(pid: int) -> int | None:
+    """Return when a process was started, in ticks since the boot; None: not known."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat.rpartition(b")")[2].split()[19])
 
 
 def _kill_child(pid: int) -> None:

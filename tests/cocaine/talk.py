@@ -17,7 +17,7 @@ from etlstage.protocol.events import (
     Event,
     Ready,
 )
-from etlstage.transport import LaunchRequest, SocketLaunch
+from etlstage.transport import LaunchRequest, launch_over_socket
 from etlstage.transport.process import PipeChild
 from etlstage.transport.socket import SocketWire
 
@@ -116,7 +116,7 @@ async def talking(
     dialect = dialect or CocaineDialect()
     env = {"PATH": "/usr/bin:/bin"}
     request = LaunchRequest(tuple(command), env, stage="app", dialect=dialect)
-    wire, child = SocketLaunch()(request)
+    wire, child = launch_over_socket(request)
     try:
         talk = Talk(wire, child, dialect)
         await talk.until(lambda: talk.seen(Ready))

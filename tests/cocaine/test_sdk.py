@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from etlstage.protocol.events import (
     Farewell,
     Opened,
 )
-from etlstage.transport import SocketLaunch
+from etlstage.worker import cocaine
 from tests.cocaine.talk import talking
 from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
 
@@ -74,15 +75,22 @@ def stage(event: str, **settings: Any) -> Stage:  # noqa: ANN401 - passed on
 
 
 @pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
-@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-async def test_handlers_answer_sessions(version: CocaineVersion, tcp: bool) -> None:
+async def test_handlers_answer_sessions(version: CocaineVersion) -> None:
     """Many at once, in either version; large chunks, and none."""
     messages = [b"m%d" % n for n in range(200)] + [b"", b"x" * 3_000_000]
-    run = stage("shout", protocol=version)
-    async with AsyncSupervisor(run, launch=SocketLaunch(tcp=tcp)) as supervisor:
+    async with AsyncSupervisor(stage("shout", protocol=version)) as supervisor:
         results = await supervisor.submit(messages)
     assert [r.outputs for r in results] == [(m.upper(),) for m in messages]
     assert supervisor.faults.failures == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])
+def test_endpoint_may_be_one_of_tcp(host: str) -> None:
+    """As the protocol has it; ours is a path."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        at = server.getsockname()
+        with cocaine._connected(f"{host}:{at[1]}") as wire:
+            assert wire.getpeername() == at
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.protocol.cocaine.settings import CocaineDialect
-from etlstage.transport import LaunchRequest, LaunchTerms, SocketLaunch
+from etlstage.transport import LaunchRequest, LaunchTerms
 from etlstage.transport.process import PipeChild, PipeReader, PipeWire
 from etlstage.transport.socket import (
     Listener,
@@ -54,9 +54,9 @@ def hello(token: str) -> bytes:
 
 
 @contextmanager
-def listening(*, tcp: bool = False) -> Iterator[tuple[Listener, SocketWire]]:
+def listening() -> Iterator[tuple[Listener, SocketWire]]:
     """Give a listener and the wire of a worker that it expects."""
-    listener = Listener(CONNECTOR, tcp=tcp)
+    listener = Listener(CONNECTOR)
     wire = listener.expect()
     try:
         yield listener, wire
@@ -73,12 +73,11 @@ def connected(listener: Listener, data: bytes = b"") -> socket.socket:
 
 
 @contextmanager
-def started(
-    script: str, launch: SocketLaunch = launch_over_socket
-) -> Iterator[tuple[SocketWire, PipeChild]]:
+def started(script: str) -> Iterator[tuple[SocketWire, PipeChild]]:
     """Start a worker in Python; it is gone and closed at the end."""
     command = (sys.executable, "-I", "-S", "-c", CONNECT + script)
-    wire, child = launch(LaunchRequest(command, ENV, stage="clean", dialect=DIALECT))
+    request = LaunchRequest(command, ENV, stage="clean", dialect=DIALECT)
+    wire, child = launch_over_socket(request)
     try:
         yield wire, child
     finally:
@@ -307,10 +306,9 @@ while data := wire.recv(10):
 """
 
 
-@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-async def test_worker_connects_and_says_who_it_is(tcp: bool) -> None:
+async def test_worker_connects_and_says_who_it_is() -> None:
     """All that it writes elsewhere is read as its stderr."""
-    with started(TALK, SocketLaunch(tcp=tcp)) as (wire, child):
+    with started(TALK) as (wire, child):
         with anyio.fail_after(10):
             while not (written := wire.write(b"hello")):
                 await wire.readable()

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from etlstage.transport import watchdog as module
-from etlstage.transport.descent import started_at
 from etlstage.transport.guard import Guard
 from etlstage.transport.watchdog import (
     VARIABLE,
@@ -26,6 +25,7 @@ from etlstage.transport.watchdog import (
     program,
     python,
     scratch,
+    started_at,
     sweep_scratch,
 )
 from tests.supervisor.workers import ends, open_files, runs

@@ -8,13 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from etlstage.transport import descent
-from etlstage.transport.descent import (
-    descendants,
-    resident_bytes,
-    session_members,
-    waits_for_stdin,
-)
+from etlstage.testing.process import waits_for_stdin
+from etlstage.transport import process as table
+from etlstage.transport.process import descendants, resident_bytes, session_members
 
 SCRIPT = "set -m; setsid -w sleep 3600 & sleep 3600 & echo; wait"
 
@@ -66,9 +62,9 @@ def test_process_that_is_gone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     process.wait()
     assert descendants(process.pid) == []
     assert session_members(process.pid) == []
-    monkeypatch.setattr(descent, "_listing", lambda _: ["1"])
+    monkeypatch.setattr(table, "_listing", lambda _: ["1"])
     assert descendants(process.pid) == []
-    monkeypatch.setattr(descent, "_listing", lambda _: [])
+    monkeypatch.setattr(table, "_listing", lambda _: [])
     assert session_members(os.getsid(0)) == []
 
 
