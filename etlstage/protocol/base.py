@@ -190,6 +190,11 @@ class Paired(Session, Protocol):
         """Whether the worker lacks a part of what it was given last."""
         ...
 
+    @property
+    def unproven(self) -> int:
+        """Messages that were released, and may yet turn out to have others' replies."""
+        ...
+
     def input_unread(self, left: int, now: float) -> bool:
         """
         Take how many bytes the peer has not read of what was written to it.

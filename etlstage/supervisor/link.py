@@ -96,6 +96,7 @@ class Link:
         answered: Messages that it has answered.
         received: Bytes that have come since the last complete reply.
         late: Bytes that it wrote after it had failed.
+        doubtful: Messages whose outcomes were delivered, or their effects had, too early.
         mispaired: What was found when its replies could not be told apart.
 
     """
@@ -144,6 +145,7 @@ class Link:
         self.answered: int = 0
         self.received: int = 0
         self.late: int = 0
+        self.doubtful: int = 0
         self.mispaired: Mispaired | None = None
         self._max_messages = max_messages
         self._reply_bytes = 0  # of replies that came and have not ended
@@ -194,9 +196,9 @@ class Link:
         return self._paired is not None and self._paired.ahead
 
     @property
-    def doubtful(self) -> int:
-        """Messages whose outcomes were delivered, or their effects had, too early."""
-        return 0 if self.mispaired is None else self.mispaired.doubtful
+    def unproven(self) -> int:
+        """Messages that were delivered, and may yet turn out to have others' replies."""
+        return 0 if self._paired is None else self._paired.unproven
 
     @property
     def awaits_identity(self) -> bool:
@@ -622,6 +624,7 @@ class Link:
         self._host.fail(f"broke the protocol: {error}", "protocol", error)
 
     def _handle_mispaired(self, found: Mispaired) -> None:
+        self.doubtful = found.doubtful
         if self._concluding:
             # It may have died of the last one, behind two replies to the first.
             self._backlog.go_in_step(self.dispatch.answered(self._session.owed))

@@ -132,7 +132,7 @@ class WorkerPool:
     def doubtful(self) -> int:
         """Messages of which the replies, or the effects, may not be what they seem."""
         # Who is found out lives on until it is stopped.
-        running = self._running.values()
+        running = list(self._running.values())  # in one step: another thread may ask
         return self._doubtful + sum(r.link.doubtful for r in running)
 
     def running(self) -> list[WorkerStarted]:

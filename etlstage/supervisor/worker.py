@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from signal import SIGKILL, SIGTERM
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
@@ -63,6 +63,7 @@ _log = Log()
 
 _Task: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
+_FROM_OUTSIDE: Final = frozenset({SIGHUP, SIGINT, SIGKILL, SIGTERM})
 _DRAIN: Final = (0.1, 1.0)  # seconds for the pipes of a dead process to end
 _CHUNK: Final = 4096  # bytes of its status a read
 _TURN: Final = 16  # reads in a row
@@ -541,6 +542,8 @@ class WorkerProcess:
         doubt = self._unproven_by_exit(status) if told else None
         untouched = self._untouched
         doubtful = self.link.doubtful
+        if self._unexplained(status, untouched=untouched):
+            doubtful = max(doubtful, self.link.unproven)
         if doubt is not None:
             told, doubtful, fate = False, self._unproven, self._errors.end()
         loss = self._lose(untouched=untouched)
@@ -584,6 +587,14 @@ class WorkerProcess:
         if self._ignored or (ahead and mispaired and not mispaired.exchanges):
             return True
         return self.error is None and (ahead or self.link.unread(self._unread))
+
+    def _unexplained(self, status: int, *, untouched: bool) -> bool:
+        """Return whether it ended or hung, by itself, of nothing that it owed."""
+        if self._ignored:
+            return True
+        if self.error is not None or self._told_to_stop or -status in _FROM_OUTSIDE:
+            return False
+        return status != 0 and (untouched or not self.link.owed)
 
     @property
     def _unproven(self) -> int:

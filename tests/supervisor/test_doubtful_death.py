@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from signal import SIGKILL, SIGSEGV
+
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from etlstage.stage import RestartPolicy, Stage
+from etlstage.stage import RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.supervisor.workers import outputs
@@ -157,3 +159,68 @@ async def test_late_second_reply_in_lock_step_is_its_messages_own_fault() -> Non
     assert [r.message for r in results if r.error] == [b"b"]
     assert outputs(r for r in results if not r.error) == [(b"A",), (b"C",), (b"D",)]
     assert len(launch.workers) < 10
+
+
+@pytest.mark.parametrize(
+    ("end", "rest", "doubtful"),
+    [
+        ("exits", 0.0, 4),
+        ("crashes", 0.0, 4),
+        ("hangs", 0.0, 4),
+        # Nobody knows what it was at, but it was not its own doing.
+        ("is killed", 0.0, 0),
+        # What was wrong would have shown by then.
+        ("exits", 1.5, 0),
+    ],
+)
+async def test_replies_released_before_an_end_that_nothing_explains_are_doubtful(
+    end: str, rest: float, doubtful: int
+) -> None:
+    """It may be busy with a message that has another's second reply (issue 22)."""
+
+    async def answer_late_again(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            second = message == b"h" and worker.start == 1
+            await worker.reply(b"G" if second else message.upper())
+            if second:
+                await anyio.sleep(1000 if end == "hangs" else rest)
+                return {"exits": 1, "crashes": -SIGSEGV}.get(end, -SIGKILL)
+        return 0
+
+    stage = Stage(
+        name="t", worker=("no-such-program",), timeout=Timeouts(message=5, stop=0.1)
+    )
+    launch = ScriptedLaunch(answer_late_again)
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            for letter in b"abcdefgh":
+                await supervisor.submit([bytes([letter])])
+            await anyio.sleep(rest + 0.1 if end != "hangs" else 0)
+            assert outputs(await supervisor.submit([b"i"])) == [(b"I",)]
+
+    assert len(launch.workers) == 2
+    assert supervisor.doubtful == doubtful
+
+
+@pytest.mark.parametrize("status", [1, -SIGSEGV])
+async def test_replies_before_a_message_that_kills_are_not_doubtful(
+    status: int,
+) -> None:
+    """It was read, and not answered: that explains the end (issue 22)."""
+
+    async def die_of_h(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            if message == b"h":
+                return status
+            await worker.reply(message.upper())
+        return 0
+
+    stage = Stage(name="t", worker=("no-such-program",))
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(
+            stage, launch=ScriptedLaunch(die_of_h)
+        ) as supervisor:
+            for letter in b"abcdefgh":
+                await supervisor.submit([bytes([letter])])
+
+    assert supervisor.doubtful == 0

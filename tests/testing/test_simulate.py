@@ -162,10 +162,10 @@ def trust(proof: Proof, answer: Any, many: int, *_: Any, owed: int) -> None:  # 
         proof.blocks.end()
 
 
-def count(proof: Proof, **_: Any) -> None:  # noqa: ANN401
+def count(proof: Proof, now: float, **_: Any) -> None:  # noqa: ANN401
     """Take a process that is gone for one that has answered all, and ended well."""
     proof._whole, proof._left = True, 0
-    exited(proof, clean=True, owed=0)
+    exited(proof, now, clean=True, owed=0)
 
 
 MISCOUNTED: dict[str, Any] = {

@@ -28,10 +28,11 @@ shown itself; should a fault show later, that message is *doubtful*. The same is
 before the first message of a process: what it writes before it is asked would be taken
 for the beginning of its first reply.
 
-Two rules about a worker that is gone. What it has not read it has not answered. And
-unless its exit is clean, it may have died of its last exchange behind two replies to
+Three rules about a worker that is gone. What it has not read it has not answered.
+Unless its exit is clean, it may have died of its last exchange behind two replies to
 the first: a lone exchange is released then, if all before it was proven, several are
-not.
+not. And what was ``unproven`` is doubtful if nothing else explains its end, which only
+who knows how it ended can tell.
 
 A fault blames nobody: none of what is held back counts. What a thread reads ahead in
 the worker escapes the probe; for it there is only the quiet time.
@@ -181,6 +182,13 @@ class Proof:
         """Whether a block is being proven."""
         return self.stand in (Stand.QUIET, Stand.PROBED, Stand.DRAINING)
 
+    @property
+    def unproven(self) -> int:
+        """Messages that were released, and may yet turn out to have others' replies."""
+        # What follows a quiet time tells that it was too short. Not so a fault in the
+        # next block: the one that was hushed came before it.
+        return self._unproven + (0 if self.held else self._hushed)
+
     # --- what goes to the worker ----------------------------------------------
 
     def room(self, now: float) -> int:
@@ -214,8 +222,7 @@ class Proof:
         if messages:
             self.blocks.give(messages, len(wire), now)
         if idle:
-            if self.blocks.rested(now):
-                self._unproven = self._hushed = 0  # a fault would have shown
+            self._clear(now)
             self.blocks.turn(now)
         if fresh:
             self._begin(now)
@@ -283,9 +290,7 @@ class Proof:
 
     def doubt(self, what: str) -> None:
         """Give the block up: it does not add up."""
-        # What follows a quiet time tells that it was too short. Not so a fault in the
-        # next block: the one that was hushed came before it.
-        doubtful = self._unproven + (0 if self.held else self._hushed)
+        doubtful = self.unproven
         if self._terms.loads:
             doubtful += self._held
         self._move(ProofStep.GIVE_UP)
@@ -385,17 +390,20 @@ class Proof:
             self._whole = self.proving or not owed
             self._conclude(clean=False)  # of what it dies is known only at its exit
 
-    def peer_exited(self, *, clean: bool, owed: int) -> None:
+    def peer_exited(self, now: float, *, clean: bool, owed: int) -> None:
         """
         Release what a worker has answered that is gone, if that is known to be right.
 
         Args:
+            now: The time, in seconds.
             clean: Whether it ended as it should.
             owed: Exchanges that the worker has not answered.
 
         """
         if self.stand is Stand.OVER:
             return
+        if not owed:
+            self._clear(now)
         if self._whole is None:
             self._whole = self.proving or not owed
         unread = self._left - self._probed
@@ -404,7 +412,8 @@ class Proof:
             return
         self._conclude(clean=clean)
         if self._whole and self.held > 1:
-            self.doubt("ended behind replies that may be one too many and one too few")
+            what = "ended behind replies that may be one too many and one too few"
+            self.released.append(Mispaired(what, self.held, 0))
         self._move(ProofStep.GIVE_UP)
 
     # --- inside -----------------------------------------------------------------
@@ -413,6 +422,11 @@ class Proof:
     def _trail(self) -> int:
         """Bytes at the end of an exchange that may lie unread though it is answered."""
         return self._slack + len(self._markers.eob) * self._batches
+
+    def _clear(self, now: float) -> None:
+        """Doubt nothing behind which the worker was idle for long: it would have shown."""
+        if self.blocks.rested(now):
+            self._unproven = self._hushed = 0
 
     def _move(self, step: ProofStep) -> None:
         self.stand = TRANSITIONS[self.stand, step]
@@ -449,7 +463,8 @@ class Proof:
         read = self._left - self._probed <= self._trail
         # One reply too many may have come behind what was released without proof. What
         # is loaded would be loaded twice if it was given back.
-        lone = self.held == 1 and (self._terms.loads or not self._unproven)
+        shown = not (self._unproven or self._hushed)
+        lone = self.held == 1 and (self._terms.loads or shown)
         if self._whole and read and (clean or lone):
             self._flush()
 

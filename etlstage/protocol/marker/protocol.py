@@ -245,6 +245,11 @@ class MarkerProtocol:
         return self.proof is not None and self.proof.ahead
 
     @property
+    def unproven(self) -> int:
+        """Messages that were released, and may yet turn out to have others' replies."""
+        return 0 if self.proof is None else self.proof.unproven
+
+    @property
     def wants_unread(self) -> bool:
         """Whether :meth:`input_unread` is of use now."""
         return self.proof is not None and self.proof.wants_unread(self._due)
@@ -282,7 +287,7 @@ class MarkerProtocol:
         """Release what is right of a peer that is gone; a round ends with its worker."""
         self._now = now
         if self.proof is not None:
-            self.proof.peer_exited(clean=clean, owed=self._due)
+            self.proof.peer_exited(now, clean=clean, owed=self._due)
             self._count()
         elif self._reader.round and clean and self.state is not MarkerState.ERROR:
             # Its last message needs no EOM.

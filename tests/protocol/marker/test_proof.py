@@ -486,6 +486,19 @@ def test_several_are_released_at_a_clean_exit(eof: bool) -> None:
     assert talk.session.events_received() == []
 
 
+def test_lone_reply_behind_a_quiet_time_goes_back_at_any_other_exit() -> None:
+    """It may be the second one to what came before, later than was waited for."""
+    talk = answered(count=1)
+    talk.look(0)
+    assert len(talk.look(0, 0.005)) == 1
+    assert talk.session.unproven == 1
+    talk.give(b"y", now=0.006)
+    talk.hear(b"X\n\0", 0.007)
+    talk.session.receive_eof(0.007)
+    talk.session.peer_exited(False, 0.007)
+    assert talk.session.events_received() == []
+
+
 def test_several_go_back_at_any_other_exit() -> None:
     """It may have died of the last one behind two replies to the first."""
     talk = answered(count=2)
