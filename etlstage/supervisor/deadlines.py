@@ -2,8 +2,8 @@
 When an answer of a worker is due, and what it means when it does not come.
 
 An answer is due from the moment that its turn has come, or, where exchanges end in any
-order, that it was opened. Nothing here acts: the link tells what happens, and asks at
-the time that was set what has been missed.
+order, that it was opened. Nothing here acts: the link arms and pauses the deadlines,
+and asks when they ring what has been missed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import anyio
 import anyio.lowlevel
 
 from etlstage.stage.policy import Timeouts
+from etlstage.supervisor.exchange.backlog import Backlog
 
 __all__ = ("Deadline", "ResponseDeadlines")
 
@@ -69,12 +70,14 @@ class Deadline:
                 deadline._sleeps_until = -math.inf
 
 
-class ResponseDeadlines:
+class ResponseDeadlines(Deadline):
     """
     Follows what one worker has to answer, and by when.
 
     Args:
         timeouts: Of the stage.
+        backlog: Knows whether there is a worker that has ever answered.
+        ring: Called when there may be something to report, or a deadline has passed.
         in_order: Whether its exchanges end in the order in which they were opened:
             then progress that it reports gives it more time.
         now: The time, in seconds.
@@ -83,40 +86,43 @@ class ResponseDeadlines:
         asked_at: Since when an answer is due; None if none is.
         turn_at: The same, whatever progress was reported meanwhile.
         idle_since: Since when the worker has had nothing to do; None while it has.
-        timer_set: Whether a time is set at which to look.
-        never_answered: Set it to wait no longer than 30 s: no worker has ever answered.
 
     """
 
-    def __init__(self, timeouts: Timeouts, *, in_order: bool, now: float) -> None:
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        backlog: Backlog,
+        ring: Callable[[float], None],
+        *,
+        in_order: bool,
+        now: float,
+    ) -> None:
+        super().__init__(ring)
         self._timeouts = timeouts
+        self._backlog = backlog
         self._in_order = in_order
         self.asked_at: float | None = None
         self.turn_at: float = 0.0
         self.idle_since: float | None = now
-        self.timer_set: bool = False
-        self.never_answered: bool = False
+        self._armed = False  # a time is set at which to look
         self._heard_at = 0.0  # when it was last seen to get on
         # Since when that was not so, or only by its own word, when it was reported.
         self._silent_since: float | None = None
         self._progressing_since: float | None = None
 
     def arm(self, now: float, since: float | None, *, busy: bool) -> None:
-        """
-        Give the worker all its time for what is due now.
-
-        Args:
-            now: The time, in seconds.
-            since: Since when an answer is due; None if none is.
-            busy: Whether the worker has anything to do.
-
-        """
+        """Give the worker all its time for what is due, as ``since`` says, if it is."""
         self.turn_at = self._heard_at = now
         self.asked_at = since
         if busy:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
+        # What is due later than before is seen when it rings too early: with each
+        # reply something is due anew.
+        if since is not None and not self._armed:
+            self.look_again()
 
     def progressed(self, now: float, since: float | None) -> float | None:
         """
@@ -130,6 +136,8 @@ class ResponseDeadlines:
             self.turn_at = now
         self._heard_at = now
         self.asked_at = since
+        if since is not None and not self._armed:
+            self.look_again()
         limit, took = self._timeouts.message, now - self.turn_at
         if since is None or limit is None or took < _TIMES * limit:
             return None
@@ -148,26 +156,29 @@ class ResponseDeadlines:
         limit, total = self._timeouts.message, self._timeouts.total
         if not self._in_order and total is not None:
             limit = total if limit is None else min(limit, total)
-        if self.never_answered:
+        if self._backlog.never_answered:
             return _SILENCE if limit is None else min(limit, _SILENCE)
         return limit
 
-    @property
-    def next_look(self) -> float:
-        """When the next thing is due, in seconds, if nothing moves that."""
-        reported = self._silent_since == self._heard_at
-        return min(math.inf if reported else self._heard_at + _SILENCE, self._missed_at)
+    def look_again(self) -> None:
+        """Ring when the next thing is due, if nothing moves that."""
+        self._armed = self.asked_at is not None
+        if self._armed:
+            reported = self._silent_since == self._heard_at
+            silent_at = math.inf if reported else self._heard_at + _SILENCE
+            self.set(min(silent_at, self._missed_at))
 
-    def shorten(self, now: float) -> float | None:
-        """Return when to look at a worker that is not waited for as others are."""
-        if self.asked_at is None:
-            return None
+    def shorten(self, now: float) -> None:
+        """Wait no longer than to stop it, if no worker has ever answered."""
+        if self.asked_at is None or not self._backlog.never_answered:
+            return
         soon = max(self.asked_at + _SILENCE, now + self._timeouts.stop)
         limit = self._timeouts.message
-        return soon if limit is None else min(self.asked_at + limit, soon)
+        self.set(soon if limit is None else min(self.asked_at + limit, soon))
 
     def missed(self, now: float) -> str | None:
-        """Return within which time an answer did not come, if it did not."""
+        """Return, when it has rung, within which time an answer did not come, if so."""
+        self._armed = False
         if self._missed_at > now:
             return None
         total, limit = self._total, self.limit

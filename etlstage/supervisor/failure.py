@@ -21,6 +21,7 @@ from etlstage.errors import (
 from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.diagnostic import cause_of
+from etlstage.supervisor.exchange.retry import LastError
 from etlstage.supervisor.lifecycle.worker import WorkerHistory
 from etlstage.supervisor.process import command_line
 from etlstage.supervisor.stderr import StderrLog
@@ -109,6 +110,16 @@ class WorkerErrors:
         stderr = tuple(self._stderr.tail)
         error = "; ".join(filter(None, (self.cause, fate)))
         return Attempt(self._name, self._pid, error, self._story(), stderr)
+
+    def cancelled(self, reason: str) -> tuple[Attempt, LastError]:
+        """Return the attempt at an exchange that took too long, and its last error."""
+
+        def last_error(attempts: tuple[Attempt, ...]) -> EtlstageError:
+            error = self.lost(reason, tries=len(attempts))
+            error.attempts = attempts
+            return error
+
+        return self.attempt(reason), last_error
 
     def fate(self, closed: str = "") -> str:
         """

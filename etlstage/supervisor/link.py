@@ -53,18 +53,21 @@ from etlstage.protocol.events import (
     Refusal,
     Wanted,
 )
-from etlstage.stage.stage import Stage
 from etlstage.supervisor.deadlines import Deadline, ResponseDeadlines
-from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Refusals
-from etlstage.supervisor.lifecycle.events import AliveSeen, WorkerWorn
-from etlstage.telemetry import StageMetrics
+from etlstage.supervisor.lifecycle.events import (
+    AliveSeen,
+    WorkerReady,
+    WorkerSilent,
+    WorkerWorn,
+)
 from etlstage.transport import Wire
 from etlstage.transport.base import Pulled
 from etlstage.transport.process import clock
 
 if TYPE_CHECKING:
+    from etlstage.supervisor.pool import WorkerPool
     from etlstage.supervisor.worker import WorkerProcess
 
 __all__ = ("Link",)
@@ -82,11 +85,9 @@ class Link:
     Feeds one worker, and delivers what it answers.
 
     Args:
-        host: The worker.
-        stage: Of the worker.
-        backlog: Where messages are taken from.
+        pool: Of the worker.
+        worker: Whose link it is.
         wire: To the worker.
-        metrics: What is counted, if anything is.
         number: Of the worker, from 0.
         max_messages: Messages after which it is worn.
 
@@ -103,21 +104,20 @@ class Link:
 
     def __init__(
         self,
-        host: WorkerProcess,
-        stage: Stage,
-        backlog: Backlog,
+        pool: WorkerPool,
+        worker: WorkerProcess,
         wire: Wire,
-        metrics: StageMetrics | None,
         *,
         number: int = 0,
         max_messages: float = math.inf,
     ) -> None:
         self._clock = clock()  # of all that is asked of anyio, the time most often
-        self._host = host
-        self._stage = stage
-        self._backlog = backlog
+        self._pool = pool
+        self._worker = worker
+        self._stage = stage = pool.stage
+        self._backlog = backlog = pool.backlog
         self._wire = wire
-        self._metrics = metrics
+        self._metrics = pool.metrics
         shape = stage.dialect.shape
         self._asks = shape is Shape.ASKED_BATCH
         self._batches = shape.batches
@@ -128,7 +128,7 @@ class Link:
             Limits(stage.max_message, stage.max_reply),
             batch=stage.batch.size,
             kind=stage.kind,
-            assignment=host.assignment,
+            assignment=pool.commits.assignment,
             window=stage.window,
             life=backlog.life,
         )
@@ -140,7 +140,11 @@ class Link:
             stage, backlog, number, in_order=session.in_order
         )
         self.deadlines: ResponseDeadlines = ResponseDeadlines(
-            stage.timeout, in_order=session.in_order, now=anyio.current_time()
+            stage.timeout,
+            backlog,
+            self._look_for_answer,
+            in_order=session.in_order,
+            now=anyio.current_time(),
         )
         self.answered: int = 0
         self.received: int = 0
@@ -149,7 +153,6 @@ class Link:
         self.mispaired: Mispaired | None = None
         self._max_messages = max_messages
         self._reply_bytes = 0  # of replies that came and have not ended
-        self._answer_due = Deadline(self._look_for_answer)
         self._batch_due = Deadline(self.pump_all)
         self._session_due = Deadline(self._ring_session)
         self._session_timer: float | None = None
@@ -182,7 +185,7 @@ class Link:
         """Whether there is anything that it has to answer, or is to be given."""
         giving, dispatch = self.dispatch.giving, self.dispatch
         # What one that is to go has not committed, another will be given.
-        left = dispatch.opened and not self._host.usable
+        left = dispatch.opened and not self._worker.usable
         return bool(self._session.owed or giving.again or giving.retried or left)
 
     @property
@@ -233,7 +236,7 @@ class Link:
             self._write_added()
         elif self._extracts or self._going_on is not None:
             self._follow_consumer()
-        if dispatch.giving.idle or self._output_ended or not self._host.usable:
+        if dispatch.giving.idle or self._output_ended or not self._worker.usable:
             return False
         if self._unsent and not self._flush_unsent():
             return False
@@ -312,9 +315,9 @@ class Link:
             for cancelled in self.dispatch.cancellations():
                 self._session.send(cancelled, now)
                 self._flush()
-        elif self.dispatch.abandoned and self._host.usable:
+        elif self.dispatch.abandoned and self._worker.usable:
             # What it writes next would be taken for the answer to the next request.
-            self._host.stop(patient=False)
+            self._worker.stop(patient=False)
         if self._going_on is not None and not self.dispatch.stalled:
             self._going_on.set()
 
@@ -326,8 +329,8 @@ class Link:
     def _stop_if_retired(self) -> None:
         # What was answered and is not committed, it may commit when it is to end.
         pending = self._session.owed if self._commits else self.dispatch.opened
-        if not pending and self._host.usable:
-            self._host.stop()
+        if not pending and self._worker.usable:
+            self._worker.stop()
 
     def start_farewell(self, why: FarewellReason) -> bool:
         """
@@ -345,7 +348,7 @@ class Link:
 
     def give_whole(self) -> None:
         """Write all of what the worker was given a part of: it gets nothing more."""
-        if self._paired is None or self._host.failed:
+        if self._paired is None or self._worker.failed:
             return
         ahead = self._paired.ahead
         self._paired.give_whole()
@@ -395,7 +398,7 @@ class Link:
                 unsent.popleft()
         except BrokenPipeError:
             unsent.clear()
-            self._host.pipe_closed("stdin")
+            self._worker.pipe_closed("stdin")
         return True
 
     # --- bytes from the worker ----------------------------------------------------
@@ -444,7 +447,7 @@ class Link:
 
     async def _wait_for_consumer(self) -> None:
         """Read no more while outputs lie unread; all that is left once it exited."""
-        while self.dispatch.stalled and not self._host.exited:
+        while self.dispatch.stalled and not self._worker.exited:
             self._paused_at = anyio.current_time()
             self.deadlines.pause()
             # In a dialect with heartbeats, nobody hears them now.
@@ -470,7 +473,7 @@ class Link:
             self._take(data)
 
     def _take(self, data: bytes) -> None:
-        if self._host.failed:
+        if self._worker.failed:
             self.late += len(data)
         else:
             self._receive(data)
@@ -489,13 +492,13 @@ class Link:
             self._reply_bytes += self.received
             self.received = 0
             if self._metrics is not None:
-                self._metrics.took(self._host.name, now - self.deadlines.turn_at)
+                self._metrics.took(self._worker.name, now - self.deadlines.turn_at)
             self._arm_deadlines(now)
         elif self._asks and session.room >= 1:
             self._arm_deadlines(now)  # nothing: it asks, and waits for us
 
     def _receive_eof(self) -> None:
-        if self._output_ended or self._host.failed:
+        if self._output_ended or self._worker.failed:
             return
         self._output_ended = True
         now = anyio.current_time()
@@ -514,7 +517,7 @@ class Link:
             left: Bytes that it left in its stdin.
 
         """
-        if self._host.failed:
+        if self._worker.failed:
             return
         now = anyio.current_time()
         if self._paired is not None:
@@ -539,7 +542,7 @@ class Link:
             self.pump_all(now)
             if self._paired is None or not self._paired.wants_unread:
                 break
-            if self._host.failed or not self._look(now):
+            if self._worker.failed or not self._look(now):
                 break
         if self._unprompted:
             timer = self._session.get_timer()
@@ -547,12 +550,12 @@ class Link:
                 self._session_timer = timer
                 self._session_due.set(timer)
         if self._metrics is not None:
-            self._metrics.in_flight(self._host.name, self.dispatch.held)
+            self._metrics.in_flight(self._worker.name, self.dispatch.held)
             self._metrics.waiting(self._backlog.messages)
         if self._retiring:
             self._stop_if_retired()
         elif self._commits and not self._session.owed:
-            self._host.end_if_answered()
+            self._pool.end_if_answered()
 
     def _act(self, event: Event, now: float) -> None:
         match event:
@@ -571,14 +574,15 @@ class Link:
                 self._storing += 1
                 self._arm_deadlines(now)  # nothing: the worker waits for us
                 answer = partial(self._answer_commit, position)
-                self._host.commit(id_, position, answer)
+                self._pool.commit(self._worker.name, id_, position, answer)
             case Ready():
                 self._identified = True
-                self._host.announce()
+                worker = self._worker
+                self._pool.handle(WorkerReady(worker.name, worker.pid))
             case Alive():
-                self._host.handle(AliveSeen(self._host.name))
+                self._pool.handle(AliveSeen(self._worker.name))
             case Farewell(reason=reason, final=True):
-                self._host.fail(
+                self._worker.fail(
                     f"reported a fatal condition for all workers: {reason}", "abnormal"
                 )
             case Farewell():
@@ -589,7 +593,7 @@ class Link:
             case Failed(error=error):
                 self._fail_protocol(error)
             case Noise(data):
-                self._host.ignore(data)
+                self._worker.noise.take(data + b"\n")
             case Opened() | Cancelled() | CommitAnswered() | Wanted():
                 raise AssertionError(f"unreachable: a worker's {type(event).__name__}")
             case _:
@@ -602,26 +606,27 @@ class Link:
         refused = None
         if refusals:
             if self._metrics is not None:
-                self._metrics.refused(self._host.name, len(refusals))
+                self._metrics.refused(self._worker.name, len(refusals))
             refused = Refusals([r.place for r in refusals], refusals, self._refusal)
         answered = self.dispatch.ended(event, size, refused)
         self.answered += answered.messages
         if not self.dispatch.opened:
             self._arm_deadlines(now)  # nothing: from now on it is idle
         if self._metrics is not None and answered.exchanges:
-            self._metrics.answered(self._host.name, *answered)
+            self._metrics.answered(self._worker.name, *answered)
         # A batch that was refused, and is tried one by one, was answered all the same.
         total = 0 if self.dispatch.opened else self.dispatch.given
         if max(self.answered, total) >= self._max_messages:
             self._max_messages = math.inf
             reason = f"answered {counted(max(self.answered, total), 'message')}"
-            self._host.handle(WorkerWorn(self._host.name, reason))
+            self._pool.handle(WorkerWorn(self._worker.name, reason))
 
     def _refusal(self, refusal: Refusal) -> EtlstageError:
-        return self._host.refused(refusal.code, refusal.category, refusal.reason)
+        _, code, category, reason = refusal
+        return self._worker.errors.refused(code, category, reason)
 
     def _fail_protocol(self, error: EtlstageError) -> None:
-        self._host.fail(f"broke the protocol: {error}", "protocol", error)
+        self._worker.fail(f"broke the protocol: {error}", "protocol", error)
 
     def _handle_mispaired(self, found: Mispaired) -> None:
         self.doubtful = found.doubtful
@@ -631,7 +636,7 @@ class Link:
             return
         self.mispaired = found
         error = RemoteProtocolError(found.what)
-        self._host.fail(f"broke the protocol: {found.what}", "pairing", error)
+        self._worker.fail(f"broke the protocol: {found.what}", "pairing", error)
 
     def _send_farewell(self, now: float) -> None:
         assert self._farewell is not None
@@ -648,7 +653,7 @@ class Link:
             self._arm_deadlines(now)
             self._stored.set()
         # Also of a worker that was told to end, or is gone: what is stored is stored.
-        if not self._host.ended:
+        if not self._worker.ended:
             self._session.send(CommitAnswered(position, error), now)
             self._settle(now)
 
@@ -672,7 +677,7 @@ class Link:
         if receive:
             # Measured first, then read dry, then judged: what is read behind the
             # measuring was written before the worker came back for more.
-            while not self._host.failed and (data := self._wire.read(_CHUNK)):
+            while not self._worker.failed and (data := self._wire.read(_CHUNK)):
                 self._understand(data, now)
             paired.output_dry(now)
         chunks = self._session.data_to_send()
@@ -691,7 +696,7 @@ class Link:
         while True:
             await self._unshown.wait()
             self._unshown = anyio.Event()
-            while paired.wants_unread and not self._host.failed:
+            while paired.wants_unread and not self._worker.failed:
                 now, at = self._clock(), self._session.get_timer()
                 if at is None or at <= now:
                     await anyio.lowlevel.checkpoint()
@@ -701,14 +706,14 @@ class Link:
                         await self._given.wait()
                     self._given = None
                 now = self._clock()
-                if not self._host.failed and paired.wants_unread and self._look(now):
+                if not self._worker.failed and paired.wants_unread and self._look(now):
                     self._settle(now)
 
     # --- how long it takes ------------------------------------------------------------
 
     async def watch(self) -> None:
         """Ring the deadlines until cancelled."""
-        await self._answer_due.run(self._batch_due, self._session_due)
+        await self.deadlines.run(self._batch_due, self._session_due)
 
     def _since(self, now: float) -> float | None:
         """Return since when an answer is due, from now on; None if none is."""
@@ -719,42 +724,20 @@ class Link:
 
     def _arm_deadlines(self, now: float) -> None:
         """Give the worker all its time for what is due now."""
-        since = self._since(now)
-        self.deadlines.arm(now, since, busy=self.dispatch.opened > 0)
-        # What is due later than before is seen when it rings too early: with each
-        # reply something is due anew.
-        if since is not None and not self.deadlines.timer_set:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        deadlines = self.deadlines
-        deadlines.timer_set = deadlines.asked_at is not None
-        if deadlines.timer_set:
-            deadlines.never_answered = self._backlog.never_answered
-            self._answer_due.set(deadlines.next_look)
-
-    def shorten_deadlines(self, now: float) -> None:
-        """Wait no longer than to stop it, once it is told of, if none has answered."""
-        if self._backlog.never_answered:
-            at = self.deadlines.shorten(now)
-            if at is not None:
-                self._answer_due.set(at)
+        self.deadlines.arm(now, self._since(now), busy=self.dispatch.opened > 0)
 
     def progressed(self, now: float) -> None:
         """Give the worker more time: it reports that it gets on with what it has."""
         if not self._in_order:
             return
         took = self.deadlines.progressed(now, self._since(now))
-        if self.deadlines.asked_at is not None and not self.deadlines.timer_set:
-            self._set_timer()
         if took is not None:
             limit = self._stage.timeout.message
-            self._host.silent(
-                took,
+            hint = (
                 f"it reports progress, which has begun timeout.message ({limit:g} s)"
-                " anew again and again; timeout.total is a limit for that",
-                progressing=True,
+                " anew again and again; timeout.total is a limit for that"
             )
+            self._report_silence(took, hint, progressing=True)
 
     def silence(self, now: float) -> tuple[float, int] | None:
         """Return for how long an answer is due, and the bytes of it that have come."""
@@ -763,18 +746,23 @@ class Link:
 
     def _look_for_answer(self, now: float) -> None:
         deadlines = self.deadlines
-        deadlines.timer_set = False
+        within = deadlines.missed(now)
         if (since := deadlines.asked_at) is None:
             return
-        deadlines.never_answered = self._backlog.never_answered
-        within = deadlines.missed(now)
         if within is not None:
             self._miss_answer(now, within)
         if deadlines.silent(now):
-            hint = self._stage.dialect.silence(self.received)
-            self._host.silent(now - since, hint)
-        if within is None and not deadlines.timer_set:
-            self._set_timer()
+            self._report_silence(
+                now - since, self._stage.dialect.silence(self.received)
+            )
+        if within is None:
+            deadlines.look_again()
+
+    def _report_silence(
+        self, seconds: float, hint: str, *, progressing: bool = False
+    ) -> None:
+        name, pid = self._worker.name, self._worker.pid
+        self._pool.publish(WorkerSilent(name, pid, seconds, hint, progressing))
 
     def _miss_answer(self, now: float, within: str) -> None:
         what = "batch" if self._batches else "message"
@@ -790,14 +778,17 @@ class Link:
                 wrote = f"{missing} missing in its block; {wrote}"
             reason = f"did not answer a {what} within {within}: {wrote}"
             never_answered = self._backlog.never_answered
-            self._host.fail(reason, "silent")
+            self._worker.fail(reason, "silent")
             if never_answered:
-                self._host.fail_stage(reason)
+                name = self._worker.name
+                self._pool.fail_stage(
+                    f"no worker has ever answered: worker {name} {reason}"
+                )
             return
         limit = self.deadlines.limit
         assert limit is not None, "what is missed has a limit"
         for id_ in self.dispatch.expired(now, limit):
             reason = f"did not answer a {what} within {limit} s, and it was cancelled"
-            self.dispatch.lose_one(id_, *self._host.cancelled(reason))
+            self.dispatch.lose_one(id_, *self._worker.errors.cancelled(reason))
             self._cancel(id_, reason)
         self._arm_deadlines(now)

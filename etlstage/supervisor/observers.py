@@ -40,7 +40,7 @@ _log = Log()
 
 class Observers:
     """
-    Tells what happens to the workers of one stage; never fails.
+    Publishes what happens to the workers of one stage; never fails.
 
     Args:
         stage: The stage.
@@ -75,15 +75,8 @@ class Observers:
             self._listeners.append(send)
         return receive
 
-    def tell(self, event: SupervisorEvent, *, alive: int) -> None:
-        """
-        Tell everybody.
-
-        Args:
-            event: What happened.
-            alive: How many workers have a process now.
-
-        """
+    def publish(self, event: SupervisorEvent, *, alive: int) -> None:
+        """Log, count and pass on what happened; ``alive`` workers have a process."""
         given_up = isinstance(event, WorkerExited) and event.worker in self._failed
         if isinstance(event, WorkerFailed):
             self._failed.add(event.worker)

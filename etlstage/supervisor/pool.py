@@ -205,9 +205,16 @@ class WorkerPool:
         self._instructions.extend(self.state.handle(event, anyio.current_time()))
         self._perform_all()
 
-    def tell(self, event: WorkerSilent) -> None:
+    def publish(self, event: WorkerSilent) -> None:
         """Publish an event that does not change the lifecycle."""
-        self._observers.tell(event, alive=self.state.alive)
+        self._observers.publish(event, alive=self.state.alive)
+
+    def fail_stage(self, reason: str, cause: Exception | None = None) -> None:
+        """End all that is submitted, now and later, with an error."""
+        name = self.stage.name
+        error = StageFailed(f"stage {name}: {reason}", stage=name)
+        error.__cause__ = cause
+        self.backlog.fail(error)
 
     def slowest(self) -> Silence | None:
         """Return for whose answer it is waited longest; from any thread."""
@@ -224,7 +231,7 @@ class WorkerPool:
         self.backlog.shutting_down = True
         now = anyio.current_time()
         for running in self._running.values():
-            running.link.shorten_deadlines(now)
+            running.link.deadlines.shorten(now)
 
     def health(self) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""
@@ -352,12 +359,7 @@ class WorkerPool:
         except Exception as error:
             # Ours: nothing that a worker does is raised. Who waits must not hang.
             self._broken = error
-            name = self.stage.name
-            failure = StageFailed(
-                f"stage {name}: internal error: {error!r}", stage=name
-            )
-            failure.__cause__ = error
-            self.backlog.fail(failure)
+            self.fail_stage(f"internal error: {error!r}", error)
             raise
         finally:
             if self._running.get(running.name) is running:
@@ -418,7 +420,7 @@ class WorkerPool:
                 self._bury(event.worker)
         elif isinstance(event, WorkerFailedPermanently):
             self._bury(event.worker)
-        self._observers.tell(event, alive=self.state.alive)
+        self._observers.publish(event, alive=self.state.alive)
 
     def _bury(self, worker: str) -> None:
         self.backlog.leave(_number(worker))

@@ -30,23 +30,19 @@ from etlstage.errors import (
     EtlstageError,
     FailureCause,
     NotCommitted,
-    StageFailed,
     WorkerLost,
 )
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
-from etlstage.protocol.events import Assignment
 from etlstage.supervisor.diagnostic import StatusReader
 from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.failure import WorkerErrors
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
-    Event,
     RemainsEnded,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
-    WorkerSilent,
 )
 from etlstage.supervisor.link import Link
 from etlstage.supervisor.process import spawn
@@ -112,7 +108,7 @@ class WorkerProcess:
             pid=self.pid,
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
-        self._noise = LineLog(
+        self.noise: LineLog = LineLog(
             "unexpected output ignored",
             "unexpected output",
             stage=stage.name,
@@ -120,17 +116,11 @@ class WorkerProcess:
             pid=self.pid,
             counted=partial(metrics.noise, name) if metrics else None,
         )
-        self._errors = WorkerErrors(
+        self.errors: WorkerErrors = WorkerErrors(
             stage, name, self.pid, self._stderr, pool.state.history(name)
         )
         self.link: Link = Link(
-            self,
-            stage,
-            pool.backlog,
-            self._wire,
-            metrics,
-            number=number,
-            max_messages=max_messages,
+            pool, self, self._wire, number=number, max_messages=max_messages
         )
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was told to stop."""
@@ -229,59 +219,6 @@ class WorkerProcess:
         # Its exit follows, or else it is told to; replies may still come.
         self._end_process()
 
-    def handle(self, event: Event) -> None:
-        """Have the pool handle what happened."""
-        self._pool.handle(event)
-
-    def announce(self) -> None:
-        """Report that the worker is ready."""
-        self._pool.handle(WorkerReady(self.name, self.pid))
-
-    def silent(self, seconds: float, hint: str, *, progressing: bool = False) -> None:
-        """Report that the worker has not answered for so long."""
-        self._pool.tell(WorkerSilent(self.name, self.pid, seconds, hint, progressing))
-
-    def ignore(self, noise: bytes) -> None:
-        """Log and count lines that mean nothing, and do no harm."""
-        self._noise.take(noise + b"\n")
-
-    def fail_stage(self, reason: str) -> None:
-        """End all that is submitted: no other worker is waited for."""
-        name = self._stage.name
-        text = f"stage {name}: no worker has ever answered: worker {self.name} {reason}"
-        self._pool.backlog.fail(StageFailed(text, stage=name))
-
-    @property
-    def assignment(self) -> Assignment | None:
-        """The share of the input that it has, and where to go on in it."""
-        return self._pool.commits.assignment
-
-    def commit(
-        self, exchange: int, position: object, answer: Callable[[str | None], None]
-    ) -> None:
-        """Have a position stored, then call ``answer``, with the error if it failed."""
-        self._pool.commit(self.name, exchange, position, answer)
-
-    def end_if_answered(self) -> None:
-        """Have the workers end if nothing more will come, and all is answered."""
-        self._pool.end_if_answered()
-
-    def refused(self, code: int, category: int, reason: str) -> EtlstageError:
-        """Return the error of a message that the worker refused."""
-        return self._errors.refused(code, category, reason)
-
-    def cancelled(
-        self, reason: str
-    ) -> tuple[Attempt, Callable[[tuple[Attempt, ...]], EtlstageError]]:
-        """Return the attempt at an exchange that took too long, and its last error."""
-
-        def last_error(attempts: tuple[Attempt, ...]) -> EtlstageError:
-            error = self._errors.lost(reason, tries=len(attempts))
-            error.attempts = attempts
-            return error
-
-        return self._errors.attempt(reason), last_error
-
     # --- the process ----------------------------------------------------------
 
     async def run(self) -> None:
@@ -377,7 +314,7 @@ class WorkerProcess:
                 self._pool.handle(AliveSeen(self.name))
             else:
                 self._announced = True
-                self.announce()
+                self._pool.handle(WorkerReady(self.name, self.pid))
         return True
 
     # --- bringing it to its end -----------------------------------------------
@@ -410,7 +347,7 @@ class WorkerProcess:
         for signal in (SIGTERM, SIGKILL):
             if self.exited:
                 return
-            self._errors.signalled = True
+            self.errors.signalled = True
             self._log_step(signal.name)
             self._child.signal(signal)
             # Behind the signal: which of the two it dies of is then no matter of
@@ -439,11 +376,11 @@ class WorkerProcess:
     # --- behind its exit ------------------------------------------------------
 
     def _note_unread(self) -> None:
-        if not self._errors.signalled:
+        if not self.errors.signalled:
             self._unread = max(self._unread, self._wire.unread())
 
     def _note_exit(self, status: int) -> None:
-        self._errors.status = status
+        self.errors.status = status
         self._note_unread()
         # One that is asked for nothing has perhaps written all of a round that is to
         # begin now.
@@ -451,7 +388,7 @@ class WorkerProcess:
         # Who shares its stdin would else wait for more.
         self._wire.close_write()
         self._gone.set()
-        self._by_us = self._errors.signalled or not self._patient
+        self._by_us = self.errors.signalled or not self._patient
         if self._by_us:
             # We have ended it: that goes for its whole group.
             self._child.kill()
@@ -515,7 +452,7 @@ class WorkerProcess:
         with suppress(Exception):
             self._child.kill()
         status = self._child.returncode
-        self._errors.status = -SIGKILL if status is None else status
+        self.errors.status = -SIGKILL if status is None else status
 
     # --- what its end means ---------------------------------------------------
 
@@ -524,7 +461,7 @@ class WorkerProcess:
         if self._child.status is not None:
             self._take_status(self._child.status)
         self.link.catch_up()
-        self._noise.finish()
+        self.noise.finish()
         clean, held_open = not status or self._told_to_stop, ""
         if self._streams:
             clean = not (status or self._told_to_stop)
@@ -545,7 +482,7 @@ class WorkerProcess:
         if self._unexplained(status, untouched=untouched):
             doubtful = max(doubtful, self.link.unproven)
         if doubt is not None:
-            told, doubtful, fate = False, self._unproven, self._errors.end()
+            told, doubtful, fate = False, self._unproven, self.errors.end()
         loss = self._lose(untouched=untouched)
         if self.error is None and not told:
             self.error = doubt or self._describe(loss.held)
@@ -569,14 +506,14 @@ class WorkerProcess:
                 doubtful=doubtful,
                 doubt=doubt,
                 fate=fate,
-                cause=self._errors.cause,
+                cause=self.errors.cause,
             )
         )
 
     def _fate(self) -> str:
         closed = self._closed if self.error is None else ""
-        fate = self._errors.fate(closed)
-        return fate if closed and self._errors.signalled else self._with_hint(fate)
+        fate = self.errors.fate(closed)
+        return fate if closed and self.errors.signalled else self._with_hint(fate)
 
     @property
     def _untouched(self) -> bool:
@@ -611,7 +548,7 @@ class WorkerProcess:
         unproven = self._unproven
         if not self._stage.dialect.failed(status, told=True, held=0, unproven=unproven):
             return None
-        return self._unproven_error(f"{self._errors.end()} while it ended")
+        return self._unproven_error(f"{self.errors.end()} while it ended")
 
     def _unproven_by_remains(self, killed: int) -> WorkerLost | None:
         """Return the same for processes that were killed behind its end."""
@@ -626,8 +563,8 @@ class WorkerProcess:
         self._unproven_reported = True
         messages = counted(self._unproven, "message")
         reason = f"{what}; {messages} that it had answered may not be loaded"
-        error = self._errors.lost(reason)
-        error.attempts = (self._errors.attempt(what),)
+        error = self.errors.lost(reason)
+        error.attempts = (self.errors.attempt(what),)
         return error
 
     def _lose(self, *, untouched: bool) -> Loss:
@@ -636,7 +573,7 @@ class WorkerProcess:
             error = self._not_committed() or self._describe(dispatch.held)
             return Loss(held=dispatch.fail_all(error, link.owed), retried=0)
         return dispatch.lose(
-            self._errors.attempt(self._reason),
+            self.errors.attempt(self._reason),
             self._last_error,
             owed=link.owed,
             untouched=untouched,
@@ -651,7 +588,7 @@ class WorkerProcess:
         held = counted(self.link.dispatch.held, "message")
         fate = self._reason
         if self.error is None:
-            fate = self._errors.end() if self._errors.status else "ended"
+            fate = self.errors.end() if self.errors.status else "ended"
         return NotCommitted(
             f"stage {self._stage.name}: worker {self.name} {fate} and had not committed"
             f" {held} that it had answered; the next run gives them again",
@@ -662,9 +599,9 @@ class WorkerProcess:
         """Return the error of what the worker held, or the one that it failed with."""
         if self._breach is not None:
             fate = self._with_hint(f"broke the protocol: {self._breach}")
-            return self._errors.breach(fate, tries)
+            return self.errors.breach(fate, tries)
         held = held if self.error is None else 0
-        return self._errors.lost(self._reason, held, tries)
+        return self.errors.lost(self._reason, held, tries)
 
     def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
         """Return the error of a message that this worker was the last to try."""

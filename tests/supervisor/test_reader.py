@@ -9,8 +9,9 @@ from unittest.mock import patch
 import pytest
 
 from etlstage.stage import Stage
-from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.link import Link
+from etlstage.supervisor.observers import Observers
+from etlstage.supervisor.pool import WorkerPool
 from etlstage.transport import Wire
 
 pytestmark = pytest.mark.core
@@ -22,7 +23,6 @@ class Scene:
     """A wire, its worker and its consumer: what is there, and what was done."""
 
     failed = exited = stalled = False
-    assignment = None
 
     def __init__(self, *parts: bytes) -> None:
         self.parts = [*parts]
@@ -49,7 +49,8 @@ class Scene:
         """Read to the end, of which this is there only when the loop calls."""
         self.later, self.stops = later, stalled
         stage = Stage(name="t", worker=("x",))
-        link = Link(cast("Any", self), stage, Backlog(), cast("Wire", self), None)
+        pool = WorkerPool(stage, Observers(stage, None), None)
+        link = Link(pool, cast("Any", self), cast("Wire", self))
         with (
             patch.object(link, "dispatch", self),
             patch.object(link, "_receive", self.receive),
