@@ -37,7 +37,7 @@ from etlstage.errors import (
     WorkerStartFailed,
 )
 from etlstage.messages import Position, Result, Run, StageKind, counted, sound
-from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.commit import Commits, StoreCommit
