@@ -109,7 +109,7 @@ class BlockSizing:
 
     def rested(self, now: float) -> bool:
         """Return whether a worker that is idle had the time to write all it has."""
-        return now - self._turn >= _LONGEST_QUIET
+        return now - self._turn >= max(_LONGEST_QUIET, _PACE * self._longest)
 
     def turn(self, now: float) -> None:
         """Begin the time of the exchange that is the oldest now."""

@@ -402,7 +402,7 @@ class Proof:
         """
         if self.stand is Stand.OVER:
             return
-        if not owed:
+        if not (owed or self.held):
             self._clear(now)
         if self._whole is None:
             self._whole = self.proving or not owed

@@ -391,6 +391,21 @@ def test_long_pause_clears_of_doubt() -> None:
     assert fault(talk.hear(b"A\n\0", 6.6)).doubtful == 1
 
 
+def test_pause_is_as_long_as_the_worker_is_slow() -> None:
+    """It may have been at its message all the time, with another's second reply."""
+    talk = Talk()
+    talk.grow_up()
+    talk.give(b"a", now=5.0)
+    talk.hear(b"A\n\0", 8.0)
+    talk.look(0, 8.0)
+    talk.give(b"b", now=8.0)
+    talk.hear(b"A\n\0", 8.0)
+    talk.look(0, 8.0)
+    talk.give(b"c", now=10.0)
+    talk.hear(b"B\n\0", 11.0)
+    assert fault(talk.look(2, 11.0)).doubtful == 2
+
+
 def test_quiet_time_that_was_too_short_is_doubtful() -> None:
     """Until something else was answered."""
     talk = Talk()
