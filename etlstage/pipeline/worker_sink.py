@@ -24,7 +24,7 @@ from etlstage.supervisor import (
     SupervisorEvent,
     WorkerExited,
 )
-from etlstage.supervisor.commit import StoreCommit
+from etlstage.supervisor.pool import StoreCommit
 from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker

@@ -2,7 +2,7 @@
 How a stage treats its workers and their messages: batches, time, errors, resources.
 
 Each setting is written here and nowhere else; ``etlstage.settings`` reads it. When
-exactly a worker is started again is in ``supervisor/lifecycle/restart.py``.
+exactly a worker is started again is in ``supervisor/lifecycle/worker.py``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from etlstage.protocol.events import Assignment as Assignment
 from etlstage.protocol.events import FarewellReason as FarewellReason
-from etlstage.supervisor.commit import CommitRequest as CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome as Outcome
 from etlstage.supervisor.lifecycle.events import RemainsEnded as RemainsEnded
 from etlstage.supervisor.lifecycle.events import StartFailed as StartFailed
@@ -21,6 +20,7 @@ from etlstage.supervisor.lifecycle.events import WorkerStarted as WorkerStarted
 from etlstage.supervisor.lifecycle.events import WorkerWorn as WorkerWorn
 from etlstage.supervisor.lifecycle.pool import Health as Health
 from etlstage.supervisor.lifecycle.pool import Silence as Silence
+from etlstage.supervisor.pool import CommitRequest as CommitRequest
 from etlstage.supervisor.stream import WorkerSession as WorkerSession
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 

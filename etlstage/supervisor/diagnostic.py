@@ -63,13 +63,7 @@ Diagnostic: TypeAlias = LineWritten | LinesDropped
 
 
 class DiagnosticReader:
-    """
-    Reads what one worker writes to stderr.
-
-    Args:
-        throttle: What may pass.
-
-    """
+    """Reads what one worker writes to stderr; ``throttle`` says what may pass."""
 
     def __init__(self, throttle: Throttle) -> None:
         self._throttle = throttle
@@ -98,14 +92,7 @@ class DiagnosticReader:
         return tuple(reversed(kept))
 
     def receive(self, data: bytes, now: float) -> list[Diagnostic]:
-        """
-        Return what is to be logged of ``data`` and what came before it.
-
-        Args:
-            data: What was written.
-            now: The time, in seconds.
-
-        """
+        """Return what is to be logged of ``data`` and what came before it."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         seen: list[Diagnostic] = []
         for line in lines:
@@ -123,13 +110,7 @@ class DiagnosticReader:
         return [owed]
 
     def finish(self, now: float) -> list[Diagnostic]:
-        """
-        Return what has no line end, and how much was dropped.
-
-        Args:
-            now: The time, in seconds.
-
-        """
+        """Return what has no line end, and how much was dropped."""
         seen: list[Diagnostic] = []
         rest, self._rest = self._rest, b""
         self._cut(rest, now, seen)
@@ -259,14 +240,7 @@ class Throttle:
         self._at: float | None = None
 
     def allows(self, size: int, now: float) -> bool:
-        """
-        Return whether a line may pass, and count it if so.
-
-        Args:
-            size: Its length, in bytes.
-            now: The time, in seconds.
-
-        """
+        """Return whether a line of ``size`` bytes may pass, and count it if so."""
         self._refill(now)
         if self._closed and self._tokens < self._reopen:
             return False
@@ -295,10 +269,7 @@ def cause_of(lines: Sequence[str]) -> str:
     """
     Return the error of an uncaught exception in Python, or an empty text.
 
-    Args:
-        lines: The last ones that a program has written to stderr, oldest first. The
-            traceback may begin before them.
-
+    ``lines`` are the last on stderr, oldest first: the traceback may begin before them.
     """
     for at in range(len(lines) - 1, 0, -1):
         # A frame, its line of code, or the marks below that.

@@ -38,17 +38,7 @@ _REFUSALS: Final = 128  # whose texts are kept
 
 
 class WorkerErrors:
-    """
-    Makes the errors of one worker.
-
-    Args:
-        stage: Of the worker.
-        name: Such as ``clean-1``.
-        pid: Of its process.
-        stderr: What it writes there.
-        history: The last things that happened to it.
-
-    """
+    """Makes the errors of one worker; ``history`` has what happened to it."""
 
     def __init__(
         self,
@@ -74,11 +64,7 @@ class WorkerErrors:
         """
         Return the error for messages that the worker held when it met its fate.
 
-        Args:
-            fate: What happened, as a part of a sentence.
-            held: How many messages it held.
-            tries: How often they were tried.
-
+        ``fate`` is a part of a sentence; the messages were tried ``tries`` times.
         """
         what = f" while it held {counted(held, 'message')}" if held else ""
         text = self._describe(f"{fate}{what}", tries)
@@ -125,10 +111,7 @@ class WorkerErrors:
         """
         Return what became of a worker that is gone without being told to.
 
-        Args:
-            closed: The pipe that it closed before; if it went no further by itself,
-                this is what it died of.
-
+        A pipe that it ``closed`` before is what it died of, if it went no further by itself.
         """
         assert self.status is not None
         if closed and self.signalled:

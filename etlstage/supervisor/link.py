@@ -84,20 +84,12 @@ class Link:
     """
     Feeds one worker, and delivers what it answers.
 
-    Args:
-        pool: Of the worker.
-        worker: Whose link it is.
-        wire: To the worker.
-        number: Of the worker, from 0.
-        max_messages: Messages after which it is worn.
-
     Attributes:
         dispatch: The exchanges of the worker.
         deadlines: How long it may take.
         answered: Messages that it has answered.
         received: Bytes that have come since the last complete reply.
         late: Bytes that it wrote after it had failed.
-        doubtful: Messages whose outcomes were delivered, or their effects had, too early.
         mispaired: What was found when its replies could not be told apart.
 
     """
@@ -209,13 +201,7 @@ class Link:
         return self._farewell is not None and not self._identified
 
     def unread(self, left: int) -> bool:
-        """
-        Return whether the worker has not begun to read what it holds.
-
-        Args:
-            left: Bytes that it left in its stdin.
-
-        """
+        """Return whether a worker that left so many bytes has read nothing it holds."""
         return left >= self._written - self._written_before
 
     # --- what it is given -----------------------------------------------------
@@ -224,11 +210,7 @@ class Link:
         """
         Give the worker what it may have now; return whether there was anything.
 
-        Args:
-            now: The time, in seconds.
-            many: Whether it may be given several exchanges, where these end in any
-                order.
-
+        ``many``: several exchanges, where these end in any order.
         """
         dispatch = self.dispatch
         if dispatch.has_dialogues:
@@ -512,10 +494,8 @@ class Link:
         """
         Deliver what a worker has answered that is gone, where its exit shows it right.
 
-        Args:
-            clean: Whether it exited as it should, with all that it had to write.
-            left: Bytes that it left in its stdin.
-
+        ``clean``: it exited as it should, with all that it had to write; ``left`` are the
+        bytes that it left in its stdin.
         """
         if self._worker.failed:
             return

@@ -39,14 +39,7 @@ _log = Log()
 
 
 class Observers:
-    """
-    Publishes what happens to the workers of one stage; never fails.
-
-    Args:
-        stage: The stage.
-        metrics: What is counted, if anything is.
-
-    """
+    """Publishes what happens to the workers of one stage; never fails."""
 
     def __init__(self, stage: Stage, metrics: StageMetrics | None) -> None:
         self.faults: Faults = Faults()

@@ -2,8 +2,12 @@
 The workers of a stage: performs what ``lifecycle/pool.py`` decides.
 
 Every event goes through :meth:`WorkerPool.handle`; what comes back is done at once, in
-order. Only what takes time runs as a task: each process until it is gone, and one
-timer for each worker.
+order. Only what takes time runs as a task: each process until it is gone, one timer
+for each worker, and the storing of each position.
+
+A worker may ask, in the middle of its work, to have stored how far it has come in the
+share of the input that it was started for. It is answered when that is done, or could
+not be; the next start of it goes on behind what was stored last.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
-from typing import Final, assert_never
+from typing import Final, NamedTuple, TypeAlias, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,9 +31,8 @@ from etlstage.errors import (
     WorkerLost,
     WorkerStartFailed,
 )
-from etlstage.protocol.events import FarewellReason
+from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.commit import Commits
 from etlstage.supervisor.deadlines import Deadline
 from etlstage.supervisor.diagnostic import SKIPPED
 from etlstage.supervisor.exchange.backlog import Backlog
@@ -64,27 +67,103 @@ from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.process import traced
 from etlstage.supervisor.worker import WorkerProcess
 from etlstage.telemetry import StageMetrics
+from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 from etlstage.transport.process import resident_bytes
 
-__all__ = ("WorkerPool",)
+__all__ = ("CommitRequest", "Commits", "StoreCommit", "WorkerPool")
+
+_log = Log()
 
 _MOST_REMAINS: Final = 16  # workers whose children still have time to end
 _LOOK: Final = 1.0  # seconds between two looks at the memory of the workers
 
 
-class WorkerPool:
+class CommitRequest(NamedTuple):
+    """A position that a worker asks to have stored."""
+
+    worker: str
+    """Its name, such as ``load-1``."""
+    assignment: Assignment | None
+    """The share of the input that it was started for, with what was stored before."""
+    exchange: int
+    """Number of the exchange, in the life of the worker, that was opened last."""
+    position: object
+    """As its dialect has positions; plain JSON."""
+
+
+StoreCommit: TypeAlias = Callable[[CommitRequest], Awaitable[None]]
+"""Stores a position, durably; what it raises is answered to the worker by its text."""
+
+
+class Commits:
     """
-    Keeps the workers of a stage running until told to stop.
+    Has positions stored, and knows where the next start goes on.
 
     Args:
-        stage: What to run.
-        observers: Of what happens to the workers.
-        metrics: What is counted, if anything is.
-        launch: What starts the workers.
-        commits: Stores what workers commit.
+        stage: Of the workers.
+        store: Stores a position; None: nobody does.
+        assignment: The share of the input that the worker has; None: all that comes.
+
+    Attributes:
+        assignment: The same, with the position that was stored last.
 
     """
+
+    def __init__(
+        self,
+        stage: Stage,
+        store: StoreCommit | None = None,
+        assignment: Assignment | None = None,
+    ) -> None:
+        self.assignment: Assignment | None = assignment
+        self._stage = stage
+        self._store = store
+
+    async def store(
+        self,
+        worker: str,
+        exchange: int,
+        position: object,
+        answer: Callable[[str | None], None],
+    ) -> None:
+        """
+        Store a position, then call ``answer``, with the error if it failed.
+
+        Args:
+            worker: Who asks.
+            exchange: Number of the one that was opened last.
+            position: Plain JSON.
+            answer: What to do then.
+
+        """
+        if self._store is None:
+            answer(f"no checkpoint store configured for stage {self._stage.name}")
+            return
+        share, limit = self.assignment, self._stage.timeout.commit
+        error: str | None = None
+        try:
+            with anyio.fail_after(limit):
+                await self._store(CommitRequest(worker, share, exchange, position))
+        except TimeoutError:
+            error = f"not stored within timeout.commit ({limit:g} s)"
+        except Exception as failure:
+            error = str(failure) or type(failure).__name__
+        if error is not None:
+            _log.warning(
+                "position not stored",
+                stage=self._stage.name,
+                worker=worker,
+                position=position,
+                error=error,
+            )
+        elif share is not None:
+            self.assignment = share._replace(position=position)
+        answer(error)
+
+
+class WorkerPool:
+    """Keeps the workers of a stage running until told to stop."""
 
     def __init__(
         self,
@@ -141,10 +220,7 @@ class WorkerPool:
 
     def start(self, tasks: TaskGroup) -> None:
         """
-        Start the workers.
-
-        Args:
-            tasks: Where what takes time runs.
+        Start the workers; what takes time runs in ``tasks``.
 
         Raises:
             WorkerStartFailed: If the program can't be run; what was started until
@@ -167,9 +243,7 @@ class WorkerPool:
         """
         Stop the workers and return when they are gone.
 
-        Args:
-            patient: Whether they may end by themselves once their stdin is closed.
-
+        ``patient``: they may end by themselves once their stdin is closed.
         """
         self.handle(StopRequested(patient))
         if not patient:

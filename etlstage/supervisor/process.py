@@ -72,14 +72,7 @@ def spawn(
     stage: Stage, worker: str, launch: Launch, *, stdin: bool = True, start: int = 1
 ) -> tuple[Wire, Child]:
     """
-    Start a worker of ``stage``.
-
-    Args:
-        stage: What to run.
-        worker: Its name, such as ``clean-1``.
-        launch: What starts it.
-        stdin: Whether it is given any.
-        start: How often a worker of this name has been started, with this time.
+    Start a worker of ``stage``, for the ``start``-th time.
 
     Raises:
         WorkerStartFailed: If the program can't be run; the text says why and the
@@ -323,14 +316,9 @@ def absent_from_path(
     program: str, folder: Path, path: str, known: Iterable[str] = ()
 ) -> str | None:
     """
-    Return why a name on the PATH can't be run; None if it can.
+    Return why a name on the PATH can't be run in ``folder``; None if it can.
 
-    Args:
-        program: The name.
-        folder: Where the worker runs.
-        path: The PATH that it has.
-        known: Names that are understood besides.
-
+    ``known`` are names that are understood besides.
     """
     if on_path(program, folder, path):
         return None

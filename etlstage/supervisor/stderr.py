@@ -113,14 +113,7 @@ class LineLog:
 
 
 class StderrLog(LineLog):
-    """
-    Reads one worker's stderr to its end.
-
-    Args:
-        stderr: Where it comes from.
-        of_log: What a :class:`LineLog` is to know.
-
-    """
+    """Reads one worker's stderr to its end."""
 
     def __init__(
         self,

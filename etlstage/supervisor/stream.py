@@ -35,10 +35,9 @@ from etlstage.messages import Position, Result, Run, refuse_one, sound
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
-from etlstage.supervisor.exchange.round import Repeat, Round
+from etlstage.supervisor.exchange.round import Dialogue, Repeat, Round
 from etlstage.supervisor.exchange.submission import Submission
 
 if TYPE_CHECKING:
@@ -91,15 +90,9 @@ class Signal:
 
 class Intake:
     """
-    Feeds one submission.
+    Feeds one submission, which may hold so many messages and bytes.
 
-    Args:
-        pool: Whose workers are to take it.
-        submission: What to feed.
-        items: The caller's input: runs of messages, and positions among them.
-        max_messages: That the submission may hold.
-        max_bytes: Likewise.
-
+    ``items`` are the caller's input: runs of messages, and positions among them.
     """
 
     def __init__(
@@ -309,11 +302,7 @@ def submission_for(
     """
     Return what takes messages and has their results in the stage's order.
 
-    Args:
-        stage: Where they go.
-        wake: Called when there are results.
-        max_bytes: Of results, until no more are read.
-
+    ``wake`` is called when there are results, ``max_bytes`` of which may lie there.
     """
     if stage.order is not Order.KEY:
         return Submission(
@@ -334,13 +323,7 @@ def round_for(
     """
     Return what asks for one round of extraction and has its outputs.
 
-    Args:
-        stage: Who is asked.
-        wake: Called when there are outputs.
-        start: First offset of the round.
-        end: End of the round, as the worker understands it.
-        text: Template of the request; the default is JSON.
-
+    ``text`` is the template of the request; the default is JSON.
     """
     if text is not None:
         text = text.replace("{start}", str(start)).replace("{end}", str(end))

@@ -40,14 +40,13 @@ from etlstage.messages import Position, Result, Run, StageKind, counted, sound
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.commit import Commits, StoreCommit
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.submission import Collected, Submission
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.lifecycle.pool import Health, Silence
 from etlstage.supervisor.observers import Observers
-from etlstage.supervisor.pool import WorkerPool
+from etlstage.supervisor.pool import Commits, StoreCommit, WorkerPool
 from etlstage.supervisor.process import command_line, missing
 from etlstage.supervisor.stream import (
     Intake,

@@ -47,10 +47,7 @@ class Backlog:
         """
         Give what a worker owns to others: it is not started again.
 
-        Args:
-            worker: Its number.
-            failed: Whether it is missed: then nobody fresh may come in its place.
-
+        ``failed``: it is missed, and nobody fresh may come in its place.
         """
         self._workers.discard(worker)
         self.orphaned = self.orphaned or failed
@@ -133,13 +130,7 @@ class Backlog:
             self.life = (self.life + messages) / 2 if known else messages
 
     def in_turn(self, worker: int) -> list[Submission]:
-        """
-        Return what a worker may take messages from; callers are first by turns.
-
-        Args:
-            worker: Its number.
-
-        """
+        """Return what a worker may take messages from; callers are first by turns."""
         self._submissions.rotate(-1)
         return [
             s

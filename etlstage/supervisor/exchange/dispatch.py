@@ -24,7 +24,6 @@ from etlstage.protocol.base import Shape
 from etlstage.protocol.events import Added, Cancelled, Ended, Opened
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refusals
 from etlstage.supervisor.exchange.giving import FULL, Full, Giving
 from etlstage.supervisor.exchange.retry import (
@@ -37,6 +36,7 @@ from etlstage.supervisor.exchange.retry import (
     refused,
     tried,
 )
+from etlstage.supervisor.exchange.round import Dialogue
 from etlstage.supervisor.exchange.table import OpenRange, RangePart, Table
 
 __all__ = ("Answered", "Dispatcher")
@@ -73,7 +73,6 @@ class Dispatcher:
         in_order: Whether exchanges end in the order in which they were opened.
 
     Attributes:
-        giving: What is given next.
         given: Messages that the process was given in its life.
         bound: Bytes of replies that the caller wants to wait at most, who was given
             to last.
@@ -116,13 +115,7 @@ class Dispatcher:
         return sum(len(item.exchange.messages) for item in self._open)
 
     def answered(self, owed: int) -> int:
-        """
-        Return how many messages have been answered, of what has not ended.
-
-        Args:
-            owed: Exchanges that the worker has not answered.
-
-        """
+        """Return how many messages have been answered, of what has not ended."""
         count = self._open.count - owed
         if not self._batches or not self._in_order:
             return count
@@ -165,11 +158,7 @@ class Dispatcher:
         """
         Return what to send, or None if there is nothing to do now.
 
-        Args:
-            now: The time, in seconds.
-            owed: Exchanges that the worker has not answered.
-            room: How many more it may be given; where it asks, messages.
-
+        There is ``room`` for so many more exchanges; where the worker asks, messages.
         """
         if self._asks and owed:
             return self._fill(now) if room >= 1 else None
@@ -243,16 +232,10 @@ class Dispatcher:
         self, event: Ended, reply_size: int, refused: Refusals | None = None
     ) -> Answered:
         """
-        Deliver what has ended; of what is not open nothing is taken.
+        Deliver what has ended, and return what that was about, but what is tried again.
 
-        Args:
-            event: What has ended.
-            reply_size: Bytes of memory that the replies take.
-            refused: To which of these exchanges the worker said no.
-
-        Returns:
-            What that was about, without what is tried again.
-
+        Of what is not open nothing is taken. ``reply_size`` is the memory of the replies,
+        in bytes; ``refused`` says which of these exchanges the worker rejected.
         """
         first, groups, before = event.first, event.groups, self._open.count
         messages = size = 0

@@ -48,12 +48,6 @@ class Giving:
     """
     Decides what one worker is given.
 
-    Args:
-        stage: Of the worker.
-        backlog: Where to take messages from.
-        number: The worker's.
-        in_order: Whether its exchanges end in the order in which they were opened.
-
     Attributes:
         due: When :meth:`next` may have something although nothing new was submitted,
             in seconds, or None.
@@ -100,12 +94,8 @@ class Giving:
         """
         Return what to open, or None if there is nothing to do now.
 
-        Args:
-            now: The time, in seconds.
-            owed: Exchanges that the worker has not answered.
-            opened: Exchanges that have not ended, these included.
-            room: How many more it may be given.
-
+        Of ``opened`` exchanges, the worker has not answered those that are ``owed``; it
+        may be given ``room`` more.
         """
         self.due, self.filled = None, False
         if not owed:
@@ -161,10 +151,7 @@ class Giving:
         """
         Take back what was to be opened; return the message that can't be sent.
 
-        Args:
-            unsent: All of what was returned last.
-            error: Says which message it is.
-
+        ``unsent`` is all that was returned last; ``error`` says which message it is.
         """
         self.filled = False  # for others there is room
         before, rest = unsent.split(error.index)

@@ -28,16 +28,10 @@ _NO_KEY: Final = -1
 
 class Lanes:
     """
-    One caller's messages, in a lane for each worker.
+    One caller's messages, in a lane for each worker, or several.
 
-    Args:
-        stage: Whose ``key`` it is.
-        count: How many lanes: as many as there may be workers.
-        on_outcome: Called when :meth:`collect` has something new.
-        max_unread: Bytes of replies that may lie in each lane; see
-            :class:`~etlstage.supervisor.exchange.submission.Submission`.
-        max_reply: Likewise.
-
+    Its bounds are those of each lane; see
+    :class:`~etlstage.supervisor.exchange.submission.Submission`.
     """
 
     def __init__(

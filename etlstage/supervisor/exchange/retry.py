@@ -111,12 +111,7 @@ def judge_rounds(
     """
     Return what becomes of rounds of extraction, and whether one got further.
 
-    Args:
-        rounds: What a lost worker had not answered.
-        attempt: How the worker was lost.
-        retries: How often a round may be lost in vain beyond the first time.
-        untouched: Whether the worker had read nothing of what it was given.
-
+    One may be lost in vain ``retries`` times beyond the first; not in vain, always.
     """
     found, progress = Judgement([], [], []), False
     for exchange in rounds:
@@ -137,14 +132,10 @@ def carry_out(
     found: Judgement, held: int, error: LastError, suspects: deque[Exchange]
 ) -> Loss:
     """
-    Have each exchange go where it belongs.
+    Have each exchange go where it belongs: what is tried alone to ``suspects``.
 
-    Args:
-        found: What is to become of them.
-        held: Messages that the lost worker held.
-        error: Makes the errors of those that have failed.
-        suspects: Where those go that are tried alone.
-
+    Returns what that was, of the ``held`` messages; ``error`` makes the errors of those
+    that have failed.
     """
     for exchange in found.innocent:
         exchange.submission.give_back(exchange)
@@ -165,11 +156,8 @@ def refused(
     """
     Return of an exchange what has ended, and what is to be tried again.
 
-    Args:
-        exchange: As it was before its outcome.
-        outcome: A worker refused it, or some of its messages.
-        retries: How often a single message may be refused beyond the first time.
-
+    ``outcome`` has refusals; a single message may be refused ``retries`` times beyond
+    the first.
     """
     if outcome.error is None and not retries:
         if exchange.attempts:

@@ -26,14 +26,12 @@ class OpenRange:
     """
     Exchanges with consecutive numbers that were opened at once.
 
-    Args:
+    Attributes:
+        began: Number of the first that was opened.
         first: Number of the first that is open.
         count: How many numbers there are, from that one to the last.
         exchange: What is in them.
         since: When they were opened, in seconds.
-
-    Attributes:
-        began: Number of the first that was opened.
 
     """
 

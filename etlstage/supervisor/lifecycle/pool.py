@@ -76,14 +76,7 @@ class Silence(NamedTuple):
 
 
 class PoolState:
-    """
-    Decides over the workers of a stage.
-
-    Args:
-        stage: Its policies.
-        random: Returns a number from 0 to 1, for jitter and variance.
-
-    """
+    """Decides over the workers of a stage; ``random`` gives jitter, from 0 to 1."""
 
     def __init__(self, stage: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
         self._stage = stage

@@ -6,8 +6,8 @@ import pytest
 
 from etlstage.errors import WorkerLost
 from etlstage.messages import OVERHEAD
-from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.round import Dialogue
 
 
 def opened(calls: list[int] | None = None) -> Dialogue:

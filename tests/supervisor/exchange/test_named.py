@@ -26,11 +26,10 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorPolicy, Order, RestartPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.retry import LastError, Loss
-from etlstage.supervisor.exchange.round import Round
+from etlstage.supervisor.exchange.round import Dialogue, Round
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.refusing import refusing
 

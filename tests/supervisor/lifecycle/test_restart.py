@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.stage import RestartPolicy
-from etlstage.supervisor.lifecycle.restart import Tally, wait_time
+from etlstage.supervisor.lifecycle.worker import Tally, wait_time
 
 POLICY = RestartPolicy(max=3, within=10.0, delay=0.5, max_delay=3.0)
 
