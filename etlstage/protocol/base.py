@@ -109,11 +109,11 @@ class Session(Protocol):
         ...
 
     def receive_data(self, data: bytes, now: float, /) -> None:
-        """
-        Take bytes that the peer sent; they may be cut anywhere.
+        """Take bytes that the peer sent; they may be cut anywhere."""
+        ...
 
-        None at all: from now on nobody reads what it sends, until there are some.
-        """
+    def reading_paused(self, now: float, /) -> None:
+        """Expect no sign of the peer before the next bytes: it is not read."""
         ...
 
     def receive_eof(self, now: float, /) -> None:

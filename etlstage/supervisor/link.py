@@ -430,10 +430,10 @@ class Link:
     async def _wait_for_consumer(self) -> None:
         """Read no more while outputs lie unread; all that is left once it exited."""
         while self.dispatch.stalled and not self._worker.exited:
-            self._paused_at = anyio.current_time()
+            self._paused_at = now = anyio.current_time()
             self.deadlines.pause()
-            # In a dialect with heartbeats, nobody hears them now.
-            self._receive(b"")
+            self._session.reading_paused(now)
+            self._settle(now)
             self._going_on = anyio.Event()
             await self._going_on.wait()
             self._going_on = None

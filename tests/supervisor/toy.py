@@ -60,6 +60,9 @@ class ToySession:
     def room(self) -> float:
         return self.concurrency - len(self.open) if self.ready else 0
 
+    def reading_paused(self, now: float, /) -> None:
+        self._due = now + HEARTBEAT
+
     def receive_data(self, data: bytes, now: float, /) -> None:
         self._due = now + HEARTBEAT
         *lines, self._held = (self._held + data).split(b"\n")

@@ -45,6 +45,8 @@ class CommittingSession:
     def room(self) -> float:
         return self._batch if self._ready and not self.owed else 0
 
+    def reading_paused(self, now: float, /) -> None: ...
+
     def receive_data(self, data: bytes, now: float, /) -> None:
         *lines, self._held = (self._held + data).split(b"\n")
         for line in lines:

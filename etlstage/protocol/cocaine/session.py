@@ -260,9 +260,8 @@ class CocaineSession:
         if self.state is ConnectionState.ERROR:
             return
         if self.state is ConnectionState.ACTIVE and self._ours:
-            # Whoever is not heard can't be missed, but it may miss us.
-            self._alarms.cancel(Alarm.HEARTBEAT if not data else Alarm.UNHEARD)
-            self._alarms.set(Alarm.HEARTBEAT if data else Alarm.UNHEARD)
+            self._alarms.cancel(Alarm.UNHEARD)
+            self._alarms.set(Alarm.HEARTBEAT)
         try:
             self._sessions.take_all(self._frames.feed(data), self._take)
         except RemoteProtocolError as error:
@@ -272,6 +271,13 @@ class CocaineSession:
         else:
             self._sessions.tell()
             self._leave_if_drained()
+
+    def reading_paused(self, now: float, /) -> None:
+        """Beat in its place: a worker that is not read can't be missed, but miss us."""
+        self._tick(now)
+        if self.state is ConnectionState.ACTIVE and self._ours:
+            self._alarms.cancel(Alarm.HEARTBEAT)
+            self._alarms.set(Alarm.UNHEARD)
 
     def receive_eof(self, now: float, /) -> None:
         """Take the end of what the peer sends."""

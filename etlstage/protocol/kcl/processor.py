@@ -124,6 +124,9 @@ class ProcessorSession:
         except PayloadTooBig as error:
             self._fail(error)
 
+    def reading_paused(self, now: float, /) -> None:
+        """Do nothing: there are no heartbeats."""
+
     def receive_eof(self, now: float, /) -> None:
         """Take the end of stdin: between actions it is the end of a life."""
         if self.turn is Turn.ANSWER:

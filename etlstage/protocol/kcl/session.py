@@ -192,6 +192,9 @@ class KclSession:
             self._fail(error)
         self._settle(now)
 
+    def reading_paused(self, now: float, /) -> None:
+        """Do nothing: there are no heartbeats."""
+
     def receive_eof(self, now: float, /) -> None:
         """Take the end of its stdout; whether that is a failure its exit will show."""
         if self.state is State.ERROR:

@@ -182,6 +182,9 @@ class MarkerProtocol:
             self._hold(self.proof, data, now)
         self._count()
 
+    def reading_paused(self, now: float, /) -> None:
+        """Do nothing: no sign of the peer is due."""
+
     def receive_eof(self, now: float = 0.0, /) -> None:
         """Take the end of what the peer sends."""
         if self.proof is not None:

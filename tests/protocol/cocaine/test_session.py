@@ -632,10 +632,14 @@ def test_answers_to_heartbeats_come_before_chunks() -> None:
     )
 
 
-def test_worker_that_nobody_reads_is_not_missed_and_does_not_miss_us() -> None:
-    """Its heartbeats wait behind what nobody has room for."""
+def test_worker_that_is_not_read_is_not_missed_and_does_not_miss_us() -> None:
+    """Its heartbeats wait behind what there is no room for."""
+    theirs = worker(deadlines=Deadlines(beat=10.0, disown=60.0))
+    theirs.handle_timer(0.0)
+    theirs.reading_paused(1.0)
+    assert theirs.get_timer() == 10.0
     session = supervisor(deadlines=Deadlines(heartbeat=4.0))
-    session.receive_data(b"", 10.0)
+    session.reading_paused(10.0)
     assert session.get_timer() == 12.0
     session.handle_timer(12.0)
     assert session.data_to_send() == [BEAT]
@@ -673,7 +677,7 @@ def test_nothing_is_said_behind_a_terminate() -> None:
     """A worker that has said so may be gone; one that was told may not read on."""
     session = supervisor()
     sent(session, opened(1, ended=False), opened(2, ended=False))
-    session.receive_data(b"", 0.0)
+    session.reading_paused(0.0)
     session.send(BYE)
     session.handle_timer(3.0)
     assert session.data_to_send() == [BEAT + TERMINATE]

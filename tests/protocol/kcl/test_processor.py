@@ -88,6 +88,7 @@ def test_a_life(version: Version) -> None:
         "s-1", Checkpoint("4", 1) if full else None
     )
     pair.theirs.send(Ready(), 0.0)
+    pair.theirs.reading_paused(0.0)
     pair.move()
 
     pair.ours.send(Opened(1, RECORDS), 0.0)

@@ -136,7 +136,7 @@ def test_records_are_open_until_a_checkpoint_covers_them() -> None:
     session = begun()
     given(session, 5, 6, 7)
     session.receive_data(status("processRecords"), 0.0)
-    session.receive_data(b"", 0.0)
+    session.reading_paused(0.0)
     assert session.events_received() == [Alive()]
 
     given(session, 8, first=4)

@@ -100,6 +100,7 @@ def test_reading_nothing_means_nothing(side: Side) -> None:
     """An empty read is not the end: that has its own method."""
     protocol = MarkerProtocol(side, Mode.SINGLE)
     protocol.receive_data(b"")
+    protocol.reading_paused(0.0)
     assert protocol.events_received() == []
 
 
