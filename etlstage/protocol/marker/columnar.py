@@ -121,12 +121,12 @@ def split_replies(data: bytes, markers: Markers) -> framing.Split:
     return framing.Split(groups, rest, total - len(said), said, None)
 
 
-COLUMNS: Final = framing.RunFraming(encode_column, split_replies, OVERHEAD)
+COLUMNS: Final = framing.ByteFraming(encode_column, split_replies, OVERHEAD)
 """Messages are a :class:`Column`, and replies to them :class:`Replies`, or lists where
 a closer look was needed."""
 
 
-def framing_of(messages: Run) -> framing.RunFraming:
+def framing_of(messages: Run) -> framing.ByteFraming:
     """Return how to find the boundaries of messages that are held so."""
     return COLUMNS if isinstance(messages, Column) else framing.LISTS
 

@@ -21,7 +21,7 @@ from etlstage.protocol.marker.markers import Markers, escape
 
 __all__ = (
     "LISTS",
-    "RunFraming",
+    "ByteFraming",
     "Split",
     "Unterminated",
     "encode_groups",
@@ -236,7 +236,7 @@ def end_of(data: bytes, markers: Markers, count: int) -> int:
     return end
 
 
-class RunFraming(NamedTuple):
+class ByteFraming(NamedTuple):
     """
     How messages are held in memory.
 
@@ -251,7 +251,7 @@ class RunFraming(NamedTuple):
     """Bytes of memory that a message takes beside its own."""
 
 
-LISTS: Final = RunFraming(encode_run, split_replies, OVERHEAD)
+LISTS: Final = ByteFraming(encode_run, split_replies, OVERHEAD)
 """Messages are lists of bytes. For those that are Arrow see ``columnar.py``."""
 
 

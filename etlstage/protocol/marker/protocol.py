@@ -30,7 +30,7 @@ from etlstage.protocol.events import (
 from etlstage.protocol.marker.blocks import Terms, Window
 from etlstage.protocol.marker.framing import (
     LISTS,
-    RunFraming,
+    ByteFraming,
     encode_replies,
 )
 from etlstage.protocol.marker.markers import Markers
@@ -94,7 +94,7 @@ class MarkerProtocol:
         eob_after_full: bool = True,
         bnc_after_last: bool = False,
         batch: int = 1,
-        framing_of: Callable[[Run], RunFraming] = lambda _messages: LISTS,
+        framing_of: Callable[[Run], ByteFraming] = lambda _messages: LISTS,
         window: Window | None = None,
         terms: Terms | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class MarkerProtocol:
         # Only in replies is ERR searched for: in all else it is a byte like any other.
         self._unsendable = self.markers if replies else self.markers.without_err()
         self._framing_of = framing_of
-        self._framings: dict[type, RunFraming] = {}  # by type of the messages
+        self._framings: dict[type, ByteFraming] = {}  # by type of the messages
         self._reader = MarkerReader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
         self._out: list[bytes] = []
@@ -372,7 +372,7 @@ class MarkerProtocol:
             self._reader.framing = framing
             self._write(wire, count, idle=idle)
 
-    def _framing(self, messages: Run) -> RunFraming:
+    def _framing(self, messages: Run) -> ByteFraming:
         found = self._framings.get(type(messages))
         if found is None:
             found = self._framings[type(messages)] = self._framing_of(messages)

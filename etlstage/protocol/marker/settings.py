@@ -15,7 +15,7 @@ from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import Assignment
 from etlstage.protocol.marker.blocks import Terms, Window
-from etlstage.protocol.marker.framing import LISTS, RunFraming
+from etlstage.protocol.marker.framing import LISTS, ByteFraming
 from etlstage.protocol.marker.markers import Markers, escape
 from etlstage.protocol.marker.protocol import MarkerProtocol
 from etlstage.protocol.marker.state import Mode
@@ -220,7 +220,7 @@ def _batch_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
         yield broken(("eob_after_full",), "needs driver: supervisor")
 
 
-def _framing_of(messages: Run) -> RunFraming:
+def _framing_of(messages: Run) -> ByteFraming:
     if isinstance(messages, list):
         return LISTS
     # Whoever has anything else has PyArrow, too.
