@@ -393,11 +393,13 @@ def test_cocaine(blocks: list[str], folder: Path) -> None:
     "Kinesis record processors 1",
     "Kinesis record processors 2",
     "Kinesis record processors 3",
+    "Kinesis record processors 4",
 )
 def test_record_processor(blocks: list[str], folder: Path) -> None:
     """It runs, and the file shows all keys with what holds without them (issue 25)."""
-    processor, file, dialogue = blocks
+    processor, simulation, file, dialogue = blocks
     (folder / "processor.py").write_text(processor)
+    typed(steps(simulation))
     (folder / "clicks.yaml").write_text(file)
     typed(steps(dialogue))
     model, _ = load(folder / "clicks.yaml")

@@ -18,6 +18,7 @@ import etlstage
 from etlstage.cli.cocaine import cocaine
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
 from etlstage.cli.journals import journal
+from etlstage.cli.kcl import kcl
 from etlstage.cli.kept import dlq, state
 from etlstage.cli.options import Debug, File, Overlays, Values, changes_of
 from etlstage.cli.programs import programs
@@ -261,6 +262,7 @@ app.add_typer(dlq)
 app.add_typer(state)
 app.add_typer(journal)
 app.add_typer(cocaine)
+app.add_typer(kcl)
 
 
 def main() -> NoReturn:

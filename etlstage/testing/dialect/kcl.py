@@ -1,21 +1,31 @@
-"""What tests know of dialect ``kcl``."""
+"""What tests know of dialect ``kcl``: actions and answers by their names."""
 
 from __future__ import annotations
 
+from binascii import Error, a2b_base64
 from collections.abc import Sequence
+from typing import Any, Final
 
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Opened
-from etlstage.protocol.kcl.lines import status_line
+from etlstage.protocol.kcl.lines import Lines, read_object, status_line, text_of
 from etlstage.protocol.kcl.session import KclSession
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.testing.dialect.kit import DialectKit
 
-__all__ = ("KclKit",)
+__all__ = ("KclKit", "KclReader")
+
+_LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
+_LONG: Final = 48  # bytes of data that are shown, half of them from its end
+_SHOWN: Final = 6  # records that are shown, half of them the last ones
 
 
 class KclKit(DialectKit[KclDialect]):
     """Begins the life of a processor."""
+
+    def reader(self) -> KclReader:
+        """Return what names actions, and shows their records decoded."""
+        return KclReader()
 
     def raw(self, messages: Sequence[bytes]) -> bytes:
         """Return the messages as a processor reads them, in its first action."""
@@ -26,3 +36,74 @@ class KclKit(DialectKit[KclDialect]):
         session.receive_data(status_line("initialize"), 0.0)
         session.send(Opened(1, messages), 0.0)
         return b"".join(session.data_to_send())
+
+
+class KclReader:
+    """Reads what a daemon and its processor say to each other, in any version."""
+
+    def __init__(self) -> None:
+        self._lines = {side: Lines(_LARGEST) for side in Side}
+
+    def read(self, side: Side, data: bytes) -> list[str]:
+        """Return what is complete now; what is no message comes as it is."""
+        lines = self._lines[side].feed(data)
+        return [text for line in lines for text in _said(side, line)]
+
+
+def _said(side: Side, line: bytes) -> list[str]:
+    said = read_object(line) or {}
+    action = text_of(said.get("action"))
+    match action:
+        case "initialize":
+            return [f"initialize {said.get('shardId')} from {_position(said)}"]
+        case "processRecords" if isinstance(said.get("records"), list):
+            return _records(said["records"])
+        case "checkpoint" if side is Side.WORKER:
+            return [f"checkpoint {_position(said)}"]
+        case "checkpoint":
+            return [f"checkpoint {_position(said)}: {said.get('error') or 'stored'}"]
+        case "status":
+            return [f"status {text_of(said.get('responseFor'))}"]
+        case "shutdown":
+            return [f"shutdown {text_of(said.get('reason'))}"]
+        case None:
+            return [f"noise: {_shown(line)}"]
+        case _ if side is Side.WORKER:
+            return [f"noise: {_shown(line)}"]
+        case _:
+            return [action]
+
+
+def _position(said: dict[str, Any]) -> str:
+    number = said.get("sequenceNumber", said.get("checkpoint"))
+    if number is None:
+        return "(all)" if said.get("action") == "checkpoint" else "(not said)"
+    sub = text_of(said.get("subSequenceNumber"))
+    return f"{number}.{sub}" if sub not in (None, "0") else str(number)
+
+
+def _records(records: list[Any]) -> list[str]:
+    shown = [_record(record) for record in records]
+    if len(shown) > _SHOWN:
+        half = _SHOWN // 2
+        shown[half:-half] = [f"  ... {len(shown) - 2 * half:,} records ..."]
+    count = f"{len(records):,} record" + "s" * (len(records) != 1)
+    return [f"processRecords: {count}", *shown]
+
+
+def _record(record: Any) -> str:  # noqa: ANN401 - whatever was written
+    if not isinstance(record, dict):
+        return f"  {record!r}"
+    try:
+        data = a2b_base64(record.get("data") or "")
+    except (Error, ValueError):
+        data = b""
+    return f"  {_position(record)} {record.get('partitionKey')!r} {_shown(data)}"
+
+
+def _shown(data: bytes) -> str:
+    if len(data) <= _LONG:
+        return repr(data)[1:]
+    half = _LONG // 2
+    ends = repr(data[:half])[1:], repr(data[-half:])[1:]
+    return f"{ends[0]}... {len(data):,} bytes ...{ends[1]}"

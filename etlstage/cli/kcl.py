@@ -1,0 +1,94 @@
+"""``etlstage kcl``: record processors of the Kinesis Client Library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import structlog
+import typer
+
+from etlstage.cli.check import drop, lines_of
+from etlstage.cli.failure import FAILED
+from etlstage.cli.screen import Screen
+from etlstage.cli.signals import interruptible
+from etlstage.cli.subject import Options, program_of
+
+__all__ = ("kcl",)
+
+kcl: typer.Typer = typer.Typer(name="kcl", add_completion=False)
+
+
+@kcl.callback()
+def _kcl() -> None:
+    """Try record processors of the Kinesis Client Library."""
+
+
+@kcl.command("simulate")
+def _simulate(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The processor.")
+    ],
+    *,
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A record a line: its data, or JSON with data, key and time.",
+        ),
+    ] = None,
+    shards: Annotated[
+        int, typer.Option(min=1, max=1000, help="Shards, with a processor for each.")
+    ] = 1,
+    version: Annotated[
+        str, typer.Option(help="Of the daemon: v2, v1, 2014 or document.")
+    ] = "v2",
+    batch: Annotated[
+        int, typer.Option(min=1, help="Records of an action, at most.")
+    ] = 3,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT@N",
+            help="What goes wrong, as in ThrottlingException@2x3 or leaseLost@3.",
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="NUMBER", help="Checkpoint behind which to begin."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that an action may take.")
+    ] = 30.0,
+) -> int:
+    """Run a record processor under a daemon on the terminal: no AWS, no Java."""
+    from etlstage.testing.kcl import Faults
+    from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
+
+    structlog.configure(processors=[drop])
+    dialect = f"kcl:version={version}"
+    program = program_of(command, Options(kind="load", dialect=dialect))
+    lines = [b"one", b"two", b"three", b"four", b"five"]
+    if records is not None:
+        lines = lines_of(records)
+    parts = shards_of(records_of(lines), shards)
+    faults = Faults.parse(fault or ())
+    screen = Screen()
+
+    async def main() -> bool:
+        return await simulate(
+            program.stage,
+            parts,
+            size=batch,
+            tell=screen.tell,
+            faults=faults,
+            begin=begin,
+            timeout=timeout,
+        )
+
+    with interruptible():
+        well = anyio.run(main)
+    return 0 if well else FAILED
