@@ -87,7 +87,6 @@ TWICE: Final[frozenset[str]] = frozenset(
         "Span",
         "Status",
         "Task",
-        "Trial",
         "Verdict",
         "Written",
         "_Messages",

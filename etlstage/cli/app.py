@@ -59,6 +59,16 @@ def _run(
     *,
     overlays: Overlays = None,
     values: Values = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Extract so many messages, at most."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE", help="Print what leaves this stage; load nothing."
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the closing report as JSON."),
@@ -132,6 +142,8 @@ def _run(
                     record_limit << 20,
                     blank=record_blank,
                     seed=seed if faults else None,
+                    most=limit,
+                    until=until,
                 ),
                 verbosity=Verbosity(debug, quiet, log_level, log_format),
             )

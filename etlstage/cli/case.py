@@ -33,7 +33,7 @@ from etlstage.settings.problem import Loc
 from etlstage.stage import PoolPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
-__all__ = ("Failure", "Trial")
+__all__ = ("CaseRun", "Failure")
 
 DELAY: Final = 0.001  # seconds before a restart
 SHOWN: Final = 20  # lines of a difference
@@ -56,7 +56,7 @@ class Letter(NamedTuple):
     error: str
 
 
-class Trial:
+class CaseRun:
     """
     One run of a test.
 

@@ -28,7 +28,7 @@ from etlstage.config.loader import examine
 from etlstage.config.reading import Changes
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import written_end
-from etlstage.config.variant import Trial
+from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.pipeline.capture import Capture
@@ -187,7 +187,7 @@ def _with_end(
 
 
 def _on(file: Path, changes: Changes, engine: str, state: Path, sink: Sink) -> Runner:
-    return pipeline_from_yaml(file, changes, trial=Trial(engine, state, sink))
+    return pipeline_from_yaml(file, changes, trial=DryRun(engine, state, sink))
 
 
 def _side(build: Build, state: Path, load_stage: str) -> _Side:

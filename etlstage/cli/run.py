@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -26,7 +27,7 @@ from etlstage.cli.trial import PLAIN, Trial
 from etlstage.cli.verbosity import NORMAL, Verbosity
 from etlstage.config.reading import Changes
 from etlstage.pipeline.dead_letter.letter import Causes
-from etlstage.pipeline.report import Report
+from etlstage.pipeline.report import KeptLetters, Report
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry.log import Log
 
@@ -68,12 +69,19 @@ def run_file(
     with ExitStack() as stack:
         server = MetricsServer(metrics) if metrics is not None else None
         meter = server.meter if server is not None else None
-        pipeline = trial.build(file, changes, meter)
+        pipeline = trial.build(file, changes, meter, stack)
         place = stack.enter_context(ReportFile(report)) if report else None
         leaf = stack.enter_context(ReportFile(html)) if html else None
         history = History(pipeline.ledger) if html else None
         signals.begin()
-        result = run_pipeline(pipeline, signals, verbosity, server, history)
+        result = run_pipeline(
+            pipeline,
+            signals,
+            verbosity,
+            server,
+            history,
+            prints=trial.until is not None,
+        )
         # Why the run failed is told also if the report can't be written, and the
         # report is written also if nothing can be told.
         try:
@@ -112,17 +120,34 @@ def run_pipeline(
     verbosity: Verbosity = NORMAL,
     server: MetricsServer | None = None,
     history: History | None = None,
+    *,
+    prints: bool = False,
 ) -> Report:
-    """Run a pipeline, show its progress on stderr and its closing report on stdout."""
+    """
+    Run a pipeline, show its progress on stderr and its closing report on stdout.
+
+    Args:
+        pipeline: The pipeline.
+        signals: What it obeys.
+        verbosity: How much is told, and how.
+        server: What serves metrics meanwhile, if anything does.
+        history: What is to sample it, if anything is.
+        prints: Whether its messages are on stdout: then the report is on stderr, and
+            its dead letters are not kept.
+
+    """
     err = Screen(stderr=True)
     configure(err, verbosity, secrets=pipeline.secrets)
+    shown = replace(verbosity, quiet=verbosity.quiet or prints)
     with server or nullcontext():
         if server is not None:
             server.ledger = pipeline.ledger
             _tell("metrics are served", address=server.url)
-        report = watch(pipeline, signals, err, verbosity, history)
+        report = watch(pipeline, signals, err, shown, history)
+    if prints:
+        report = replace(report, dead_letters=KeptLetters())
     if not verbosity.quiet:
-        show_report(report, Screen())
+        show_report(report, err if prints else Screen())
     return report
 
 

@@ -12,7 +12,7 @@ import anyio
 import structlog
 
 from etlstage.cli import junit as xml
-from etlstage.cli.case import Failure, Trial
+from etlstage.cli.case import CaseRun, Failure
 from etlstage.cli.failure import FAILED
 from etlstage.cli.logs import configure
 from etlstage.cli.rows import Rows
@@ -68,7 +68,7 @@ def test(file: Path, changes: Changes, *, junit: Path | None, debug: bool) -> in
     with interruptible(), scratch("test") as folder, _rows(keys) as rows:
         for i, case in enumerate(cases):
             (own := folder / str(i)).mkdir()
-            trial = Trial(keys, document, case, own, rows=rows)
+            trial = CaseRun(keys, document, case, own, rows=rows)
             outcomes.append(_outcome(trial, case, secrets))
             for line in _lines(outcomes[-1]):
                 screen.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -93,7 +93,7 @@ def _drop(*_: object) -> NoReturn:
     raise structlog.DropEvent
 
 
-def _outcome(trial: Trial, case: Case, secrets: Secrets) -> CaseResult:
+def _outcome(trial: CaseRun, case: Case, secrets: Secrets) -> CaseResult:
     began = time.monotonic()
     failures = [
         failure._replace(

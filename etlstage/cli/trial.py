@@ -1,23 +1,35 @@
-"""What is special about a run that is a trial: it is recorded, or has faults."""
+"""What is special about a run on trial: a part of it, recorded, or with faults."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio.to_thread
+
+from etlstage.cli.screen import silence
 from etlstage.config.build import pipeline_from_here
 from etlstage.config.fault import FaultKeys
 from etlstage.config.reading import Changes
+from etlstage.config.variant import DryRun
+from etlstage.errors import SinkFailed
+from etlstage.messages import Run, counted
+from etlstage.pipeline.delivery.folder import reason
+from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry import Meter
+from etlstage.telemetry.terminal import harmless
 from etlstage.transport import Launch, launch_worker
+from etlstage.transport.watchdog import scratch
 
 if TYPE_CHECKING:
     from etlstage.cli.faults import Faults
     from etlstage.testing.recording.recorder import RecordingFolder
 
-__all__ = ("PLAIN", "Trial")
+__all__ = ("PLAIN", "Printed", "Trial")
 
 
 class Trial:
@@ -30,6 +42,9 @@ class Trial:
         blank: Whether they are kept without what messages say.
         seed: For the faults in the file that have a probability; None: there may be no
             faults.
+        most: Messages that are extracted, at most; None: all.
+        until: The stage whose messages are printed, in place of being loaded; None: all
+            is loaded.
 
     Raises:
         ConfigError: If nothing can be recorded in that folder.
@@ -43,7 +58,11 @@ class Trial:
         *,
         blank: bool = False,
         seed: int | None = None,
+        most: int | None = None,
+        until: str | None = None,
     ) -> None:
+        self.until: str | None = until
+        self._most = most
         self._recordings: RecordingFolder | None = None
         self._faults: Faults | None = None
         # Imported for few runs only.
@@ -56,8 +75,19 @@ class Trial:
 
             self._faults = Faults(seed)
 
-    def build(self, file: Path, changes: Changes, meter: Meter | None) -> Runner:
-        """Build the pipeline of a file; see :func:`pipeline_from_here`."""
+    def build(
+        self, file: Path, changes: Changes, meter: Meter | None, stack: ExitStack
+    ) -> Runner:
+        """
+        Build the pipeline of a file; see :func:`pipeline_from_here`.
+
+        Args:
+            file: The pipeline.
+            changes: What is laid over it.
+            meter: Where to count what happens in its stages.
+            stack: Closed behind the run.
+
+        """
         special = self._recordings is not None or self._faults is not None
         pipeline = pipeline_from_here(
             file,
@@ -65,10 +95,18 @@ class Trial:
             meter=meter,
             launch=self._launch if special else None,
             faults=self._faults is not None,
+            trial=self._printing(stack),
+            limit=self._most,
         )
         if self._recordings is not None:
             self._recordings.secrets = pipeline.secrets
         return pipeline
+
+    def _printing(self, stack: ExitStack) -> DryRun | None:
+        if self.until is None:
+            return None
+        state = stack.enter_context(scratch("until"))
+        return DryRun("local", state, Printed(), self.until)
 
     def tell(self) -> None:
         """Say what was recorded, and what faults led to."""
@@ -92,6 +130,42 @@ class Trial:
 
             launch = RecordedLaunch(launch, self._recordings)
         return launch
+
+
+class Printed(Sink):
+    """Prints messages on stdout, a line each; on a terminal, so that they are harmless."""
+
+    def __init__(self) -> None:
+        super().__init__("stdout")
+
+    async def write(self, run: Run) -> None:
+        """Print a run; raises SinkFailed if stdout can't be written."""
+        self.account.received += len(run)
+        await anyio.to_thread.run_sync(self._print, run)
+        self.account.done += len(run)
+
+    def landed(self) -> str:
+        """Return how many were printed, for a human."""
+        return f"{counted(self.account.done, 'message')} printed; nothing is loaded"
+
+    def output(self) -> Output:
+        """Return that there is none but stdout."""
+        return Output("stdout", "-")
+
+    def _print(self, run: Run) -> None:
+        out = sys.stdout
+        try:
+            if out.isatty():
+                texts = (message.decode(errors="backslashreplace") for message in run)
+                out.write("".join(f"{harmless(text)}\n" for text in texts))
+            else:
+                out.buffer.write(b"".join(message + b"\n" for message in run))
+            out.flush()
+        except OSError as error:
+            silence(out.fileno())
+            raise SinkFailed(
+                f"{self.name}: can't print messages: {reason(error)}", stage=self.name
+            ) from error
 
 
 PLAIN: Final = Trial()

@@ -21,7 +21,7 @@ from etlstage.config.model import PipelineKeys
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.rules import command_at, stage_names
 from etlstage.config.stages import stage_of
-from etlstage.config.variant import Trial
+from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -55,7 +55,7 @@ def pipeline_from_yaml(
     changes: Changes = UNCHANGED,
     *,
     spark: SparkSession | None = None,
-    trial: Trial | None = None,
+    trial: DryRun | None = None,
 ) -> Runner:
     """
     Build what runs the pipeline of a file.
@@ -74,7 +74,7 @@ def pipeline_from_yaml(
     keys, document = load(path, changes)
     _refuse_faults(keys, document)
     if trial is not None:
-        keys = trial.keys(keys)
+        keys = trial.keys(keys, _names(document))
     return Builder(keys, document, spark, trial).runner()
 
 
@@ -85,6 +85,8 @@ def pipeline_from_here(
     meter: Meter | None = None,
     launch: Callable[[Sequence[FaultKeys], Mapping[str, str]], Launch] | None = None,
     faults: bool = False,
+    trial: DryRun | None = None,
+    limit: int | None = None,
 ) -> Runner:
     """
     Build the same, once all that the file names is found on this machine.
@@ -96,13 +98,15 @@ def pipeline_from_here(
         launch: Returns, for the faults in the file and the dialects of its stages, what
             starts its workers, in place of what does for all others.
         faults: Whether its faults are wanted.
+        trial: What to have in place of what the file says, so that nothing is loaded.
+        limit: Messages that are extracted, at most; None: all.
 
     Raises:
         ConfigError: If anything is wrong, or is not there; or if there is a launch and
-            workers are started elsewhere.
+            workers are started elsewhere, or a limit where all is read.
 
     """
-    keys, document = examine(path, changes)
+    keys, document = examine(path, changes, loads=trial is None)
     if not faults:
         _refuse_faults(keys, document)
     elif not keys.faults:
@@ -121,7 +125,25 @@ def pipeline_from_here(
             for problem in error.problems:
                 document.complain(problem.loc, problem.say())
             document.check()
-    return Builder(keys, document, None, None, meter, starts).runner()
+    if trial is not None:
+        keys = trial.keys(keys, _names(document))
+    if limit is not None:
+        _check_limit(keys, document)
+    return Builder(keys, document, None, trial, meter, starts, limit=limit).runner()
+
+
+def _names(document: Document) -> list[str]:
+    return [name for _, name in stage_names(document.data)]
+
+
+def _check_limit(keys: PipelineKeys, document: Document) -> None:
+    """Assert that a part of the input can be loaded by itself."""
+    for key, wanted in (("engine", "local"), ("delivery", "at-least-once")):
+        if (found := getattr(keys, key)) != wanted:
+            raise ConfigError(
+                f"{document.where((key,))}: {key} {found} is for the whole input, which"
+                f" --limit cuts; add --set {key}={wanted}, or --until to load nothing"
+            )
 
 
 def _dialects(keys: PipelineKeys, document: Document) -> dict[str, str]:
@@ -173,12 +195,14 @@ class Builder:
         keys: PipelineKeys,
         document: Document,
         spark: SparkSession | None = None,
-        trial: Trial | None = None,
+        trial: DryRun | None = None,
         meter: Meter | None = None,
         launch: Launch | None = None,
         shared: Session | None = None,
+        limit: int | None = None,
     ) -> None:
         self._keys = keys
+        self._limit = limit
         self._document = document
         self._trial = trial
         self._names = dict(stage_names(document.data))
@@ -214,6 +238,7 @@ class Builder:
             launch=site.launch,
             release=site.shared.release if site.shared is not None else None,
             delivery=self._delivery(),
+            limit=self._limit,
         )
 
     def retrying(self, retry: Retry, first: int, epochs: Epochs) -> Pipeline:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from etlstage.config.model import PipelineKeys
 from etlstage.config.stages import StageKeys
+from etlstage.errors import ConfigError, guess
 from etlstage.pipeline.interfaces import Sink
 from etlstage.stage import ErrorBudget
 
-__all__ = ("Trial", "retried_keys")
+__all__ = ("DryRun", "retried_keys")
 
 K = TypeVar("K", bound=StageKeys)
 
 
-class Trial(NamedTuple):
+class DryRun(NamedTuple):
     """
     What a run on trial has in place of what the file says.
 
@@ -30,15 +32,38 @@ class Trial(NamedTuple):
     """Where positions and dead letters go: a folder that only this run has."""
     sink: Sink
     """Takes what would be loaded."""
+    until: str | None = None
+    """The last stage that is run, whatever its errors; None: all, as the file says."""
 
-    def keys(self, keys: PipelineKeys) -> PipelineKeys:
-        """Return the keys of a file as they are on trial."""
+    def keys(self, keys: PipelineKeys, names: Sequence[str]) -> PipelineKeys:
+        """
+        Return the keys of a file as they are on trial.
+
+        Args:
+            keys: Those of the file.
+            names: Of its stages.
+
+        Raises:
+            ConfigError: If it is to end behind a stage behind which nothing comes.
+
+        """
         changes: dict[str, Any] = {
             "engine": self.engine,
             "state": str(self.state),
             "extract": replace(keys.extract, every=None, end=keys.extract.end.tried()),
             "dead_letters": None,
         }
+        if self.until is not None:
+            if self.until not in names[:-1]:
+                known = ", ".join(names[:-1])
+                raise ConfigError(
+                    f"--until: no messages leave a stage {self.until!r}"
+                    f"{guess(self.until, names[:-1]) or f', expected one of {known}'}"
+                )
+            stages = keys.transform[: names.index(self.until)]
+            # Where nothing is loaded, once is no matter: and it needs a whole input.
+            changes["delivery"] = "at-least-once"
+            changes["transform"] = tuple(_lenient(s, s.on_error.then) for s in stages)
         return replace(keys, **changes)
 
 
@@ -68,7 +93,7 @@ def retried_keys(keys: PipelineKeys, epoch: str) -> PipelineKeys:
     )
 
 
-def _lenient(keys: K) -> K:
-    policy = replace(keys.on_error, then="dead_letter", budget=ErrorBudget())
+def _lenient(keys: K, then: Literal["dead_letter", "fail"] = "dead_letter") -> K:
+    policy = replace(keys.on_error, then=then, budget=ErrorBudget())
     changed: Any = {"written": {**keys.written, "on_error": policy}}
     return replace(keys, **changed)

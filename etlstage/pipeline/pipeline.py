@@ -13,6 +13,7 @@ was loaded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -81,6 +82,7 @@ class Pipeline(Runner):
             a part of an input may be worse than the whole.
         delivery: Where it is recorded how far the run has come.
         note: Without one, returns what the sink is to note at the end of the run.
+        limit: Messages that are extracted, at most; None: all.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -104,6 +106,7 @@ class Pipeline(Runner):
         judged_of: int = 0,
         delivery: Delivery | None = None,
         note: Callable[[], str] = str,
+        limit: int | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -123,6 +126,7 @@ class Pipeline(Runner):
         self._launch = launch
         self._judged_of = judged_of
         self._note = note
+        self._left = math.inf if limit is None else limit  # messages to extract
         self._scope: anyio.CancelScope
         self._extracting: anyio.CancelScope | None = None
         self._watching: anyio.CancelScope
@@ -193,7 +197,8 @@ class Pipeline(Runner):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._extract, out)
                 tasks.start_soon(self._pass_on, items, tasks)
-        return "done" if self._exhausted else "drained"
+        # A part that was asked for is whole, though its output is not complete.
+        return "done" if self._exhausted or not self._left else "drained"
 
     async def _pass_on(
         self, items: MemoryObjectReceiveStream[Item], tasks: TaskGroup
@@ -232,6 +237,9 @@ class Pipeline(Runner):
                         passed = Passed(account.stage, account.settled)
                         item = item._replace(passed=(passed,))
                     else:
+                        if len(item) > self._left:
+                            item = item[: int(self._left)]
+                        self._left -= len(item)
                         account.produced += len(item)
                         self.ledger.expected = self._source.size
                     # What was read is passed on, also if reading is called off.
@@ -241,9 +249,9 @@ class Pipeline(Runner):
                         except anyio.BrokenResourceError:
                             return  # the run has failed, or was cancelled
                     account.seconds = anyio.current_time() - self._started
-                    if self._extracting.cancel_called:
+                    if self._extracting.cancel_called or not self._left:
                         break
-            self._exhausted = not self._drained
+            self._exhausted = not self._drained and self._left > 0
 
     # --- transform ----------------------------------------------------------
 

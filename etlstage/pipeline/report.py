@@ -247,7 +247,8 @@ def balance(report: Report) -> str:
         + report.undelivered,
     }
     others = [f"{count:,} {what}" for what, count in counts.items() if count]
-    return f"accounted for: {', '.join((f'{last.done:,} loaded', *others))}"
+    became = "printed" if report.output.what == "stdout" else "loaded"
+    return f"accounted for: {', '.join((f'{last.done:,} {became}', *others))}"
 
 
 def _stage(account: Account) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import structlog
 
 from etlstage.cli.diff import Build, compare
 from etlstage.config.build import pipeline_from_yaml
-from etlstage.config.variant import Trial
+from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError
 from tests.cli.conftest import Etlstage, Started, left_behind
 
@@ -85,7 +85,7 @@ def written(folder: Path, outputs: str = "'half'", dies: int = 0) -> Path:
 def builder(path: Path) -> Build:
     """Return what builds the pipeline of a file."""
     return lambda state, sink: pipeline_from_yaml(
-        path, trial=Trial("local", state, sink)
+        path, trial=DryRun("local", state, sink)
     )
 
 

@@ -82,6 +82,97 @@ def test_report_file(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir() if "json" in p.name) == ["r.json"]
 
 
+def test_first_messages_of_a_run(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """They are loaded, and no more is extracted (issue 23)."""
+    result = etlstage("run", pipeline, "--limit", "2")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "loaded.txt").read_text() == "A\nB\n"
+    assert "\naccounted for: 2 loaded\n2 messages loaded; output incomplete\n" in (
+        result.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("until", "more", "printed", "said"),
+    [
+        ("upper", [], "A\nC\n", "2 printed, 1 dead-lettered"),
+        ("upper", ["--limit", "1"], "A\n", "1 printed"),
+        ("extract", [], "a\nb\nc\n", "3 printed"),
+    ],
+)
+def test_messages_that_leave_a_stage(
+    etlstage: Etlstage,
+    pipeline: Path,
+    tmp_path: Path,
+    until: str,
+    more: list[str],
+    printed: str,
+    said: str,
+) -> None:
+    """They are printed; nothing is loaded, and nothing is kept (issue 23)."""
+    (tmp_path / "upper.py").write_text(
+        UPPER.replace('b"\\0"', '(b"\\x15", b"\\0")[line != b"b\\n"]')
+    )
+    before = sorted(tmp_path.iterdir())
+    result = etlstage("run", pipeline, "--until", until, *more)
+    assert (result.returncode, result.stdout) == (0, printed)
+    assert f"accounted for: {said}\n" in result.stderr
+    assert "messages printed; nothing is loaded" in result.stderr.replace(
+        "1 message ", "1 messages "
+    )
+    assert "etlstage dlq" not in result.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("stage", ["load", "uper"])
+def test_stage_that_no_messages_leave(
+    etlstage: Etlstage, pipeline: Path, stage: str
+) -> None:
+    """The load stage is the last, and a name may be misspelt (issue 23)."""
+    result = etlstage("run", pipeline, "--until", stage)
+    expected = {
+        "load": ", expected one of extract, upper",
+        "uper": " (did you mean 'upper'?)",
+    }
+    assert (result.returncode, result.stderr) == (
+        2,
+        (
+            f"etlstage: error: --until: no messages leave a stage '{stage}'"
+            f"{expected[stage]}\n"
+        ),
+    )
+
+
+def test_part_of_a_load_that_counts_as_a_whole(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """Once covers a whole input, which a limit cuts (issue 23)."""
+    (tmp_path / "in").write_text("a\nb\n")
+    (tmp_path / "p.yaml").write_text(
+        "name: p\nstate: state\ndelivery: exactly-once\n"
+        "extract: {files: {path: in, format: text}}\n"
+        "load: {files: {path: out, format: text}}\n"
+    )
+    result = etlstage("run", "p.yaml", "--limit", "1")
+    assert (result.returncode, result.stderr) == (
+        2,
+        (
+            "etlstage: error: p.yaml:3:11: delivery exactly-once is for the whole input,"
+            " which --limit cuts; add --set delivery=at-least-once, or --until to load"
+            " nothing\n"
+        ),
+    )
+    changed = "--set", "delivery=at-least-once"
+    assert etlstage("run", "p.yaml", "--limit", "1", *changed).returncode == 0
+    (part,) = (tmp_path / "out").glob("part-*")
+    assert part.read_text() == "a\n"
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    printed = etlstage("run", "p.yaml", "--limit", "1", "--until", "extract", "-q")
+    assert (printed.stdout, printed.stderr) == ("a\n", "")
+
+
 def test_report_that_can_not_be_written_at_the_end(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:

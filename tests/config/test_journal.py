@@ -11,7 +11,7 @@ from etlstage.config.build import pipeline_from_yaml
 from etlstage.config.build_retry import Retries
 from etlstage.config.loader import examine, load
 from etlstage.config.plan import Plan, plan_of
-from etlstage.config.variant import Trial
+from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError
 from etlstage.journal import Journals, Publisher
 from etlstage.testing import MemorySink
@@ -116,7 +116,7 @@ def test_run_on_trial_leaves_the_position_of_the_reader(folder: Path) -> None:
         Publisher(journals, mapping=lambda _: target).publish_committed({"n": 1})
         for state in ("one", "two"):
             sink = MemorySink()
-            trial = Trial(engine="local", state=folder / state, sink=sink)
+            trial = DryRun(engine="local", state=folder / state, sink=sink)
             made = pipeline_from_yaml(folder / "p.yaml", trial=trial)
             assert anyio.run(made.run).error is None
             assert len(sink.messages) == 1

@@ -756,6 +756,47 @@ async def test_drained_before_it_began() -> None:
     assert not sink.finished
 
 
+@pytest.mark.parametrize(("limit", "cut"), [(4, 4), (5, 5), (9, 6)])
+async def test_limited_run_loads_the_first_messages(
+    tmp_path: Path, limit: int, cut: int
+) -> None:
+    """What is cut is not complete, and the next run reads on (issue 23)."""
+    sink, source = (
+        GatedSink(),
+        ScriptedSource([numbers(0, 4), Position(1), [b"4", b"5"]]),
+    )
+    made = Pipeline(
+        name="p",
+        source=source,
+        stages=[echo],
+        sink=sink,
+        delivery=Delivery(tmp_path / "state"),
+        limit=limit,
+    )
+    report = await run(made)
+    assert (report.error, report.status) == (None, "done")
+    assert sink.messages == numbers(0, cut)
+    assert report.ledger[0].produced == cut
+    assert bool(sink.finished) == (cut < limit)
+    assert source.closed
+    record = Record.latest(tmp_path / "state")
+    assert record.ended
+    assert record.position == {4: None, 5: 1, 9: None}[limit]
+
+
+async def test_limited_extraction_by_a_worker() -> None:
+    """It is stopped in the middle of what it writes, which is no fault of its own."""
+    sink = MemorySink()
+    made = Pipeline(
+        name="p",
+        source=WorkerSource(plain("ranges", timeout=QUICK)),
+        sink=sink,
+        limit=3,
+    )
+    report = await run(made)
+    assert (report.error, report.status, len(sink.messages)) == (None, "done", 3)
+
+
 async def test_cancelled_run_stops_its_workers() -> None:
     """The report of a forced end still balances: what has no outcome is lost."""
     wait = Wait()
