@@ -384,12 +384,12 @@ class Dialect(ABC):
         """
         return self
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables that tell a worker the settings."""
-        return {}
+    def variables(self) -> Mapping[str, str | None]:
+        """
+        Return by name what a worker can read of the settings.
 
-    def placeholders(self) -> dict[str, str]:
-        """Return what stands for ``{name}`` in the command of a worker."""
+        ``ETLSTAGE_NAME`` in its environment, ``{name}`` in its command; None is nothing.
+        """
         return {}
 
     def problem(self, kind: StageKind) -> str | None:

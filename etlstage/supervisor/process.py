@@ -126,13 +126,14 @@ def substituted(stage: Stage) -> tuple[str, ...]:
     command = tuple(stage.program.command)
     if not any("{" in word for word in command):
         return command
-    placeholders = stage.dialect.placeholders()
-    if not placeholders:
+    variables = stage.dialect.variables()
+    if not variables:
         return command
     # All at once: the text of a marker may look like a placeholder.
-    any_of_them = re.compile("{(" + "|".join(map(re.escape, placeholders)) + ")}")
+    any_of_them = re.compile("{(" + "|".join(map(re.escape, variables)) + ")}")
     return tuple(
-        any_of_them.sub(lambda found: placeholders[found[1]], word) for word in command
+        any_of_them.sub(lambda found: variables[found[1]] or "", word)
+        for word in command
     )
 
 
@@ -160,7 +161,11 @@ def _environment(
     return (
         inherited
         | {"PYTHONUNBUFFERED": "1"}
-        | stage.dialect.environment()
+        | {
+            f"ETLSTAGE_{name.upper()}": text
+            for name, text in stage.dialect.variables().items()
+            if text is not None
+        }
         | about
         | dict(stage.program.env)
     )

@@ -63,8 +63,7 @@ class Silent(Dialect):
 def test_dialect_may_leave_the_rest_unsaid() -> None:
     """A worker is told nothing, any stage fits, and nobody says goodbye."""
     dialect = Silent()
-    assert dialect.environment() == {}
-    assert dialect.placeholders() == {}
+    assert dialect.variables() == {}
     assert dialect.problem(StageKind.EXTRACT) is None
     assert dialect.connection is None
     assert dialect.fitted(batches=True, heartbeat=1.0) is dialect

@@ -21,7 +21,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage, WorkerProgram
 from etlstage.stage.policy import ResourceLimits, Timeouts
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.supervisor.process import missing, script, spawn
+from etlstage.supervisor.process import missing, script, spawn, substituted
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from etlstage.transport import (
     Child,
@@ -273,6 +273,16 @@ async def test_markers_replace_placeholders() -> None:
         b"${PATH}",
         b"{}",
     ]
+
+
+async def test_worker_that_may_not_refuse_is_told_of_no_err() -> None:
+    """Not in its environment; in its command it stands for nothing."""
+    dialect = MarkerDialect(markers=Markers(err=None))
+    run = Stage(name="t", worker=("true", "[{err}]"), dialect=dialect)
+    assert substituted(run) == ("true", "[]")
+    seen = await seen_by_worker(dialect=dialect)
+    assert seen["ETLSTAGE_EOM"] == r"\012"
+    assert "ETLSTAGE_ERR" not in seen
 
 
 async def test_working_directory(tmp_path: Path) -> None:

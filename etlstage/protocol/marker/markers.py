@@ -7,8 +7,7 @@ an argument can hold NUL: there it is text, with backslash escapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Final, NamedTuple, Self
 
@@ -74,7 +73,8 @@ class Markers(_Fields):
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that tell a worker its markers."""
-        return {**_environment(self)}
+        named = self.named.items()
+        return {f"ETLSTAGE_{name.upper()}": escape(value) for name, value in named}
 
     def to_text(self) -> dict[str, str | None]:
         """Return what :meth:`from_text` reads."""
@@ -123,14 +123,6 @@ class Markers(_Fields):
         if texts.get("err", "") is None:
             return cls(err=None, **given)
         return cls(**given)
-
-
-@lru_cache(maxsize=64)
-def _environment(markers: Markers) -> Mapping[str, str]:
-    return {
-        f"ETLSTAGE_{name.upper()}": escape(value)
-        for name, value in markers.named.items()
-    }
 
 
 def _problems(markers: Markers) -> Iterator[str]:

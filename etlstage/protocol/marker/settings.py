@@ -170,13 +170,9 @@ class MarkerDialect(Definition, Dialect):
             terms=terms if side is Side.SUPERVISOR else None,
         )
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables that tell a worker its markers."""
-        return self.markers.environment()
-
-    def placeholders(self) -> dict[str, str]:
-        """Return what stands for ``{eom}`` and its like in a command."""
-        return {name: text or "" for name, text in self.markers.to_text().items()}
+    def variables(self) -> Mapping[str, str | None]:
+        """Return the markers, escaped."""
+        return self.markers.to_text()
 
     def silence(self, received: int, *, ready: bool = True) -> str:
         """Say what a worker did that did not answer in time."""

@@ -61,15 +61,14 @@ def test_session_frames_messages_as_they_are_held() -> None:
 
 
 def test_worker_is_told_the_markers() -> None:
-    """In its environment and in its command, escaped."""
-    assert ODD.placeholders() == {
+    """Escaped."""
+    assert ODD.variables() == {
         "eom": "<m>",
         "eop": r"\000\377",
         "eob": r"\027",
         "bnc": r"\005",
         "err": r"\025",
     }
-    assert ODD.environment()["ETLSTAGE_EOP"] == r"\000\377"
 
 
 def test_silence_names_the_marker_that_lacks() -> None:
