@@ -63,7 +63,7 @@ FailureCause: TypeAlias = Literal[
     "died", "silent", "protocol", "pairing", "start", "heartbeat", "abnormal"
 ]
 """Why a worker failed: it ended by itself; did not answer in time; broke the protocol;
-wrote what nobody asked for; could not be started or was not ready in time; missed its
+wrote unsolicited output; could not be started or was not ready in time; missed its
 heartbeat; said that no other would fare better."""
 
 

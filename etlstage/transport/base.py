@@ -43,13 +43,13 @@ class Readable(Protocol):
         ...
 
     def stop_waiting(self) -> None:
-        """Wake who waits: the process is gone; whoever else holds the end may stay."""
+        """Wake the tasks that wait: the process is gone, though the end may stay open."""
         ...
 
 
 @runtime_checkable
 class Pulled(Protocol):
-    """What calls who reads it, where the event loop can do that: no task need wake."""
+    """What calls its reader, where the event loop can do that: no task need wake."""
 
     async def pull(self, take: Callable[[], bool], /) -> None:
         """Wait as :meth:`Readable.readable`, or call ``take`` until that is False."""
@@ -57,10 +57,10 @@ class Pulled(Protocol):
 
 
 class ClosableReadable(Readable, Protocol):
-    """The same, and whoever has it closes it."""
+    """The same, closed by its owner."""
 
     def close(self) -> None:
-        """Close it; call it when nobody waits any more."""
+        """Close it; no task may be waiting."""
         ...
 
 
@@ -90,11 +90,11 @@ class Wire(Readable, Protocol):
         ...
 
     def mismatch_hint(self) -> str:
-        """Say who came in place of a worker that has not connected, if anybody did."""
+        """Return what connected in place of a worker that has not, if anything did."""
         ...
 
     def close(self) -> None:
-        """Close both directions; call it when nobody waits any more."""
+        """Close both directions; no task may be waiting."""
         ...
 
 
@@ -113,7 +113,7 @@ class Child(Protocol):
 
     @property
     def stderr(self) -> Readable:
-        """What it says to people."""
+        """Its diagnostics."""
         ...
 
     @property
@@ -142,7 +142,7 @@ class Child(Protocol):
         ...
 
     def close(self) -> None:
-        """Close stderr and status; call it when nobody waits any more."""
+        """Close stderr and status; no task may be waiting."""
         ...
 
 

@@ -24,7 +24,7 @@ killed so early in its start that it is neither registered nor yet has its
 parent-death signal. What has left the group *and* has cleaned its environment lives.
 
 A host that ends while no worker runs has nothing killed but Java. The folders are
-removed when nobody is left who might write there.
+removed when no process is left that might write there.
 
 Between the end of the host and the kill, which follows within a millisecond or so, a
 dead group's number could in theory become another's.
@@ -174,7 +174,7 @@ class Guard:
 
 def remove(folder: str) -> None:
     """Remove a folder; in a warehouse only what is empty, for tables are the user's."""
-    # Not before it is needed: the host waits for nobody, but the processor is shared.
+    # Not before it is needed: the host does not wait for us, but the processor is shared.
     from shutil import rmtree
 
     if os.path.basename(folder).startswith("etlstage-warehouse-"):

@@ -34,7 +34,7 @@ class MemoryPipe:
         self._data = bytearray()
         self._ended = False  # nothing more is written
         self._deserted = False  # nothing more is read
-        self._changed: anyio.Event | None = None  # what somebody waits for
+        self._changed: anyio.Event | None = None  # what a task waits for
 
     def __len__(self) -> int:
         """Return how many bytes were written and not read."""

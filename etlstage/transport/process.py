@@ -108,7 +108,7 @@ class PipeReader:
         return self._pipe.fileno()
 
     def close(self) -> None:
-        """Close it; call it when nobody waits any more."""
+        """Close it; no task may be waiting."""
         self._pipe.close()
 
 
@@ -157,7 +157,7 @@ class PipeWire(PipeReader):
         return ""
 
     def close(self) -> None:
-        """Close both; call it when nobody waits any more."""
+        """Close both; no task may be waiting."""
         self.close_write()
         super().close()
 
@@ -171,7 +171,7 @@ class PipeChild:
 
     Args:
         popen: The program.
-        said: What it writes for people.
+        said: Its diagnostics.
         status: Where it says that it is ready, and alive, if anywhere.
         mark: The variable that its environment has alone.
 
@@ -275,7 +275,7 @@ class PipeChild:
         _signal_all(others, number)
 
     def close(self) -> None:
-        """Close all that is open here; call it when nobody waits any more."""
+        """Close all that is open here; no task may be waiting."""
         self.stderr.close()
         if self.status is not None:
             self.status.close()

@@ -16,9 +16,8 @@ one worker alone: so its lines are known to be that worker's, and come out betwe
 that it writes to stderr. What is asked and answered is a matter of the dialect; see
 :meth:`~etlstage.protocol.base.Connector.services`.
 
-Nothing runs here by itself. Whoever waits for one of the workers waits for all that
-are expected, and serves whoever comes; whoever reads a worker's stderr serves its
-locator.
+Nothing runs here by itself. A task that waits for one worker to connect accepts all
+connections; one that reads a worker's stderr serves its locator.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class SocketWire:
         self._reset = False  # and left something unread
         self._last = 0  # bytes that the last write took
         self._puller = Puller()
-        self._mistaken = False  # somebody came under a name that nobody has
+        self._mistaken = False  # a client came under an unknown name
 
     @property
     def endpoint(self) -> str:
@@ -174,7 +173,7 @@ class SocketWire:
         """
         Wait until there is room, or until writing would fail.
 
-        It lets nobody in: for that, somebody has to wait to read.
+        It accepts no connection: only waiting to read does.
         """
         await self._connected.wait()
         if self._socket is not None and not (self._ended or self._gone):
@@ -205,15 +204,15 @@ class SocketWire:
         return self._last if self._reset or self._queued(self._socket) else 0
 
     def mismatch_hint(self) -> str:
-        """Say who came in place of a worker that has not connected, if anybody did."""
-        return "somebody connected under another name" if self._mistaken else ""
+        """Return what connected in place of a worker that has not, if anything did."""
+        return "a client connected under another name" if self._mistaken else ""
 
     def mistake(self) -> None:
-        """Record that somebody came under a name that no worker has, or has any more."""
+        """Record that a client came under a name that no worker has, or has any more."""
         self._mistaken = True
 
     def close(self) -> None:
-        """Close both directions; call it when nobody waits any more."""
+        """Close both directions; no task may be waiting."""
         if self._listener is None:
             return
         if self._socket is not None:
@@ -266,7 +265,7 @@ class Listener:
             self.folder: Path = _private_folder()
             failed.callback(discard_scratch, self.folder)
             self.endpoint: str = os.fspath(self.folder / _NAME)
-            # Nobody else gets into the folder; so at no moment is it open.
+            # The folder is ours alone; so at no moment is the socket open to others.
             self._socket.bind(self.endpoint)
             os.chmod(self.endpoint, 0o600)
             if user is not None:
@@ -297,7 +296,7 @@ class Listener:
         return os.dup(self._selector.fileno())
 
     def serve(self) -> None:
-        """Take who has come."""
+        """Accept and read connections that are ready."""
         if self.idle:
             return
         for key, _ in self._selector.select(0):
@@ -341,7 +340,7 @@ class Listener:
             self._hear(connection)
 
     def _hear(self, connection: socket.socket) -> None:
-        """Let somebody say who it is."""
+        """Read the identity of a client."""
         try:
             data = connection.recv(_IDENTITY)
         except BlockingIOError:
@@ -444,7 +443,7 @@ class LocatorServer:
             anyio.notify_closing(self._selector.fileno())
 
     def close(self) -> None:
-        """Close all; call it when nobody waits any more."""
+        """Close all; no task may be waiting."""
         self._selector.close()
         self._socket.close()
         for client in self._clients:

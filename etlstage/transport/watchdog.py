@@ -9,8 +9,8 @@ kills them.
 
 It is a child of ours like the resource tracker of :mod:`multiprocessing`: started
 with the first worker, shared by all supervisors of the process, and ended by our own
-end. A forked child that does not exec gets a watchdog of its own. One that somebody
-has killed, or stopped, is replaced: at the next start or end of a worker, and as long
+end. A forked child that does not exec gets a watchdog of its own. One that was
+killed, or stopped, is replaced: at the next start or end of a worker, and as long
 as workers run it is asked now and then whether it is there.
 
 It also ends the Java of a Spark session, and removes the scratch folders, which hold
@@ -102,7 +102,7 @@ class Watchdog:
     def expect(self) -> None:
         """Be about to start a worker: :meth:`register` it, or :meth:`give_up`."""
         self._check_owner()
-        # From its fork on there is a worker, and nobody knows its pid yet: if we die in
+        # From its fork on there is a worker whose pid is not known yet: if we die in
         # between, the watchdog finds it by the mark in its environment.
         with self._lock:
             self._starting += 1

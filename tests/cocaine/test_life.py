@@ -172,7 +172,7 @@ async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
     async with AsyncSupervisor(made) as supervisor:
         with pytest.raises(StageFailed) as failed:
             await supervisor.ask(b"x", timeout=10)
-    said = "exited with status 0; somebody connected under another name"
+    said = "exited with status 0; a client connected under another name"
     assert said in str(failed.value)
 
 

@@ -274,8 +274,8 @@ def breaking(behaviour: str, *arguments: object) -> Stage:
         (
             breaking("prints_first"),
             (
-                "wrote what nobody asked for: Hello, I am ready<EOM>;"
-                " what it says to people belongs on stderr"
+                "wrote unsolicited output: Hello, I am ready<EOM>;"
+                " diagnostics belong on stderr"
             ),
         ),
         (

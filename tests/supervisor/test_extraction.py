@@ -396,8 +396,8 @@ async def test_worker_that_talks_between_rounds(tmp_path: Path) -> None:
                 failed = await events.receive()
             assert await take(supervisor.extract()) == [b""]
     assert (
-        "wrote what nobody asked for: by the way<EOM>;"
-        " what it says to people belongs on stderr" in str(failed.error)
+        "wrote unsolicited output: by the way<EOM>;"
+        " diagnostics belong on stderr" in str(failed.error)
     )
 
 

@@ -115,8 +115,8 @@ async def test_worker_that_greets(window: int | None, workers: int, lines: int) 
     assert {type(r.error) for r in results} == {StageFailed}
     text = str(results[0].error)
     assert "without progress" in text
-    assert "wrote what nobody asked for: hello<EOM>" in text
-    assert "what it says to people belongs on stderr" in text
+    assert "wrote unsolicited output: hello<EOM>" in text
+    assert "diagnostics belong on stderr" in text
 
 
 async def test_reply_too_many_behind_the_last_is_doubtful() -> None:

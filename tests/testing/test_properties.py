@@ -107,7 +107,7 @@ def test_worker_that_says_more_at_its_end() -> None:
     def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
         raise AssertionError("unreachable: it has failed by now")
 
-    with pytest.raises(WorkerMisbehaved, match="wrote what nobody asked for: bye"):
+    with pytest.raises(WorkerMisbehaved, match="wrote unsolicited output: bye"):
         test_nothing()
 
 

@@ -380,7 +380,7 @@ class Outgoing:
         How things are said here.
 
         Raises:
-            LocalProtocolError: If nobody knows yet.
+            LocalProtocolError: If that is not known yet.
 
         """
         if self.words is None:

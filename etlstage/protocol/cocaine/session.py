@@ -81,7 +81,7 @@ class Alarm(Enum):
 
     HANDSHAKE = "it did not say who it is"
     HEARTBEAT = "there was no heartbeat"
-    UNHEARD = "nobody reads what it says"
+    UNHEARD = "it is not read"
     """It is told that we live: it may beat, and get no answer."""
     SEAL = "its sessions did not end"
     """We say terminate to it all the same."""
@@ -375,7 +375,7 @@ class CocaineSession:
     def send(self, event: Event, now: float = 0.0, /) -> None:
         """Queue an event for the peer."""
         if self._ours and isinstance(event, Cancelled):
-            # It may come at any time: whoever cancels does not know how things are.
+            # It may come at any time: the caller does not know the state.
             self._cancel(event)
             return
         if self.state in (ConnectionState.ENDED, ConnectionState.ERROR):

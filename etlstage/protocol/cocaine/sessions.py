@@ -314,7 +314,7 @@ class Sessions:
             return
         number = self._number(event.id)
         self._forget(number)
-        # Who has heard the end of our half is not to hear any more of it.
+        # Nothing follows the end of our half.
         if number in self._mine:
             self._mine.remove(number)
             if not told:

@@ -215,7 +215,7 @@ class CocaineDialect(Definition, Dialect):
         return f"it wrote {received} bytes without the end of a session"
 
     def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
-        """Return whether an exit is a failure: any is that nobody asked for."""
+        """Return whether an exit is a failure: any is but one on request."""
         # Frameworks end with any status once they are told to, but by no signal.
         return not told or (unproven > 0 and status < 0)
 

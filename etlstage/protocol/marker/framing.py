@@ -120,7 +120,7 @@ def encode_refusal(reason: bytes, markers: Markers, *, limit: int) -> bytes:
 
     No EOM ends the reason: in an extraction that would be a message to pass on.
     """
-    assert markers.err is not None, "unreachable: who has no ERR can't refuse"
+    assert markers.err is not None, "unreachable: no refusal without ERR"
     encode_run([reason], markers, limit=limit)
     wire = reason + markers.err
     if wire.find(markers.err) < len(reason):

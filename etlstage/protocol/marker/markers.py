@@ -68,7 +68,7 @@ class Markers(_Fields):
         return {name: value for name, value in named if value is not None}
 
     def without_err(self) -> Markers:
-        """Return these markers where nobody can refuse."""
+        """Return these markers without ERR: a worker can't refuse."""
         return self._replace(err=None)
 
     def environment(self) -> dict[str, str]:
@@ -106,8 +106,8 @@ class Markers(_Fields):
             many = "1 reply" if replies == 1 else f"{replies} replies"
             return f"wrote {many} too many: {self.shown(data)}"
         return (
-            f"wrote what nobody asked for: {self.shown(data)};"
-            " what it says to people belongs on stderr"
+            f"wrote unsolicited output: {self.shown(data)};"
+            " diagnostics belong on stderr"
         )
 
     @classmethod

@@ -34,7 +34,7 @@ the first: a lone exchange is released then, if all before it was proven, severa
 not. And what was ``unproven`` is doubtful if nothing else explains its end, which only
 who knows how it ended can tell.
 
-A fault blames nobody: none of what is held back counts. What a thread reads ahead in
+A fault has no culprit: none of what is held back counts. What a thread reads ahead in
 the worker escapes the probe; for it there is only the quiet time.
 """
 
@@ -324,7 +324,7 @@ class Proof:
         if not self.wants_unread(owed):
             return False
         if self.stand is Stand.OPEN:
-            self._end(now)  # there was room, and nobody gave anything
+            self._end(now)  # there was room, and nothing was given
         if not self._checked:
             self._checked = True
             if left > self._slack and not self._batches:
@@ -344,7 +344,7 @@ class Proof:
         elif now < self._quiet_until:
             return False
         elif self._quiet_until == self._since and not (left or self.ahead):
-            self._release(proven=False)  # a lone message: somebody waits for it
+            self._release(proven=False)  # a lone message: a caller waits for it
             return False
         self._move(ProofStep.SHOWN)
         return True

@@ -219,7 +219,7 @@ def _batch_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
 def _framing_of(messages: Run) -> ByteFraming:
     if isinstance(messages, list):
         return LISTS
-    # Whoever has anything else has PyArrow, too.
+    # All other runs are of PyArrow, which is installed then.
     from etlstage.protocol.marker.columnar import framing_of
 
     return framing_of(messages)

@@ -99,7 +99,7 @@ class MarkerState(Enum):
     STREAMING = "STREAMING"
     """The worker writes until it exits."""
     ERROR = "ERROR"
-    """Somebody broke the protocol."""
+    """The peer broke the protocol."""
 
     # Members are single objects: the hash of their names, in Python, costs more.
     if not TYPE_CHECKING:

@@ -78,7 +78,7 @@ async def says_nothing_unasked(subject: Subject) -> None:
     """
     Nothing is written to stdout but replies, one for each exchange.
 
-    What it says to people belongs on stderr: a stray line, or a reply too many, would
+    Diagnostics belong on stderr: a stray line, or a reply too many, would
     be taken for the reply to another message.
     """
     first, second = subject.messages(2)

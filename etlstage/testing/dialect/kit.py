@@ -55,7 +55,7 @@ class DialectKit(Generic[D_co]):
 
     def unasked(self, data: bytes) -> str:
         """Say what a worker did that wrote ``data`` although it owed nothing."""
-        return f"wrote what nobody asked for: {self.shown(data)}"
+        return f"wrote unsolicited output: {self.shown(data)}"
 
     def cut(self, side: Side, data: bytes) -> list[bytes]:
         """

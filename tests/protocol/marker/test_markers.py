@@ -352,8 +352,8 @@ def test_bytes_are_shown_with_the_markers_by_name() -> None:
     [
         (Markers(), b"a\n\0", "wrote 1 reply too many: a<EOM><EOP>"),
         (Markers(), b"\0no\x15", "wrote 2 replies too many: <EOP>no<ERR>"),
-        (Markers().without_err(), b"\x15", r"wrote what nobody asked for: \025; what"),
-        (Markers(), b"hi\n", "wrote what nobody asked for: hi<EOM>; what it says to"),
+        (Markers().without_err(), b"\x15", r"wrote unsolicited output: \025; diag"),
+        (Markers(), b"hi\n", "wrote unsolicited output: hi<EOM>; diagnostics"),
     ],
 )
 def test_what_nobody_asked_for_is_told(

@@ -277,7 +277,7 @@ def test_greeting_without_end_is_found_when_it_is_dry() -> None:
     assert talk.session.input_unread(0, 0.0)
     assert talk.hear(b"hello\n") == []
     talk.session.output_dry(0.0)
-    assert "wrote what nobody asked for" in fault(talk.session.events_received()).what
+    assert "wrote unsolicited output" in fault(talk.session.events_received()).what
 
 
 @pytest.mark.parametrize("long", [0, 64, 70_000])
@@ -294,9 +294,7 @@ def test_long_greeting_is_found_however_it_is_cut(
         assert talk.session.input_unread(0, 0.0)
         assert talk.hear(eom[cut - 1 :]) == []
         talk.session.output_dry(0.0)
-        assert (
-            "wrote what nobody asked for" in fault(talk.session.events_received()).what
-        )
+        assert "wrote unsolicited output" in fault(talk.session.events_received()).what
 
 
 def test_output_while_the_probe_is_unread_is_a_fault() -> None:
@@ -304,7 +302,7 @@ def test_output_while_the_probe_is_unread_is_a_fault() -> None:
     talk = Talk()
     talk.give(b"ab")
     talk.hear(b"a")
-    assert fault(talk.look(1)).what.startswith("wrote what nobody asked for: a")
+    assert fault(talk.look(1)).what.startswith("wrote unsolicited output: a")
 
 
 def test_empty_first_message_is_preceded_by_a_quiet_time() -> None:

@@ -105,7 +105,7 @@ def test_half_a_marker_at_the_end_is_a_tail(chop: Chop) -> None:
     assert receive(protocol, *chop(b"aEOMEO"), SEND_EOF) == typed([Eof(b"aEOMEO")])
 
 
-# --- what nobody asked for --------------------------------------------------
+# --- unsolicited output ------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.CYCLIC])

@@ -163,7 +163,7 @@ def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
         name="t", worker=(*command, "hello"), restart=RestartPolicy(max=1, delay=0.01)
     )
     text = failure(transform(frame, greeting, message="m"))
-    assert "wrote what nobody asked for: hello" in text
+    assert "wrote unsolicited output: hello" in text
 
 
 def test_column_of_errors_must_be_the_only_one(spark: SparkSession) -> None:

@@ -42,7 +42,7 @@ OF_RANGES: Final = [
     (x.Buffers, "answers a request", "replied only when its stdin was closed: flush"),
     (x.EndsTwice, "answers a request", "wrote 1 reply too many: <EOP>"),
     (x.OneIsEnough, "takes many requests", "exited with status 0"),
-    (x.Greets, "says nothing unasked", "wrote what nobody asked for: extracting"),
+    (x.Greets, "says nothing unasked", "wrote unsolicited output: extracting"),
     (x.StaysOn, "ends", "did not exit: for 3 seconds"),
     (x.Stubborn, "heeds SIGTERM", "did not exit: for 3 seconds"),
 ]

@@ -39,7 +39,7 @@ PLANTED = [
     (
         answerers.greets,
         "says nothing unasked",
-        "wrote what nobody asked for: ready<EOM>",
+        "wrote unsolicited output: ready<EOM>",
     ),
     (
         each(answerers.has_no_eop_without_output),
