@@ -317,7 +317,13 @@ class WorkerPool:
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on; who is too many finishes what it has."""
+        before = self.state.workers
         self.handle(ScaleRequested(workers))
+        for worker in before:
+            # Who waited to be started again is gone now, without a word.
+            if not self.state.wanted(worker) and worker not in self._running:
+                self._miss(worker)
+        self.kick()
 
     def kick(self) -> None:
         """Let the workers take what is there, the least busy first; one alone, all."""
@@ -489,12 +495,16 @@ class WorkerPool:
             if self._complete and self.state.stopping and self.state.finished:
                 self.backlog.fail(self.closed())
             if not self.state.wanted(event.worker):
-                self.backlog.leave(_number(event.worker), failed=False)
+                self._miss(event.worker)
             elif self.state[event.worker] in {WorkerState.EXITED, WorkerState.FATAL}:
                 self._bury(event.worker)
         elif isinstance(event, WorkerFailedPermanently):
             self._bury(event.worker)
         self._observers.publish(event, alive=self.state.alive)
+
+    def _miss(self, worker: str) -> None:
+        """Have others do what a worker was to do that was let go."""
+        self.backlog.leave(_number(worker), failed=bool(self.backlog.suspects))
 
     def _bury(self, worker: str) -> None:
         self.backlog.leave(_number(worker))

@@ -487,13 +487,14 @@ class Dispatcher:
     ) -> Loss:
         count, opened = self.held, self._open.count
         self._backlog.record_loss(self.given)
-        first = not self._answered_any
         everything = self._let_go(owed)
         answered, held = _cut(everything, opened - owed, batches=self._batches)
         for exchange in self.giving.unsent():
             exchange.submission.give_back(exchange)
         blamed, innocent = held, answered
+        first = not (self._answered_any or answered)
         if mispaired is not None:
+            first = not self._answered_any
             self._backlog.go_in_step()
             # Which of several is at fault nobody knows; what came behind them is not.
             blamed, innocent = answered, held

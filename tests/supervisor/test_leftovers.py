@@ -1,0 +1,92 @@
+"""What a worker was lost with finds somebody who tries it, and is judged alone."""
+
+from __future__ import annotations
+
+from signal import SIGSEGV
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage.messages import Result
+from etlstage.stage import ErrorPolicy, Order, RestartPolicy, Stage
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from tests.supervisor.workers import outputs
+
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
+
+ROWS = [b'{"k":%d}' % (n % 5) for n in range(8)]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 8])
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_message_is_blamed_only_for_what_it_does_alone(
+    window: int, retries: int
+) -> None:
+    """Not for what a message did that its process has answered (issue 22)."""
+
+    async def die_of_b_behind_a(worker: ScriptedWorker) -> int:
+        seen = False
+        async for message in worker.messages():
+            seen = seen or message == b"a"
+            if message == b"b" and seen:
+                return -SIGSEGV
+            await worker.reply(message.upper())
+        return 0
+
+    stage = Stage(
+        name="t",
+        worker=("no-such-program",),
+        window=window,
+        on_error=ErrorPolicy(retries=retries),
+    )
+    launch = ScriptedLaunch(die_of_b_behind_a)
+    with capture_logs():
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            results = await supervisor.submit([b"a", b"b", b"c"])
+
+    assert outputs(results) == [(b"A",), (b"B",), (b"C",)]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("order", Order)
+async def test_worker_that_leaves_for_good_leaves_nothing_behind(
+    order: Order, waits: bool
+) -> None:
+    """Also if it dies while it retires, or waits to be started again (issue 22)."""
+
+    async def die_once(worker: ScriptedWorker) -> int:
+        if worker.name == "t-2" and worker.start > 1:
+            return 3
+        async for message in worker.messages():
+            await anyio.sleep(1)
+            if worker.name == "t-2":
+                return -SIGSEGV
+            await worker.reply(message)
+        return 0
+
+    stage = Stage(
+        name="t",
+        worker=("no-such-program",),
+        workers=2,
+        window=1,
+        restart=RestartPolicy(delay=60, max_delay=60),
+        order=order,
+        key="/k" if order is Order.KEY else None,
+    )
+    results: list[Result] = []
+    with capture_logs(), anyio.fail_after(300):
+        async with (
+            AsyncSupervisor(stage, launch=ScriptedLaunch(die_once)) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def submit() -> None:
+                results.extend(await supervisor.submit(ROWS))
+
+            tasks.start_soon(submit)
+            await anyio.sleep(20 if waits else 0.5)
+            supervisor.scale(1)
+
+    assert outputs(results) == [(row,) for row in ROWS]
