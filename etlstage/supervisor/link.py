@@ -165,6 +165,7 @@ class Link:
         self._identified = False  # the worker has said who it is, where it does
         self._farewell: Farewell | None = None  # is to be said as soon as it can be
         self._output_ended = False
+        self._left = 0  # bytes in its stdin when its process was gone
         self._concluding = False  # its process is gone, and all it wrote was read
 
     @property
@@ -199,6 +200,18 @@ class Link:
     def awaits_identity(self) -> bool:
         """Whether the worker was to be told to end, and has not said who it is."""
         return self._farewell is not None and not self._identified
+
+    def exited(self, left: int) -> None:
+        """
+        Record that the process is gone; what it wrote may still have to be read.
+
+        ``left`` are the bytes that it left in its stdin, which can't be told once that
+        is closed; none if we had closed it before.
+        """
+        self._left = left
+
+    def _unread(self) -> int:
+        return max(self._left, self._wire.unread())
 
     def unread(self, left: int) -> bool:
         """Return whether a worker that left so many bytes has read nothing it holds."""
@@ -486,22 +499,21 @@ class Link:
         now = anyio.current_time()
         if self._paired is not None:
             # Of what it dies is known only at its exit.
-            self._paired.input_unread(self._wire.unread(), now)
+            self._paired.input_unread(self._unread(), now)
         self._session.receive_eof(now)
         self._settle(now)
 
-    def conclude(self, *, clean: bool, left: int) -> None:
+    def conclude(self, *, clean: bool) -> None:
         """
         Deliver what a worker has answered that is gone, where its exit shows it right.
 
-        ``clean``: it exited as it should, with all that it had to write; ``left`` are the
-        bytes that it left in its stdin.
+        ``clean``: it exited as it should, with all that it had to write.
         """
         if self._worker.failed:
             return
         now = anyio.current_time()
-        if self._paired is not None:
-            self._paired.input_unread(left, now)
+        if self._paired is not None and not self._output_ended:
+            self._paired.input_unread(self._unread(), now)
         self._session.peer_exited(clean, now)
         self._concluding = True
         self._settle(now)
@@ -653,7 +665,7 @@ class Link:
         """Tell the session what is unread; return whether that has moved it on."""
         paired = self._paired
         assert paired is not None
-        receive = paired.input_unread(self._wire.unread(), now)
+        receive = paired.input_unread(self._unread(), now)
         if receive:
             # Measured first, then read dry, then judged: what is read behind the
             # measuring was written before the worker came back for more.

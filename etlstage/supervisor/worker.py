@@ -382,6 +382,7 @@ class WorkerProcess:
     def _note_exit(self, status: int) -> None:
         self.errors.status = status
         self._note_unread()
+        self.link.exited(self._wire.unread())
         # One that is asked for nothing has perhaps written all of a round that is to
         # begin now.
         self._ending = self._ending or not self._streams
@@ -471,7 +472,7 @@ class WorkerProcess:
                     ", but what it had started held its stdout open for"
                     f" {self._timeout:g} s"
                 )
-        self.link.conclude(clean=clean, left=self._unread)
+        self.link.conclude(clean=clean)
         fate = self._fate() + held_open
         if self.error is None:
             self._reason = "was stopped" if self._told_to_stop else fate

@@ -32,7 +32,8 @@ class MemoryPipe:
             raise ValueError(f"size must be 1 or more, got {size}")
         self._size = size
         self._data = bytearray()
-        self._ended = False  # nothing more is written
+        self.ended: bool = False
+        """Nothing more is written."""
         self._deserted = False  # nothing more is read
         self._changed: anyio.Event | None = None  # what a task waits for
 
@@ -45,7 +46,7 @@ class MemoryPipe:
         if self._deserted:
             return b""
         if not self._data:
-            return b"" if self._ended else None
+            return b"" if self.ended else None
         data = bytes(self._data[:size])
         del self._data[:size]
         self._wake()
@@ -53,12 +54,12 @@ class MemoryPipe:
 
     async def readable(self) -> None:
         """Wait until :meth:`read` would return something, or :meth:`stop_waiting`."""
-        if not (self._data or self._ended or self._deserted):
+        if not (self._data or self.ended or self._deserted):
             await self._wait()
 
     def write(self, data: memoryview | bytes, /) -> int:
         """Take what there is room for; a BrokenPipeError once either end is closed."""
-        if self._ended or self._deserted:
+        if self.ended or self._deserted:
             raise BrokenPipeError
         taken = min(len(data), self._size - len(self._data))
         if taken:
@@ -68,12 +69,12 @@ class MemoryPipe:
 
     async def writable(self) -> None:
         """Wait until there is room, or until :meth:`write` would fail."""
-        while len(self._data) >= self._size and not (self._ended or self._deserted):
+        while len(self._data) >= self._size and not (self.ended or self._deserted):
             await self._wait()
 
     def end(self) -> None:
         """Close the end that is written to; what is there can still be read."""
-        self._ended = True
+        self.ended = True
         self._wake()
 
     def desert(self) -> None:
@@ -116,8 +117,8 @@ class MemoryWire:
         self.close_read: Callable[[], None] = incoming.desert
 
     def unread(self) -> int:
-        """Return how many bytes the other end has not read."""
-        return len(self._outgoing)
+        """Return how many bytes the other end has not read, or 0 once that is closed."""
+        return 0 if self._outgoing.ended else len(self._outgoing)
 
     def mismatch_hint(self) -> str:
         """Return nothing: both ends are there from the start."""

@@ -224,3 +224,36 @@ async def test_replies_before_a_message_that_kills_are_not_doubtful(
                 await supervisor.submit([bytes([letter])])
 
     assert supervisor.doubtful == 0
+
+
+@pytest.mark.parametrize("window", [1, 4])
+async def test_what_is_answered_while_the_worker_is_stopped_counts(
+    window: int,
+) -> None:
+    """Although it was not read yet when the worker's input ended (issue 22)."""
+
+    async def begin_late(worker: ScriptedWorker) -> int:
+        await worker.read(1)
+        await anyio.sleep(0.5)
+        await worker.reply(b"done")
+        async for _ in worker.messages():
+            await worker.reply(b"done")
+        return 0
+
+    stage = Stage(name="t", worker=("no-such-program",), window=window)
+    made = []
+    with capture_logs():
+        async with (
+            AsyncSupervisor(stage, launch=ScriptedLaunch(begin_late)) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def submit() -> None:
+                messages = [b"" for _ in range(window)]
+                made.extend(outputs(await supervisor.submit(messages)))
+
+            tasks.start_soon(submit)
+            await anyio.sleep(0.2)
+            await supervisor.aclose()
+
+    assert made == [(b"done",)] * window
