@@ -22,7 +22,12 @@ from etlstage.cli.check import drop, lines_of
 from etlstage.cli.failure import FAILED
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, Program, program_of
+from etlstage.cli.subject import (
+    Options,
+    Program,
+    program_of,
+    refuse_who_commits,
+)
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind, counted
@@ -109,6 +114,7 @@ def fuzz(
     structlog.configure(processors=[drop])
     out = Screen()
     program = program_of(words, wanted.options)
+    refuse_who_commits(program, "fuzzed")
     _examine(program.stage, wanted)
     fuzzer = _fuzzer(program.stage, wanted)
     kept = Failures(find=_find)

@@ -17,12 +17,13 @@ from etlstage.config.stages import StageKeys, stage_of, stage_section
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
 from etlstage.pipeline.secret import Secrets
+from etlstage.protocol.base import Shape
 from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.settings.problem import Invalid, Loc
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("Options", "Program", "program_of")
+__all__ = ("Options", "Program", "program_of", "refuse_who_commits")
 
 _KEYS: Final[Mapping[str, type[StageKeys]]] = {
     "transform": TransformKeys,
@@ -92,8 +93,25 @@ def program_of(words: Sequence[str], options: Options) -> Program:
     return Program(stage, ranged and stage.kind is StageKind.EXTRACT, file.secrets)
 
 
+def refuse_who_commits(program: Program, verb: str) -> None:
+    """
+    Do nothing, unless it is a worker that has no replies.
+
+    Raises:
+        ConfigError: If it is.
+
+    """
+    dialect = program.stage.dialect
+    if dialect.shape is Shape.COMMITTED:
+        raise ConfigError(
+            f"a worker of dialect {dialect.name} commits, and has no replies that can be"
+            f" {verb}; see etlstage check --dialect {dialect.name}, and etlstage"
+            f" {dialect.name} simulate"
+        )
+
+
 def _of_command(words: Sequence[str], options: Options) -> Program:
-    kind = options.kind or "transform"
+    kind = options.kind or _kind_for(options.dialect)
     if kind not in _KEYS:
         raise ConfigError(
             f"--kind: unknown kind {kind!r}{guess(kind, _KEYS)}, expected"
@@ -128,6 +146,19 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
         raise ConfigError(said) from None
     stage = stage_of(keys, "worker", Path.cwd())
     return Program(stage, options.offsets == "supervisor", Secrets())
+
+
+def _kind_for(spoken: str | None) -> str:
+    """Return the first kind of stage that a dialect fits."""
+    name = DEFAULT if spoken is None else spoken.partition(":")[0]
+    for kind in _KEYS:
+        try:
+            dialect = dialect_class(name).section(StageKind(kind)).read({})
+        except (ConfigError, Invalid):
+            break  # told with all else
+        if dialect.problem(StageKind(kind)) is None:
+            return kind
+    return "transform"
 
 
 def _keys_of(name: str, kind: StageKind) -> Collection[str]:

@@ -15,7 +15,12 @@ from etlstage.cli.check import drop, lines_of
 from etlstage.cli.failure import FAILED
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, Program, program_of
+from etlstage.cli.subject import (
+    Options,
+    Program,
+    program_of,
+    refuse_who_commits,
+)
 from etlstage.config.end import Site
 from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys
@@ -62,6 +67,7 @@ def try_worker(
     """
     structlog.configure(processors=[drop])
     program = program_of(words, options)
+    refuse_who_commits(program, "tried")
     screen = Screen()
 
     async def main() -> int:

@@ -42,12 +42,18 @@ from etlstage.protocol.kcl.session import KclSession, State
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.process import command_line
 from etlstage.telemetry.terminal import harmless
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.process import Process
 from etlstage.testing.transcript import Channel, Transcript, WorkerMisbehaved
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("Asked", "Faults", "ProcessorUnderTest")
+__all__ = ("MARKS", "Asked", "Faults", "ProcessorUnderTest")
 
+MARKS: Final = {
+    Channel.STDIN: (Side.SUPERVISOR, ">"),
+    Channel.STDOUT: (Side.WORKER, "<"),
+}
+"""What passes where, and how it is marked."""
 _PATTERN: Final = re.compile(r"(\w+)@(\d+)(?:x(\d+))?")
 _ENDS: Final = {
     "leaseLost": FarewellReason.LOST,
@@ -186,6 +192,24 @@ class ProcessorUnderTest:
         return self._process.transcript
 
     @property
+    def said(self) -> list[str]:
+        """All that was said by name, ``>`` in front of what it was told."""
+        reader = kit_of(self.stage.dialect).reader()
+        assert reader is not None
+        return [
+            f"{mark} {text}"
+            for entry in self.transcript
+            if entry.channel in MARKS
+            for side, mark in [MARKS[entry.channel]]
+            for text in reader.read(side, entry.data)
+        ]
+
+    @property
+    def broken(self) -> str:
+        """How it has broken the protocol, as a part of a sentence; empty: it has not."""
+        return self._fault
+
+    @property
     def status(self) -> int | None:
         """Exit status, negative for a signal, once it is gone."""
         return self._process.status
@@ -218,11 +242,19 @@ class ProcessorUnderTest:
             WorkerMisbehaved: If it breaks the protocol, exits or takes too long.
 
         """
+        self.begin(records)
+        async with self._patience("did not answer processRecords"):
+            await self._until(lambda: self.session.state is not State.PROCESSING)
+
+    def begin(self, records: Run) -> None:
+        """Give records as one action, and wait for nothing."""
         first, self.given = self.given + 1, self.given + len(records)
         self.session.send(Opened(first, records), anyio.current_time())
         self._due.set()
-        async with self._patience("did not answer processRecords"):
-            await self._until(lambda: self.session.state is not State.PROCESSING)
+
+    async def changed(self) -> None:
+        """Wait until anything has happened."""
+        await self._process.changed()
 
     async def end(self, why: FarewellReason = FarewellReason.ENDED) -> int:
         """

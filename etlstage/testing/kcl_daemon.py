@@ -12,13 +12,12 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from hashlib import md5
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 
 from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import AnnotatedRun, Run, counted
-from etlstage.protocol.base import Side
 from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of, rank
 from etlstage.protocol.kcl.lines import Column, hashed_key
@@ -26,15 +25,10 @@ from etlstage.protocol.kcl.uncommitted import LONGEST_KEY
 from etlstage.stage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import FrameReader, kit_of
-from etlstage.testing.kcl import Faults, ProcessorUnderTest
+from etlstage.testing.kcl import MARKS, Faults, ProcessorUnderTest
 from etlstage.testing.transcript import Channel, WorkerMisbehaved
 
 __all__ = ("Record", "Shard", "records_of", "shards_of", "simulate")
-
-_MARKS: Final = {
-    Channel.STDIN: (Side.SUPERVISOR, ">"),
-    Channel.STDOUT: (Side.WORKER, "<"),
-}
 
 
 class Record(NamedTuple):
@@ -234,8 +228,8 @@ class _Life:
 
     def told(self, channel: Channel, data: bytes) -> None:
         """Tell what went one way."""
-        if channel in _MARKS:
-            side, mark = _MARKS[channel]
+        if channel in MARKS:
+            side, mark = MARKS[channel]
             for text in self._reader.read(side, data):
                 self.tell(f"{mark} {text}")
         elif channel is Channel.STDERR:

@@ -9,7 +9,7 @@ SDK for record processors: a class, and one call.
         def process_records(self, records, checkpointer):
             for record in records:
                 store(record.data)
-            checkpointer.checkpoint(records[-1])
+            checkpointer.checkpoint()
 
     if __name__ == "__main__":
         kcl.run(Printer())
@@ -20,7 +20,8 @@ comes again after a restart, so that nothing is lost that a processor has buffer
 
 From the call on ``print()``, C libraries and child processes write to stderr. An
 exception in a processor ends it with status 1 and the traceback on stderr; its batch has
-no status then, and comes again. With ``on_error="skip"`` a batch whose processing raised
+no status then, and comes again. But :class:`LeaseLost` only ends the batch: the shard is
+another's, and ``lease_lost`` is next. With ``on_error="skip"`` a batch whose processing raised
 is answered, and processing goes on behind it: the next checkpoint loses its rest.
 """
 
@@ -296,6 +297,9 @@ class _Life:
         records = list(map(Record, run.messages, *columns))
         try:
             self._processor.process_records(records, self._checkpointer)
+        except LeaseLost:
+            # Nothing of this life can be stored any more: leaseLost is next.
+            _trace()
         except Exception:
             # Between a question and its answer nothing can be skipped.
             if not self._skip or self._session.turn is not Turn.OURS:

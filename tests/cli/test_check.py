@@ -186,3 +186,13 @@ def test_worker_with_sessions_is_asked_for_ranges() -> None:
         "extract",
         "cocaine",
     )
+
+
+@pytest.mark.parametrize("command", ["try", "fuzz"])
+def test_processor_that_commits_has_no_replies(
+    etlstage: Etlstage, command: str
+) -> None:
+    """It is said what there is for it (issue 25)."""
+    done = etlstage(command, "--dialect", "kcl", "--", "cat")
+    assert done.returncode == 2
+    assert "see etlstage check --dialect kcl, and etlstage kcl simulate" in done.stderr

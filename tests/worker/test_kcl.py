@@ -181,6 +181,23 @@ def test_errors_have_classes(name: str, error: type[kcl.CheckpointFailed]) -> No
     assert len(daemon.asked) == 1
 
 
+def test_lease_that_is_lost_in_a_batch_ends_it() -> None:
+    """Nobody caught it: the batch is answered, and what comes is the end (issue 25)."""
+
+    def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+        checkpointer.checkpoint()
+
+    keeper = Keeper(act)
+    daemon = Daemon(
+        [Opened(1, [b"a", b"b"]), Farewell(why=FarewellReason.LOST)],
+        errors=["ShutdownException"],
+    )
+    live(daemon, keeper)
+
+    assert keeper.told[1:] == [b"a", "lost"]
+    assert daemon.session.state is State.ENDED
+
+
 @pytest.mark.parametrize("failures", [2, 3])
 def test_a_store_that_is_throttled_is_asked_again(failures: int) -> None:
     """So often, and each time after twice the pause."""

@@ -1,0 +1,143 @@
+"""Record processors in memory: one that does all well, and what can be wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from etlstage.testing import ScriptedWorker
+
+__all__ = ("Processor",)
+
+
+class _Exit(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class Processor:
+    """
+    Checkpoints each batch, and its shard's end; tries again what is throttled.
+
+    Args:
+        bugs: Names of what it does wrong.
+
+    """
+
+    def __init__(self, *bugs: str) -> None:
+        self._bugs = set(bugs)
+
+    async def __call__(self, worker: ScriptedWorker) -> int:
+        """Live."""
+        self._worker, self._held = worker, b""
+        self._last: dict[str, Any] = {}
+        self._lines: list[bytes] = []
+        self._ended = False
+        try:
+            while (said := await self._read()) is not None:
+                await self._act(said)
+        except _Exit as end:
+            return end.status
+        if self._has("ignores the end") and not self._ended:
+            await self._forever()
+        return 0
+
+    def _has(self, bug: str) -> bool:
+        return bug in self._bugs
+
+    async def _act(self, said: dict[str, Any]) -> None:
+        action = said["action"]
+        if action == "initialize" and said.get("subSequenceNumber"):
+            self._exit_if("takes no sub-sequence number")
+        if action == "processRecords":
+            await self._process(said["records"])
+        elif action == "shardEnded":
+            await self._end()
+        elif (action == "shutdownRequested" and not self._has("ignores a request")) or (
+            action == "leaseLost" and self._has("checkpoints behind leaseLost")
+        ):
+            await self._checkpoint()
+        await self._status(action)
+
+    async def _process(self, records: Sequence[dict[str, Any]]) -> None:
+        if self._has("prints"):
+            await self._worker.write(b"hello\n")
+        if not records:
+            self._exit_if("dies of no records")
+            if self._has("checkpoints None"):
+                await self._checkpoint("None")
+            return
+        if len(records) > 1000:
+            self._exit_if("dies of many")
+        if any(not record["partitionKey"].isascii() for record in records):
+            self._exit_if("dies of keys")
+        last = self._last = records[-1]
+        number, sub = last["sequenceNumber"], last["subSequenceNumber"]
+        if self._has("invents numbers"):
+            number = str(int(number) + 1)
+        if self._has("forgets sub-sequence numbers"):
+            sub = None
+        if not self._has("never checkpoints"):
+            await self._checkpoint(number, sub)
+
+    async def _end(self) -> None:
+        if self._has("ignores the end of a shard"):
+            return
+        if self._has("ends with a number") and self._last:
+            last = self._last["sequenceNumber"], self._last["subSequenceNumber"]
+            await self._checkpoint(*last)
+        elif self._last or not self._has("needs records to end"):
+            await self._checkpoint()
+
+    async def _checkpoint(self, number: str | None = None, sub: Any = None) -> None:  # noqa: ANN401 - JSON
+        if self._has("does not wait"):
+            return
+        for _ in range(3):
+            asked = {"action": "checkpoint", "sequenceNumber": number}
+            await self._write({**asked, "subSequenceNumber": sub})
+            answer = await self._read()
+            if answer is None:
+                if self._has("waits for ever"):
+                    await self._forever()
+                raise _Exit(1)
+            error = answer["error"]
+            passing = error == "ThrottlingException" or (
+                error == "KinesisClientLibDependencyException"
+            )
+            if error == "ShutdownException" and self._has("insists"):
+                continue
+            if error:
+                self._exit_if(f"dies of {error}")
+            if not passing or self._has("tries once"):
+                return
+
+    async def _status(self, action: str) -> None:
+        named = "nothing" if self._has("names another") else action
+        await self._write({"action": "status", "responseFor": named})
+        if self._has("answers twice") and action == "processRecords":
+            await self._write({"action": "status", "responseFor": named})
+        self._ended = action in ("leaseLost", "shardEnded")
+        if action == "leaseLost":
+            self._exit_if("exits badly")
+
+    def _exit_if(self, bug: str) -> None:
+        if self._has(bug):
+            raise _Exit(3)
+
+    async def _forever(self) -> None:
+        import anyio
+
+        await anyio.sleep_forever()
+
+    async def _write(self, said: dict[str, Any]) -> None:
+        await self._worker.write(b"\n" + json.dumps(said).encode() + b"\n")
+
+    async def _read(self) -> dict[str, Any] | None:
+        while not self._lines:
+            if not (data := await self._worker.read()):
+                return None
+            *lines, self._held = (self._held + data).split(b"\n")
+            self._lines += lines
+        said: dict[str, Any] = json.loads(self._lines.pop(0))
+        return said

@@ -1,0 +1,140 @@
+"""What the checks find in record processors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from etlstage.messages import StageKind
+from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.testing.check import Finding, Verdict
+from etlstage.testing.check.kcl import CHECKS
+from tests.testing.check.checked import failures, said, scripted
+from tests.testing.check.processors import Processor
+
+pytestmark = pytest.mark.core
+
+
+def found(*bugs: str, **more: Any) -> list[Finding]:  # noqa: ANN401 - passed on
+    """Return what is found in a processor with these bugs."""
+    return scripted(Processor(*bugs), kind=StageKind.LOAD, dialect=KclDialect(), **more)
+
+
+def test_good_processor_passes() -> None:
+    """All of them, and no other checks are made."""
+    findings = found()
+    assert [finding.check for finding in findings] == [*CHECKS]
+    assert {
+        f.check.name: f.reason for f in findings if f.verdict is not Verdict.PASSED
+    } == {}
+
+
+@pytest.mark.parametrize(
+    ("bug", "name", "reason"),
+    [
+        ("names another", "initializes", "sent a status for nothing, expected one for"),
+        ("exits badly", "initializes", "exited with status 3 at the end of its life"),
+        ("answers twice", "answers each action once", "is a callback called twice?"),
+        (
+            "invents numbers",
+            "checkpoints what was delivered",
+            "which was not delivered or is behind the last one",
+        ),
+        (
+            "ignores the end of a shard",
+            "checkpoints the end of a shard",
+            "answered shardEnded without a checkpoint",
+        ),
+        (
+            "ends with a number",
+            "checkpoints the end of a shard",
+            "that of the last record was stored before, and does not count",
+        ),
+        (
+            "needs records to end",
+            "checkpoints the end of an empty shard",
+            "answered shardEnded without a checkpoint",
+        ),
+        (
+            "tries once",
+            "checkpoints the end again when throttled",
+            "again after ThrottlingException",
+        ),
+        ("dies of ThrottlingException", "survives throttling", "exited with status 3"),
+        (
+            "dies of KinesisClientLibDependencyException",
+            "survives a store that fails",
+            "exited with status 3",
+        ),
+        ("dies of ShutdownException", "survives a lost lease", "exited with status 3"),
+        ("insists", "survives a lost lease", "tried a checkpoint again"),
+        (
+            "checkpoints behind leaseLost",
+            "lets go of a lost lease",
+            "asked for a checkpoint behind leaseLost: InvalidStateException",
+        ),
+        ("ignores the end", "exits when stdin ends", "did not exit"),
+        ("waits for ever", "exits when an answer does not come", "did not exit"),
+        ("dies of no records", "takes no records", "exited with status 3"),
+        ("checkpoints None", "takes no records", "asked for a checkpoint at None"),
+        ("dies of many", "takes many records", "exited with status 3"),
+        ("dies of keys", "takes keys beyond ascii", "exited with status 3"),
+        (
+            "forgets sub-sequence numbers",
+            "begins within records that were put as one",
+            "which was not delivered or is behind the last one",
+        ),
+        (
+            "takes no sub-sequence number",
+            "begins within records that were put as one",
+            "exited with status 3",
+        ),
+    ],
+)
+def test_planted_bug_is_found(bug: str, name: str, reason: str) -> None:
+    """By the check that is about it."""
+    assert reason in failures(found(bug, only=[name], timeout=2))[name]
+
+
+@pytest.mark.parametrize(
+    ("bug", "name", "reason"),
+    [
+        (
+            "prints",
+            "writes nothing else to stdout",
+            "1 line on stdout that no daemon understands",
+        ),
+        (
+            "never checkpoints",
+            "checkpoints at all",
+            "it checkpoints only at the end of a shard",
+        ),
+        (
+            "dies of NullPointerException",
+            "survives an unknown error",
+            "exited with status 3",
+        ),
+        (
+            "ignores a request",
+            "answers a request to shut down",
+            "it leaves 3 records without a checkpoint",
+        ),
+    ],
+)
+def test_what_its_author_should_know(bug: str, name: str, reason: str) -> None:
+    """It breaks nothing."""
+    bugs = [bug, *["never checkpoints"] * (bug == "ignores a request")]
+    assert reason in said(found(*bugs, only=[name]), Verdict.ADVICE)[name]
+
+
+def test_checks_that_need_checkpoints() -> None:
+    """They are not made of a processor that has none."""
+    missed = said(found("never checkpoints"), Verdict.NOT_APPLICABLE)
+    assert missed.keys() == {
+        "survives throttling",
+        "survives a store that fails",
+        "survives a lost lease",
+        "survives an unknown error",
+        "exits when an answer does not come",
+    }
