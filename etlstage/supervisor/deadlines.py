@@ -124,22 +124,20 @@ class ResponseDeadlines(Deadline):
         if since is not None and not self._armed:
             self.look_again()
 
-    def progressed(self, now: float, since: float | None) -> float | None:
+    def progressed(self, now: float) -> float | None:
         """
         Begin the time of an answer anew: the worker reports that it gets on.
 
-        Returns:
-            How long it has done only that, in seconds, when it is to be reported.
-
+        Returns for how long it has done only that, in seconds, when that is to be
+        reported.
         """
+        self._heard_at = now
         if self.asked_at is None:
             self.turn_at = now
-        self._heard_at = now
-        self.asked_at = since
-        if since is not None and not self._armed:
-            self.look_again()
+            return None
+        self.asked_at = now
         limit, took = self._timeouts.message, now - self.turn_at
-        if since is None or limit is None or took < _TIMES * limit:
+        if limit is None or took < _TIMES * limit:
             return None
         if self._progressing_since == self.turn_at:
             return None

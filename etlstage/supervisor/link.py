@@ -178,13 +178,15 @@ class Link:
         """Whether there is anything that it has to answer, or is to be given."""
         giving, dispatch = self.dispatch.giving, self.dispatch
         # What one that is to go has not committed, another will be given.
-        left = dispatch.opened and not self._worker.usable
+        left = dispatch.open.count and not self._worker.usable
         return bool(self._session.owed or giving.again or giving.retried or left)
 
     @property
     def busy(self) -> bool:
         """Whether the worker is in the middle of something."""
-        return self._session.owed > 0 or (self._extracts and self.dispatch.opened > 0)
+        return self._session.owed > 0 or (
+            self._extracts and self.dispatch.open.count > 0
+        )
 
     @property
     def ahead(self) -> bool:
@@ -226,7 +228,7 @@ class Link:
         ``many``: several exchanges, where these end in any order.
         """
         dispatch = self.dispatch
-        if dispatch.has_dialogues:
+        if dispatch.dialogues:
             self._follow_consumer()
             self._write_added()
         elif self._extracts or self._going_on is not None:
@@ -323,7 +325,7 @@ class Link:
 
     def _stop_if_retired(self) -> None:
         # What was answered and is not committed, it may commit when it is to end.
-        pending = self._session.owed if self._commits else self.dispatch.opened
+        pending = self._session.owed if self._commits else self.dispatch.open.count
         if not pending and self._worker.usable:
             self._worker.stop()
 
@@ -602,12 +604,12 @@ class Link:
             refused = Refusals([r.place for r in refusals], refusals, self._refusal)
         answered = self.dispatch.ended(event, size, refused)
         self.answered += answered.messages
-        if not self.dispatch.opened:
+        if not self.dispatch.open.count:
             self._arm_deadlines(now)  # nothing: from now on it is idle
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._worker.name, *answered)
         # A batch that was refused, and is tried one by one, was answered all the same.
-        total = 0 if self.dispatch.opened else self.dispatch.given
+        total = 0 if self.dispatch.open.count else self.dispatch.given
         if max(self.answered, total) >= self._max_messages:
             self._max_messages = math.inf
             reason = f"answered {counted(max(self.answered, total), 'message')}"
@@ -707,22 +709,19 @@ class Link:
         """Ring the deadlines until cancelled."""
         await self.deadlines.run(self._batch_due, self._session_due)
 
-    def _since(self, now: float) -> float | None:
-        """Return since when an answer is due, from now on; None if none is."""
-        session = self._session
-        if not session.owed or self._storing or (self._asks and session.room >= 1):
-            return None
-        return now if self._in_order else self.dispatch.oldest
-
     def _arm_deadlines(self, now: float) -> None:
         """Give the worker all its time for what is due now."""
-        self.deadlines.arm(now, self._since(now), busy=self.dispatch.opened > 0)
+        session, since = self._session, None
+        waits = self._storing or (self._asks and session.room >= 1)
+        if session.owed and not waits:
+            since = now if self._in_order else self.dispatch.oldest
+        self.deadlines.arm(now, since, busy=self.dispatch.open.count > 0)
 
     def progressed(self, now: float) -> None:
         """Give the worker more time: it reports that it gets on with what it has."""
         if not self._in_order:
             return
-        took = self.deadlines.progressed(now, self._since(now))
+        took = self.deadlines.progressed(now)
         if took is not None:
             limit = self._stage.timeout.message
             hint = (

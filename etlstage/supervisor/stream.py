@@ -38,7 +38,7 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.round import Dialogue, Repeat, Round
-from etlstage.supervisor.exchange.submission import Submission
+from etlstage.supervisor.exchange.submission import AnyOrder, InputOrder, Submission
 
 if TYPE_CHECKING:
     from etlstage.supervisor.pool import WorkerPool
@@ -309,7 +309,7 @@ def submission_for(
             wake,
             max_unread=max_bytes,
             max_reply=stage.max_reply,
-            ordered=stage.order is Order.TOTAL,
+            order=InputOrder() if stage.order is Order.TOTAL else AnyOrder(),
         )
     count = max(1, stage.pool.max)
     if not stage.dialect.open(Side.SUPERVISOR, Limits()).in_order:

@@ -124,6 +124,8 @@ class WorkerProcess:
         )
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was told to stop."""
+        self.failed: bool = False
+        """It was at fault, or is gone: what is written then is no reply."""
         self.ended: bool = False
         """Its end was reported; what it has left behind may live."""
         self._open = False  # it is given messages
@@ -157,11 +159,6 @@ class WorkerProcess:
     def usable(self) -> bool:
         """Whether the worker may be given messages."""
         return self._open and self.error is None and not self._ending
-
-    @property
-    def failed(self) -> bool:
-        """Whether it was at fault, or is gone: what is written then is no reply."""
-        return self.error is not None or self.ended
 
     @property
     def exited(self) -> bool:
@@ -206,7 +203,7 @@ class WorkerProcess:
             reason += f": {self._stage.dialect.silence(received, ready=False)}"
         self._ignored = cause == "silent" and self.link.unread(self._wire.unread())
         self._reason, self._breach = self._with_hint(reason), breach
-        self.error = self._describe(0)
+        self.error, self.failed = self._describe(0), True
         self.link.give_whole()
         self._pool.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
@@ -487,7 +484,7 @@ class WorkerProcess:
         loss = self._lose(untouched=untouched)
         if self.error is None and not told:
             self.error = doubt or self._describe(loss.held)
-        self.ended = True
+        self.ended = self.failed = True
         self._late = self.link.late
         # What it held is with others before anybody hears of its end.
         self._pool.handle(

@@ -73,6 +73,8 @@ class Dispatcher:
         in_order: Whether exchanges end in the order in which they were opened.
 
     Attributes:
+        open: What has not ended.
+        dialogues: What callers keep open, by number; they have turns.
         given: Messages that the process was given in its life.
         bound: Bytes of replies that the caller wants to wait at most, who was given
             to last.
@@ -93,17 +95,12 @@ class Dispatcher:
         self._asks = shape is Shape.ASKED_BATCH
         self._batches = shape.batches
         self._commits = shape is Shape.COMMITTED
-        self._open = Table()
+        self.open: Table = Table()
         self._begun: dict[int, _Begun] = {}  # replies that go on
-        self._dialogues: dict[int, Dialogue] = {}  # those that are open, by turns
+        self.dialogues: dict[int, Dialogue] = {}
         self._last = 0  # a number that was sent is never used again
         self._answered_any = False
         self._adding = False  # what was sent last goes on with a batch
-
-    @property
-    def opened(self) -> int:
-        """Exchanges that have not ended."""
-        return self._open.count
 
     @property
     def held(self) -> int:
@@ -111,23 +108,23 @@ class Dispatcher:
         if self._streams:
             return 0  # nothing was given to it
         if not self._batches:
-            return self._open.count
-        return sum(len(item.exchange.messages) for item in self._open)
+            return self.open.count
+        return sum(len(item.exchange.messages) for item in self.open)
 
     def answered(self, owed: int) -> int:
         """Return how many messages have been answered, of what has not ended."""
-        count = self._open.count - owed
+        count = self.open.count - owed
         if not self._batches or not self._in_order:
             return count
-        items = islice(self._open, count)
+        items = islice(self.open, count)
         return sum(len(item.exchange.messages) for item in items)
 
     @property
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
         if not self._in_order:
-            return any(item.exchange.submission.over_limit for item in self._open)
-        oldest = self._open.front
+            return any(item.exchange.submission.over_limit for item in self.open)
+        oldest = self.open.front
         if oldest is None:
             return self._streams  # before a round begins, what comes is nobody's
         return oldest.exchange.submission.over_limit
@@ -135,7 +132,7 @@ class Dispatcher:
     @property
     def abandoned(self) -> bool:
         """Whether the worker is busy for somebody who is gone, and can't be told."""
-        oldest = self._open.front
+        oldest = self.open.front
         if oldest is None:
             return False
         caller = oldest.exchange.submission
@@ -144,13 +141,8 @@ class Dispatcher:
     @property
     def oldest(self) -> float | None:
         """When the exchange was opened that has been open for longest, in seconds."""
-        front = self._open.front
+        front = self.open.front
         return None if front is None else front.since
-
-    @property
-    def has_dialogues(self) -> bool:
-        """Whether there is an exchange that its caller keeps open."""
-        return bool(self._dialogues)
 
     # --- what is sent ---------------------------------------------------------
 
@@ -162,21 +154,21 @@ class Dispatcher:
         """
         if self._asks and owed:
             return self._fill(now) if room >= 1 else None
-        exchange = self.giving.next(now, owed, self._open.count, room)
+        exchange = self.giving.next(now, owed, self.open.count, room)
         return None if exchange is None else self._begin(exchange, now)
 
     def refused(self, error: InvalidMessage) -> None:
         """Take back what was to be sent last: a message of it can't be."""
         if self._adding:
-            batch = self._open.last
+            batch = self.open.last
             before, culprit = batch.exchange.split(len(batch.exchange.messages) - 1)
             batch.exchange = before
             self.given -= 1
             self.giving.end_in_front()
         else:
-            range_ = self._open.pop()
+            range_ = self.open.pop()
             self._last = range_.first - 1  # nothing was sent: no number was used
-            self._dialogues.pop(range_.first, None)
+            self.dialogues.pop(range_.first, None)
             self.given -= len(range_.exchange.messages)
             culprit = self.giving.put_back(range_.exchange, error)
         place = f"(message {culprit.start + 1} of its input)"
@@ -185,10 +177,10 @@ class Dispatcher:
 
     def next_added(self) -> Added | None:
         """Return, once, what a caller adds to its exchange; each has its turn."""
-        id_ = next((i for i, said in self._dialogues.items() if said.has_input), None)
+        id_ = next((i for i, said in self.dialogues.items() if said.has_input), None)
         if id_ is None:
             return None
-        self._dialogues[id_] = dialogue = self._dialogues.pop(id_)
+        self.dialogues[id_] = dialogue = self.dialogues.pop(id_)
         chunks, ended = dialogue.take_input()
         return Added(id_, chunks, ended)
 
@@ -196,7 +188,7 @@ class Dispatcher:
         """Return, once, what cancels exchanges that nobody waits for any more."""
         gone = [
             Cancelled(id_, *item.exchange.submission.cancel_reason)
-            for item in self._open
+            for item in self.open
             if item.exchange.submission.streams and item.exchange.submission.abandoned
             for id_ in item.numbers
         ]
@@ -214,7 +206,7 @@ class Dispatcher:
             PayloadTooBig: If they take more memory than a reply may.
 
         """
-        if (item := self._open.find(id_)) is None:
+        if (item := self.open.find(id_)) is None:
             return
         if item.exchange.submission.streams:
             item.exchange.submission.pass_on(outputs)
@@ -237,10 +229,10 @@ class Dispatcher:
         Of what is not open nothing is taken. ``reply_size`` is the memory of the replies,
         in bytes; ``refused`` says which of these exchanges the worker rejected.
         """
-        first, groups, before = event.first, event.groups, self._open.count
+        first, groups, before = event.first, event.groups, self.open.count
         messages = size = 0
         rest = reply_size  # goes with the first
-        for part in self._open.end(first, len(groups)):
+        for part in self.open.end(first, len(groups)):
             at, many = part.first - first, part.many
             some = groups if many == len(groups) else groups[at : at + many]
             if self._begun:
@@ -256,10 +248,10 @@ class Dispatcher:
                     size -= again.size
             else:
                 exchange.submission.deliver(outcome)
-            if self._dialogues:
+            if self.dialogues:
                 for id_ in range(part.first, part.first + many):
-                    self._dialogues.pop(id_, None)
-        count = before - self._open.count
+                    self.dialogues.pop(id_, None)
+        count = before - self.open.count
         if count:
             self._answered_any = self._backlog.answered = True
             if not self._commits:
@@ -270,12 +262,12 @@ class Dispatcher:
         """Return the exchanges that have been open for ``limit`` seconds or longer."""
         # In the words in which the deadline was set: the difference may be rounded to
         # what has not come yet, and the deadline would ring for ever.
-        late = [item.numbers for item in self._open if item.since + limit <= now]
+        late = [item.numbers for item in self.open if item.since + limit <= now]
         return list(chain.from_iterable(late))
 
     def postpone(self, seconds: float, now: float) -> None:
         """Give all that is open more time: nothing was read for so long."""
-        for item in self._open:
+        for item in self.open:
             item.since = min(item.since + seconds, now)
 
     # --- losses -------------------------------------------------------------------
@@ -309,12 +301,10 @@ class Dispatcher:
 
         """
         if mispaired is not None:
-            owed = (
-                self._open.count - mispaired
-            )  # what it wrote too much counts for none
-        ids = list(self._dialogues)
-        kept = [part.of.exchange for id_ in ids for part in self._open.end(id_, 1)]
-        self._dialogues.clear()
+            owed = self.open.count - mispaired  # what it wrote too much counts for none
+        ids = list(self.dialogues)
+        kept = [part.of.exchange for id_ in ids for part in self.open.end(id_, 1)]
+        self.dialogues.clear()
         # Of what is left, none is known for sure to be at fault.
         self._answered_any = self._answered_any or bool(kept)
         if self._stage.kind is StageKind.EXTRACT:
@@ -362,15 +352,15 @@ class Dispatcher:
         if not (self._batches or self._streams or isinstance(caller, Dialogue)):
             count = len(messages)
             self._last += count
-            self._open.add(OpenRange(first, count, exchange, now))
+            self.open.add(OpenRange(first, count, exchange, now))
             if self._commits:
                 self._backlog.step_on(count)
                 caller.wake()  # there is room for more, though nothing has ended
             return Opened(first, messages)
         self._last = first
-        self._open.add(OpenRange(first, 1, exchange, now))
+        self.open.add(OpenRange(first, 1, exchange, now))
         if isinstance(caller, Dialogue):
-            self._dialogues[first] = caller
+            self.dialogues[first] = caller
             return Opened(first, (), each=False, ended=False, event=caller.event)
         if self._batches:
             return Opened(first, messages, each=False, ended=not self._asks)
@@ -379,7 +369,7 @@ class Dispatcher:
 
     def _fill(self, now: float) -> Added | None:
         """Go on with the batch that the worker asks for."""
-        range_ = self._open.last
+        range_ = self.open.last
         more = self.giving.more(range_.exchange, now)
         if more is None:
             return None
@@ -441,9 +431,9 @@ class Dispatcher:
 
     def _close(self, id_: int) -> Exchange | None:
         """End one exchange without an outcome; return it if it was open."""
-        for part in self._open.end(id_, 1):
+        for part in self.open.end(id_, 1):
             self._begun.pop(id_, None)
-            self._dialogues.pop(id_, None)
+            self.dialogues.pop(id_, None)
             return self._piece(part.of, id_)
         return None
 
@@ -459,8 +449,8 @@ class Dispatcher:
     def _let_go(self, owed: int) -> list[Exchange]:
         """Remove and return all that is open, cut where it has not been answered."""
         held: list[Exchange] = []
-        answered = self._open.count - owed  # the oldest, where there is an order
-        for item in self._open:
+        answered = self.open.count - owed  # the oldest, where there is an order
+        for item in self.open:
             if not self._in_order:
                 # Each of them may have been the culprit, and is tried by itself.
                 held += [self._piece(item, id_) for id_ in item.numbers]
@@ -471,9 +461,9 @@ class Dispatcher:
             else:
                 held.append(rest)
             answered -= item.count
-        self._open.clear()
+        self.open.clear()
         self._begun.clear()
-        self._dialogues.clear()
+        self.dialogues.clear()
         self.giving.lost(held if owed else [])
         return held
 
@@ -485,7 +475,7 @@ class Dispatcher:
         untouched: bool,
         mispaired: int | None,
     ) -> Loss:
-        count, opened = self.held, self._open.count
+        count, opened = self.held, self.open.count
         self._backlog.record_loss(self.given)
         everything = self._let_go(owed)
         answered, held = _cut(everything, opened - owed, batches=self._batches)
@@ -528,7 +518,7 @@ class Dispatcher:
         of what comes before it. So all up to behind the suspects is given one by one;
         who dies with a single message unanswered shows which it is.
         """
-        count, opened = self.held, self._open.count
+        count, opened = self.held, self.open.count
         answered, held = _cut(self._let_go(owed), opened - owed, batches=False)
         for exchange in self.giving.unsent():
             exchange.submission.give_back(exchange)

@@ -2,7 +2,7 @@
 One caller's messages: on their way to the workers, and their outcomes on the way back.
 
 A submission moves runs and counters, knows no clock and does no I/O: who waits for
-it is told through a callback.
+it is called back. In which order its outcomes are collected is an object of its own.
 
 A position is a barrier: no outcome of what was fed behind it is collected before it,
 also where outcomes come in any order, and no batch has messages of both its sides.
@@ -20,14 +20,84 @@ from etlstage.errors import EtlstageError
 from etlstage.messages import Position, Run, concatenated, size_of
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 
-__all__ = ("Collected", "Submission")
+__all__ = ("AnyOrder", "Collected", "InputOrder", "ResultOrder", "Submission")
 
 Collected: TypeAlias = Outcome | Position
 
 
+class InputOrder:
+    """Outcomes are collected in the order of the messages."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[int, Outcome] = {}
+        self._next = 0  # place of the first message that was not collected
+
+    def add(self, outcome: Outcome, limit: float) -> bool:
+        """Add an outcome; return whether it is one that may be collected."""
+        self._outcomes[outcome.start] = outcome
+        return outcome.start == self._next
+
+    def collectable(self, limit: float) -> bool:
+        """Return whether there are outcomes in front of the position at ``limit``."""
+        return self._next in self._outcomes and self._next < limit
+
+    def collect(self, limit: float) -> list[Outcome]:
+        """Return, once, the outcomes in front of the position at ``limit``."""
+        collected: list[Outcome] = []
+        while self._next < limit:
+            outcome = self._outcomes.pop(self._next, None)
+            if outcome is None:
+                break
+            collected.append(outcome)
+            self._next += len(outcome.messages)
+        return collected
+
+    def awaits(self, place: int, limit: float) -> bool:
+        """Return whether the caller can't go on without the message at ``place``."""
+        return place == self._next
+
+    def release(self, limit: float) -> None:
+        """Let what is in front of ``limit`` be collected, the next position."""
+
+
+class AnyOrder:
+    """Outcomes are collected as they come, between the positions around them."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[int, Outcome] = {}
+        self._behind: dict[int, Outcome] = {}  # the first position that is open
+
+    def add(self, outcome: Outcome, limit: float) -> bool:
+        """Add an outcome; return whether it is one that may be collected."""
+        due = outcome.start < limit
+        (self._outcomes if due else self._behind)[outcome.start] = outcome
+        return due
+
+    def collectable(self, limit: float) -> bool:
+        """Return whether there are outcomes in front of the position at ``limit``."""
+        return bool(self._outcomes)
+
+    def collect(self, limit: float) -> list[Outcome]:
+        """Return, once, the outcomes in front of the position at ``limit``."""
+        collected, self._outcomes = list(self._outcomes.values()), {}
+        return collected
+
+    def awaits(self, place: int, limit: float) -> bool:
+        """Return whether the caller can't go on without the message at ``place``."""
+        return place < limit < math.inf
+
+    def release(self, limit: float) -> None:
+        """Let what is in front of ``limit`` be collected, the next position."""
+        for start in [start for start in self._behind if start < limit]:
+            self._outcomes[start] = self._behind.pop(start)
+
+
+ResultOrder: TypeAlias = InputOrder | AnyOrder
+
+
 class Submission:
     """
-    One caller's messages: fed in order, taken by any worker, ended in order.
+    One caller's messages: fed in order, taken by any worker, ended in some order.
 
     Args:
         on_outcome: Called when :meth:`collect` has something new.
@@ -35,8 +105,7 @@ class Submission:
             are given no further messages but the one that is collected next.
         max_reply: Bytes that may come beyond that, for what was given already: with
             still more, nothing is read until some are collected.
-        ordered: Whether outcomes are collected in the order of the messages, or, in
-            whatever order they end, between the positions around them.
+        order: In which outcomes are collected; by default, that of the messages.
         keyed: Whether one worker is to take all of it: a lane of one key or several.
 
     """
@@ -52,7 +121,7 @@ class Submission:
         *,
         max_unread: float = math.inf,
         max_reply: float = math.inf,
-        ordered: bool = True,
+        order: ResultOrder | None = None,
         keyed: bool = False,
     ) -> None:
         self.keyed = keyed
@@ -60,15 +129,12 @@ class Submission:
         self.max_unread = max_unread
         self._flood = max_unread + max_reply
         self._unread = 0
-        self._ordered = ordered
+        self._order: ResultOrder = order or InputOrder()
         self._waiting: deque[Exchange] = deque()
-        self._outcomes: dict[int, Outcome] = {}
-        # Of outcomes in any order: those behind the first position that is open.
-        self._behind: dict[int, Outcome] = {}
         # Positions, each with how many messages are before it; and these numbers.
         self._marks: deque[tuple[int, Position]] = deque()
         self._cuts: set[int] = set()
-        self._next = 0  # place of the first message that was not collected, in order
+        self._limit: float = math.inf  # place of the first position that is open
         self._collected = 0
         self._total = 0
         self._dead: EtlstageError | None = None
@@ -107,15 +173,16 @@ class Submission:
         # What a lost worker held may be what the consumer waits for.
         if self._unread <= self.max_unread:
             return True
-        first = self._waiting[0].next
-        return first == self._next or first < self._opened
+        return self._order.awaits(self._waiting[0].next, self._limit)
 
     @property
     def over_limit(self) -> bool:
         """Whether nothing more is to be read for it until some is collected."""
         # What was sent ahead is read all the same, or others would wait for it; but
         # not without bound. The consumer must have something to go on with, though.
-        return self._unread > self._flood and not self.abandoned and self._collectable
+        if self._unread <= self._flood or self.abandoned:
+            return False
+        return self._order.collectable(self._limit)
 
     @property
     def at_position(self) -> bool:
@@ -160,6 +227,7 @@ class Submission:
         """Have ``position`` collected behind all messages fed so far."""
         self._marks.append((self._total, position))
         self._cuts.add(self._total)
+        self._limit = self._marks[0][0]
         self._on_outcome()
 
     def pass_mark(self) -> Position:
@@ -167,9 +235,8 @@ class Submission:
         place, position = self._marks.popleft()
         if not self._marks or self._marks[0][0] > place:
             self._cuts.discard(place)
-        now_due = self._limit
-        for start in [start for start in self._behind if start < now_due]:
-            self._outcomes[start] = self._behind.pop(start)
+        self._limit = self._marks[0][0] if self._marks else math.inf
+        self._order.release(self._limit)
         return position
 
     def close(self) -> None:
@@ -232,18 +299,11 @@ class Submission:
 
     def deliver(self, outcome: Outcome) -> None:
         """Take the outcome of an exchange, in whatever order they end."""
-        start, size = outcome.start, outcome.reply_size
+        size = outcome.reply_size
         self.in_flight -= len(outcome.messages)
         self.held_bytes += size
         self._unread += size
-        if self._ordered:
-            self._outcomes[start] = outcome
-            if start == self._next:
-                self._on_outcome()
-        elif start >= self._limit:
-            self._behind[start] = outcome
-        else:
-            self._outcomes[start] = outcome
+        if self._order.add(outcome, self._limit):
             self._on_outcome()
 
     def pass_on(self, outputs: Run) -> None:
@@ -269,10 +329,7 @@ class Submission:
 
     def collect_up_to_mark(self) -> list[Outcome]:
         """Return, once, the outcomes that are due in front of the next position."""
-        if self._ordered:
-            collected = self._collect_in_order()
-        else:
-            collected, self._outcomes = list(self._outcomes.values()), {}
+        collected = self._order.collect(self._limit)
         for outcome in collected:
             self._collected += len(outcome.messages)
             self.held -= len(outcome.messages)
@@ -294,31 +351,3 @@ class Submission:
         for exchange in waiting:
             self.in_flight += exchange.left
             exchange.fail(error)
-
-    @property
-    def _limit(self) -> float:
-        """Place in front of which outcomes may be collected: the first position's."""
-        return self._marks[0][0] if self._marks else math.inf
-
-    @property
-    def _opened(self) -> float:
-        """Place in front of which outcomes in any order have to end first."""
-        return self._limit if self._marks and not self._ordered else 0
-
-    @property
-    def _collectable(self) -> bool:
-        """Whether the caller has something to go on with."""
-        if self._ordered:
-            return self._next in self._outcomes and self._next < self._limit
-        return bool(self._outcomes)
-
-    def _collect_in_order(self) -> list[Outcome]:
-        collected: list[Outcome] = []
-        limit = self._limit if self._marks else math.inf
-        while self._next < limit:
-            outcome = self._outcomes.pop(self._next, None)
-            if outcome is None:
-                break
-            collected.append(outcome)
-            self._next += len(outcome.messages)
-        return collected

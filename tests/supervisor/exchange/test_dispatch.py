@@ -192,7 +192,7 @@ class Line:
         self, *groups: tuple[bytes, ...], refused: Refusals | None = None
     ) -> int:
         """End the oldest exchanges; return how many messages they were about."""
-        front = self.dispatcher._open.front
+        front = self.dispatcher.open.front
         assert front is not None
         ended = Ended(front.first, list(groups))
         return self.dispatcher.ended(ended, 0, refused).messages

@@ -37,9 +37,9 @@ def test_worker_is_busy_with_what_it_has() -> None:
     """One that is asked for nothing has nothing."""
     line, _ = begun(b"1", b"2")
     dispatcher = line.dispatcher
-    assert (dispatcher.opened, dispatcher.held) == (1, 1)
+    assert (dispatcher.open.count, dispatcher.held) == (1, 1)
     answer(line)
-    assert (dispatcher.opened, dispatcher.held) == (0, 0)
+    assert (dispatcher.open.count, dispatcher.held) == (0, 0)
 
 
 def test_batches_that_were_answered_count_in_messages() -> None:

@@ -83,7 +83,7 @@ class Asking:
 
     def answer(self) -> None:
         """End the batch that the worker has."""
-        front = self.dispatcher._open.front
+        front = self.dispatcher.open.front
         assert front is not None
         self.dispatcher.ended(Ended(front.first, [()]), 0)
 

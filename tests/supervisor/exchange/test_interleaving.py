@@ -35,7 +35,7 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.round import Round
-from etlstage.supervisor.exchange.submission import Submission
+from etlstage.supervisor.exchange.submission import AnyOrder, Submission
 from tests.supervisor.exchange.test_dispatch import give, stage
 from tests.supervisor.exchange.test_named import end, refuse
 from tests.supervisor.toy import ToyDialect, ToySession
@@ -74,7 +74,7 @@ class Interleaving(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4), ordered=st.booleans())
     def submit(self, count: int, ordered: bool) -> None:
         """Somebody submits messages that can be told apart."""
-        caller = Submission(lambda: None, ordered=ordered)
+        caller = Submission(lambda: None, order=None if ordered else AnyOrder())
         messages = [b"%d.%d" % (len(self.callers), n) for n in range(count)]
         self.backlog.open(caller)
         caller.feed(messages, self.now)
@@ -139,7 +139,7 @@ class Interleaving(RuleBasedStateMachine):
         dispatcher = self.workers[index].dispatcher
         # What none of it was read of can have been answered by nobody.
         untouched = untouched and not self.workers[index].open
-        owed = dispatcher.opened
+        owed = dispatcher.open.count
         died = Attempt("t-1", 1, "died")
         dispatcher.lose(died, lambda _: LOST, owed=owed, untouched=untouched)
         self.workers[index] = Worker(self.backlog, index, self.retries)
@@ -183,7 +183,7 @@ class Interleaving(RuleBasedStateMachine):
                 for worker in self.workers:
                     self._to_us(worker, 10_000)
                 dispatcher, died = self.workers[0].dispatcher, Attempt("t-1", 1, "died")
-                owed = dispatcher.opened
+                owed = dispatcher.open.count
                 dispatcher.lose(died, lambda _: LOST, owed=owed, untouched=False)
                 self.workers[0] = Worker(self.backlog, 0, self.retries)
             self.pairing_is_right()
@@ -248,7 +248,7 @@ def dispatcher(**policies: object) -> tuple[Dispatcher, Backlog]:
 
 def fed(backlog: Backlog, *messages: bytes) -> Submission:
     """Return a submission of these messages."""
-    caller = Submission(lambda: None, ordered=False)
+    caller = Submission(lambda: None, order=AnyOrder())
     backlog.open(caller)
     caller.feed(list(messages), 0.0)
     caller.close()
@@ -263,7 +263,7 @@ def test_exchanges_are_opened_while_there_is_room() -> None:
     assert d.next(0.0, 0, 1) == Opened(1, [b"a"])
     assert d.next(0.0, 1, 0) is None
     assert d.next(0.0, 1, 9) == Opened(2, [b"b", b"c"])
-    assert (d.held, d.opened, d.next(0.0, 3, 1)) == (3, 3, None)
+    assert (d.held, d.open.count, d.next(0.0, 3, 1)) == (3, 3, None)
 
 
 def test_late_end_hits_no_other_exchange() -> None:

@@ -65,7 +65,7 @@ class Worker:
     def open(self, now: float = 0.0, room: float = 1) -> Sequence[Event]:
         """Return what is sent while there is something to send."""
         sent: list[Event] = []
-        while event := self.dispatcher.next(now, self.dispatcher.opened, room):
+        while event := self.dispatcher.next(now, self.dispatcher.open.count, room):
             sent.append(event)
         return sent
 
@@ -124,7 +124,7 @@ def refuse(dispatcher: Dispatcher, id_: int, error: EtlstageError) -> tuple[int,
 
 def lose(dispatcher: Dispatcher, error: LastError) -> Loss:
     """Lose the worker with all that it has."""
-    owed = dispatcher.opened
+    owed = dispatcher.open.count
     return dispatcher.lose(CANCELLED, error, owed=owed, untouched=False)
 
 
@@ -139,7 +139,7 @@ def test_each_message_is_an_exchange_with_a_number() -> None:
 
     assert w.open() == [opened(1, b"a"), opened(2, b"b")]
     assert w.dispatcher.held == 2
-    assert w.dispatcher.opened == 2
+    assert w.dispatcher.open.count == 2
 
 
 def test_what_there_is_room_for_is_opened_at_once() -> None:
@@ -202,7 +202,7 @@ def test_exchanges_end_in_any_order() -> None:
     assert end(w.dispatcher, [(2, (b"B",))], 1) == (1, 1)
     assert end(w.dispatcher, [(1, (b"A1",))], 1) == (1, 1)
     assert w.replies == {b"a": "(b'A0', b'A1')", b"b": "(b'B',)"}
-    assert not w.dispatcher.opened
+    assert not w.dispatcher.open.count
 
 
 def test_outputs_that_come_one_by_one_are_a_reply_all_the_same() -> None:
@@ -288,7 +288,7 @@ def test_everything_open_is_lost_with_the_worker(room: int) -> None:
     loss = lose(w.dispatcher, lambda _: WorkerLost("x", stage="t"))
     assert loss == Loss(2, retried=2, failed=0, tries=1)
     assert [s.messages for s in w.backlog.suspects] == [[b"a"], [b"b"]]
-    assert not w.dispatcher.opened
+    assert not w.dispatcher.open.count
 
 
 def test_streamed_outputs_are_passed_on_at_once() -> None:
@@ -350,7 +350,7 @@ def test_message_that_can_not_be_sent_is_taken_back() -> None:
     w.open()
 
     w.dispatcher.refused(InvalidMessage("contains a marker", index=0))
-    assert not w.dispatcher.opened
+    assert not w.dispatcher.open.count
     (text,) = w.replies.values()
     assert text == "stage t: contains a marker (message 1 of its input)"
 
@@ -364,7 +364,7 @@ def test_messages_around_one_that_can_not_be_sent_are_opened() -> None:
     w.dispatcher.refused(InvalidMessage("is too long", index=1))
     assert not w.dispatcher.giving.filled
 
-    assert not w.dispatcher.opened
+    assert not w.dispatcher.open.count
     assert w.dispatcher.next(0.0, 0, 2) == opened(1, b"a")
     assert w.dispatcher.next(0.0, 1, 2) == opened(2, b"c", b"d")
     assert w.dispatcher.next(0.0, 3, 2) == opened(4, b"e")
@@ -390,17 +390,17 @@ def test_dialogue_is_opened_before_anything_is_said() -> None:
     """What its caller adds is sent by turns with that of others, and then the end."""
     w = Worker()
     one, other = dialogue(w, "chat"), dialogue(w)
-    assert not w.dispatcher.has_dialogues
+    assert not w.dispatcher.dialogues
     assert w.open() == [
         Opened(1, (), each=False, ended=False, event="chat"),
         Opened(2, (), each=False, ended=False),
     ]
     assert (
-        w.dispatcher.has_dialogues,
+        len(w.dispatcher.dialogues),
         w.dispatcher.held,
         w.dispatcher.next_added(),
     ) == (
-        True,
+        1,
         2,
         None,
     )
@@ -418,7 +418,7 @@ def test_dialogue_is_opened_before_anything_is_said() -> None:
 
     w.dispatcher.ended(Ended(1, [(b"x",), ()]), 0)
     assert (one.finished, one.outputs()) == (True, [[b"x"]])
-    assert not w.dispatcher.has_dialogues
+    assert not w.dispatcher.dialogues
 
 
 def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
@@ -435,7 +435,7 @@ def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
     assert str(said.error) == "took too long"
     assert (silent.error, silent.waiting) == (None, 1)
     assert [s.messages for s in w.backlog.suspects] == [[b"m"]]
-    assert not w.dispatcher.has_dialogues
+    assert not w.dispatcher.dialogues
 
 
 def test_dialogue_that_takes_too_long_is_not_tried_again() -> None:
@@ -505,8 +505,8 @@ def test_messages_of_a_batch_are_held_until_it_ends() -> None:
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     worker = Worker(b"a", b"b", dialect=dialect, batch=BatchPolicy(size=2))
     worker.open(room=1)
-    assert (worker.dispatcher.held, worker.dispatcher.opened) == (2, 1)
+    assert (worker.dispatcher.held, worker.dispatcher.open.count) == (2, 1)
 
     end(worker.dispatcher, [(1, ())], 0)
 
-    assert (worker.dispatcher.held, worker.dispatcher.opened) == (0, 0)
+    assert (worker.dispatcher.held, worker.dispatcher.open.count) == (0, 0)

@@ -13,7 +13,7 @@ from etlstage.stage.policy import BatchPolicy
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.giving import ripe_at
-from etlstage.supervisor.exchange.submission import Submission
+from etlstage.supervisor.exchange.submission import AnyOrder, Submission
 
 DEAD = EtlstageError("all backlogers are gone")
 
@@ -315,7 +315,7 @@ def test_position_is_a_barrier(
 
     (issue 14)
     """
-    s = Submission(lambda: None, ordered=ordered)
+    s = Submission(lambda: None, order=None if ordered else AnyOrder())
     total = 0
     for n, count in enumerate(runs):
         s.feed([b"x"] * count, 0.0)
@@ -348,7 +348,7 @@ def test_position_is_a_barrier(
 
 def test_between_positions_outcomes_come_as_they_end() -> None:
     """Only what is behind an open position waits for what is before it (issue 14)."""
-    s = Submission(lambda: None, ordered=False)
+    s = Submission(lambda: None, order=AnyOrder())
     s.feed([b"1", b"2"], 0.0)
     s.mark(Position("here"))
     s.feed([b"3", b"4"], 0.0)
@@ -365,7 +365,7 @@ def test_between_positions_outcomes_come_as_they_end() -> None:
 def test_what_is_held_behind_a_position_is_bounded() -> None:
     """No more is given out, and all is read; but for what opens the way (issue 14)."""
     backlog = Backlog()
-    s = Submission(lambda: None, max_unread=4, max_reply=0, ordered=False)
+    s = Submission(lambda: None, max_unread=4, max_reply=0, order=AnyOrder())
     backlog.open(s)
     s.feed([b"1", b"2"], 0.0)
     s.mark(Position("here"))

@@ -40,7 +40,7 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.retry import Loss
-from etlstage.supervisor.exchange.submission import Submission
+from etlstage.supervisor.exchange.submission import AnyOrder, Submission
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     DemandSeen,
@@ -709,7 +709,7 @@ class Supervision(RuleBasedStateMachine):
     @rule(messages=st.lists(st.sampled_from([b"", b"a", b"bc", b"bad\n"]), max_size=6))
     def submit(self, messages: list[bytes]) -> None:
         """Somebody submits some messages."""
-        caller = Submission(lambda: None, ordered=self.ordered)
+        caller = Submission(lambda: None, order=None if self.ordered else AnyOrder())
         self.backlog.open(caller)
         caller.feed(messages, self.now)
         caller.close()
@@ -800,7 +800,7 @@ class Supervision(RuleBasedStateMachine):
         """What is tried alone is all that its worker holds."""
         for process in getattr(self, "processes", {}).values():
             if process.dispatcher.giving.alone and process.protocol.owed:
-                (suspect,) = (item.exchange for item in process.dispatcher._open)
+                (suspect,) = (item.exchange for item in process.dispatcher.open)
                 assert suspect.attempts or not suspect.left
 
     @invariant()
