@@ -400,7 +400,7 @@ def test_dialogue_is_opened_before_anything_is_said() -> None:
         w.dispatcher.held,
         w.dispatcher.next_added(),
     ) == (
-        1,
+        2,
         2,
         None,
     )
