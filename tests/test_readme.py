@@ -381,8 +381,8 @@ def test_cocaine(blocks: list[str], folder: Path) -> None:
     (folder / "pipeline.yaml").write_text("\n".join([*lines, *blocks]))
     model, _ = load(folder / "pipeline.yaml")
     (keys,) = model.transform
-    dialect = type(keys.spoken)
-    assert keys.spoken == dialect()
+    dialect = type(keys.dialect)
+    assert keys.dialect == dialect()
     data = YAML(typ="safe", pure=True).load(folder / "pipeline.yaml")
     written = data["transform"][0]["dialect"].keys()
     assert written >= dialect.section(keys.kind).keys.keys() - {"driver"}
@@ -403,8 +403,8 @@ def test_record_processor(blocks: list[str], folder: Path) -> None:
     (folder / "clicks.yaml").write_text(file)
     typed(steps(dialogue))
     model, _ = load(folder / "clicks.yaml")
-    dialect = type(model.load.spoken)
-    assert model.load.spoken == dialect()
+    dialect = type(model.load.dialect)
+    assert model.load.dialect == dialect()
     data = YAML(typ="safe", pure=True).load(folder / "clicks.yaml")
     assert data["load"]["dialect"].keys() == {
         "name",

@@ -24,12 +24,10 @@ from etlstage.config.case import Items, LetterKeys, MessageText, flat
 from etlstage.config.document import Document
 from etlstage.config.loader import Case
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
-from etlstage.config.rules import stage_names
 from etlstage.config.stages import StageKeys, stage_of
 from etlstage.errors import EtlstageError
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline.worker_source import WorkerSource
-from etlstage.settings.problem import Loc
 from etlstage.stage import PoolPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
@@ -84,17 +82,9 @@ class CaseRun:
         self._folder = document.folder
         self._case = case
         self._own = folder
-        names = dict(stage_names(document.data))
-        stages: list[tuple[Loc, StageKeys]] = [
-            (("extract",), keys.extract),
-            *((("transform", i), stage) for i, stage in enumerate(keys.transform)),
-            (("load",), keys.load),
-        ]
         wanted = case.keys
         self._stages = [
-            (names[loc], stage)
-            for loc, stage in stages
-            if wanted.stage in (None, names[loc])
+            stage for _, stage in keys.stages() if wanted.stage in (None, stage.name)
         ]
         if wanted.stage is None and wanted.input is not None:
             del self._stages[0]
@@ -125,19 +115,19 @@ class CaseRun:
     async def _outputs(self) -> list[list[bytes]]:
         given = self._case.keys.input
         batches = [[]] if given is None else _batches(given)
-        for name, keys in self._stages:
+        for keys in self._stages:
             if isinstance(keys, ExtractKeys) and keys.end.rows:
                 rows = [row.data for row in self._case.keys.input_rows or ()]
-                batches = [await self._rows.extracted(keys, name, rows, self._own)]
+                batches = [await self._rows.extracted(keys, rows, self._own)]
                 continue
             if isinstance(keys, LoadKeys) and keys.end.rows:
                 messages = [message for batch in batches for message in batch]
                 self._loaded, letters = await self._rows.loaded(
-                    keys, name, messages, self._own
+                    keys, messages, self._own
                 )
                 self._letters += [Letter(x.message, x.error) for x in letters]
                 continue
-            stage = self._prepared(keys, name)
+            stage = self._prepared(keys)
             if stage.kind is StageKind.EXTRACT:
                 batches = [await self._extracted(stage)]
                 continue
@@ -146,8 +136,8 @@ class CaseRun:
             batches = batches if stage.kind is StageKind.LOAD else made
         return batches
 
-    def _prepared(self, keys: StageKeys, name: str) -> Stage:
-        stage, case = stage_of(keys, name, self._folder), self._case.keys
+    def _prepared(self, keys: StageKeys) -> Stage:
+        stage, case = stage_of(keys, self._folder), self._case.keys
         env = {k: v.replace("{folder}", str(self._own)) for k, v in case.env.items()}
         restart = replace(stage.restart, delay=DELAY, max_delay=DELAY)
         stage = replace(

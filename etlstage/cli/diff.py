@@ -23,11 +23,10 @@ from etlstage.cli.signals import Signals, interruptible
 from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import pipeline_from_yaml
 from etlstage.config.document import Document
-from etlstage.config.end import SourceKeys, ends
+from etlstage.config.end import SourceKeys, ends, name_of
 from etlstage.config.loader import examine
+from etlstage.config.model import PipelineKeys
 from etlstage.config.reading import Changes
-from etlstage.config.rules import stage_names
-from etlstage.config.stages import written_end
 from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
@@ -83,10 +82,10 @@ def diff(file: Path, changes: Changes, *, engines: str, debug: bool) -> int:
     """
     named = [name.strip() for name in engines.split(",")]
     keys, document = examine(file, changes, loads=False)
-    ordered = all(stage.order is Order.TOTAL for stage in keys.transform)
+    ordered = all(stage.stage.order is Order.TOTAL for stage in keys.transform)
     if any(name in _rows() and name not in ENGINES for name in named):
         first, second = _two(engines, list(_rows()))
-        sides = [partial(_with_end, file, changes, document, n) for n in named]
+        sides = [partial(_with_end, file, changes, keys, document, n) for n in named]
         # Each reads the files of a folder in an order of its own.
         ordered = ordered and first == second
     else:
@@ -95,7 +94,7 @@ def diff(file: Path, changes: Changes, *, engines: str, debug: bool) -> int:
     return compare(
         (first, sides[0]),
         (second if second != first else f"{second} again", sides[1]),
-        load_stage=dict(stage_names(document.data))["load",],
+        load_stage=keys.load.name,
         ordered=ordered,
         debug=debug,
     )
@@ -169,19 +168,25 @@ def _two(text: str, known: Sequence[str]) -> tuple[str, str]:
 
 
 def _with_end(
-    file: Path, changes: Changes, document: Document, name: str, state: Path, sink: Sink
+    file: Path,
+    changes: Changes,
+    keys: PipelineKeys,
+    document: Document,
+    name: str,
+    state: Path,
+    sink: Sink,
 ) -> Runner:
     """Build the pipeline on engine local, its rows from an end of that name."""
     extract: Any = document.data["extract"]
-    written = written_end(extract)
+    written = name_of(keys.extract.end)
     if written not in _rows():
         raise ConfigError(
             f"--on: {document.where(('extract',))}: the extract stage is a {written}:"
             f" only of rows there are two ends, {' and '.join(_rows())}"
         )
     if name != written:
-        keys = json.dumps(_rows()[written].instead(extract[written]))
-        values = [f"extract.{written}=null", f"extract.{name}={keys}"]
+        given = json.dumps(_rows()[written].instead(extract[written]))
+        values = [f"extract.{written}=null", f"extract.{name}={given}"]
         changes = changes._replace(values=[*changes.values, *values])
     return _on(file, changes, "local", state, sink)
 

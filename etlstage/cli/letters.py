@@ -14,8 +14,8 @@ import typer
 
 from etlstage.config.build import state_folder
 from etlstage.config.document import Document
+from etlstage.config.loader import readable_keys
 from etlstage.config.reading import Changes, read
-from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError, StateUnusable, guess
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
@@ -83,7 +83,7 @@ def find(place: Path, changes: Changes) -> Letters:
     state = state_folder(document)
     settled = Settled(state / FOLDER)
     # A stage may have had another name when its letters were written.
-    names = [name for _, name in stage_names(document.data)]
+    names = [stage.name for _, stage in readable_keys(document).stages()]
     stages = list(dict.fromkeys([*names, *settled.stages]))
     return Letters(place, state, settled, stages=stages)
 

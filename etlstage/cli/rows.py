@@ -11,10 +11,10 @@ import anyio.to_thread
 
 from etlstage.config.end import Site
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.variant import lenient
 from etlstage.messages import Position
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.stage import ErrorBudget
 
 __all__ = ("Rows",)
 
@@ -46,21 +46,20 @@ class Rows:
             self._site.shared.stop()
 
     async def extracted(
-        self, keys: ExtractKeys, name: str, rows: Sequence[bytes], folder: Path
+        self, keys: ExtractKeys, rows: Sequence[bytes], folder: Path
     ) -> list[bytes]:
         """
         Return the messages that rows become.
 
         Args:
             keys: The extract stage; what it reads from is replaced.
-            name: Name of the stage.
             rows: JSON objects.
             folder: Where they may be written.
 
         """
         path = folder / "rows.json"
         path.write_bytes(b"".join(row.replace(b"\n", b" ") + b"\n" for row in rows))
-        source = keys.end.reading(path).source(keys, name, self._at(folder))
+        source = keys.end.reading(path).source(keys, self._at(folder))
         messages: list[bytes] = []
         async with aclosing(source.runs()) as runs:
             async for run in runs:
@@ -68,24 +67,22 @@ class Rows:
         return messages
 
     async def loaded(
-        self, keys: LoadKeys, name: str, messages: list[bytes], folder: Path
+        self, keys: LoadKeys, messages: list[bytes], folder: Path
     ) -> tuple[list[bytes], list[DeadLetter]]:
         """
         Return the rows that messages become, and those that do not fit.
 
         Args:
             keys: The load stage; where it writes to is replaced.
-            name: Its name.
             messages: What it loads.
             folder: Where it may write.
 
         """
-        policy = replace(keys.on_error, then="dead_letter", budget=ErrorBudget())
         end = keys.end.writing(folder)
-        keys = replace(keys, end=end, written={**keys.written, "on_error": policy})
+        keys = replace(lenient(keys), end=end)
         letters = DeadLetters(folder / "state", pipeline="test")
         site = self._at(folder, letters)
-        async with end.sink(keys, name, site) as sink:
+        async with end.sink(keys, site) as sink:
             await sink.write(messages)
             await sink.finish()
         await letters.sync()

@@ -121,6 +121,7 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
         raise ConfigError("expected the command of a worker, as in -- ./worker")
     spoken: dict[str, Any] = {}
     written: dict[str, Any] = {"worker": {"command": list(words)}, "dialect": spoken}
+    written["name"] = "worker"
     if options.dialect is not None:
         name, _, settings = options.dialect.partition(":")
         pairs = _pairs("dialect", settings) if settings else {}
@@ -144,7 +145,7 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
             for problem in error.problems
         )
         raise ConfigError(said) from None
-    stage = stage_of(keys, "worker", Path.cwd())
+    stage = stage_of(keys, Path.cwd())
     return Program(stage, options.offsets == "supervisor", Secrets())
 
 

@@ -190,8 +190,8 @@ async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, 
     keys = replace(found.keys, engine="local", state=None, spark=session)
     site = Site(keys, folder, DeadLetters(folder, pipeline=keys.name))
     try:
-        extract, *others = found.stages.items()
-        source = _extracted(keys.extract, extract[0], site)
+        _, *others = found.stages.items()
+        source = _extracted(keys.extract, site)
         before = []
         for other, (_, stage) in others:
             if other == name:
@@ -207,10 +207,8 @@ async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, 
             site.shared.stop()
 
 
-async def _extracted(
-    keys: ExtractKeys, name: str, site: Site
-) -> AsyncGenerator[bytes, None]:
-    runs = keys.end.source(replace(keys, every=None), name, site).runs()
+async def _extracted(keys: ExtractKeys, site: Site) -> AsyncGenerator[bytes, None]:
+    runs = keys.end.source(replace(keys, every=None), site).runs()
     async with aclosing(runs):
         async for run in runs:
             for message in () if isinstance(run, Position) else run:

@@ -7,7 +7,6 @@ from pathlib import Path
 from etlstage.cli.screen import Screen
 from etlstage.config.loader import cases_of, examine
 from etlstage.config.reading import Changes
-from etlstage.config.rules import stage_names
 
 __all__ = ("validate",)
 
@@ -26,7 +25,7 @@ def validate(file: Path, changes: Changes) -> int:
     """
     keys, document = examine(file, changes)
     cases_of(keys, document)
-    stages = " -> ".join(name for _, name in stage_names(document.data))
+    stages = " -> ".join(stage.name for _, stage in keys.stages())
     line = f"{file}: valid: {keys.name} on engine {keys.engine}: {stages}"
     Screen().tell(line)
     return 0

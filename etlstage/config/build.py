@@ -19,8 +19,7 @@ from etlstage.config.fault import FaultKeys
 from etlstage.config.loader import examine, load
 from etlstage.config.model import PipelineKeys
 from etlstage.config.reading import UNCHANGED, Changes
-from etlstage.config.rules import command_at, stage_names
-from etlstage.config.stages import stage_of
+from etlstage.config.stages import command_at, stage_of
 from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.retry import Retry
@@ -74,7 +73,7 @@ def pipeline_from_yaml(
     keys, document = load(path, changes)
     _refuse_faults(keys, document)
     if trial is not None:
-        keys = trial.keys(keys, _names(document))
+        keys = trial.keys(keys)
     return Builder(keys, document, spark, trial).runner()
 
 
@@ -120,20 +119,16 @@ def pipeline_from_here(
     starts = None
     if launch is not None:
         try:
-            starts = launch(keys.faults, _dialects(keys, document))
+            starts = launch(keys.faults, _dialects(keys))
         except Invalid as error:
             for problem in error.problems:
                 document.complain(problem.loc, problem.say())
             document.check()
     if trial is not None:
-        keys = trial.keys(keys, _names(document))
+        keys = trial.keys(keys)
     if limit is not None:
         _check_limit(keys, document)
     return Builder(keys, document, None, trial, meter, starts, limit=limit).runner()
-
-
-def _names(document: Document) -> list[str]:
-    return [name for _, name in stage_names(document.data)]
 
 
 def _check_limit(keys: PipelineKeys, document: Document) -> None:
@@ -146,11 +141,10 @@ def _check_limit(keys: PipelineKeys, document: Document) -> None:
             )
 
 
-def _dialects(keys: PipelineKeys, document: Document) -> dict[str, str]:
+def _dialects(keys: PipelineKeys) -> dict[str, str]:
     """Return what the workers of each stage speak."""
-    stages = (keys.extract, *keys.transform, keys.load)
-    names = (name for _, name in stage_names(document.data))
-    return {name: s.spoken.name for name, s in zip(names, stages, strict=True)}
+    stages = [stage.stage for _, stage in keys.stages() if stage.stage is not None]
+    return {stage.name: stage.dialect.name for stage in stages}
 
 
 def _refuse_faults(keys: PipelineKeys, document: Document) -> None:
@@ -177,12 +171,11 @@ def state_folder(document: Document) -> Path:
 
 def hidden_texts(keys: PipelineKeys, document: Document) -> dict[str, str]:
     """Return what is not to be shown of a file, and what stands in for it."""
-    stages = (keys.extract, *keys.transform, keys.load)
     variables = {
         value: f"${name}"
-        for stage in stages
-        if stage.worker is not None
-        for name, value in stage.worker.env.items()
+        for _, stage in keys.stages()
+        if stage.stage is not None
+        for name, value in stage.stage.program.env.items()
     }
     return {**variables, **document.hidden}
 
@@ -205,7 +198,6 @@ class Builder:
         self._limit = limit
         self._document = document
         self._trial = trial
-        self._names = dict(stage_names(document.data))
         self.site: Site = Site(
             keys,
             document.folder,
@@ -225,7 +217,7 @@ class Builder:
         if self._keys.engine == "streaming":
             return self._on_a_stream(stages)
         keys, site = self._keys, self.site
-        source = keys.extract.end.source(keys.extract, self._names["extract",], site)
+        source = keys.extract.end.source(keys.extract, site)
         sink, letters = self._sink(), self._letter_sink()
         return Pipeline(
             name=keys.name,
@@ -263,10 +255,7 @@ class Builder:
         return sink
 
     def _stages(self) -> list[Stage]:
-        return [
-            stage_of(keys, self._names["transform", i], self.site.folder)
-            for i, keys in enumerate(self._keys.transform)
-        ]
+        return [stage_of(keys, self.site.folder) for keys in self._keys.transform]
 
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
         from etlstage.spark.engine.batch_run import ExecutorPipeline
@@ -278,7 +267,7 @@ class Builder:
 
             sink = StagedCapture(self._trial.sink)
         else:
-            sink = keys.load.end.spark_sink(keys.load, self._names["load",], site)
+            sink = keys.load.end.spark_sink(keys.load, site)
         return ExecutorPipeline(
             name=keys.name,
             origin=self._origin(),
@@ -302,7 +291,7 @@ class Builder:
             origin=self._origin(),
             session=site.session(),
             stages=stages,
-            sink=keys.load.end.spark_sink(keys.load, self._names["load",], site),
+            sink=keys.load.end.spark_sink(keys.load, site),
             dead_letters=site.letters,
             state=state_folder(self._document),
             exactly_once=keys.delivery == "exactly-once",
@@ -313,7 +302,7 @@ class Builder:
 
     def _origin(self) -> Origin:
         keys = self._keys.extract
-        return keys.end.origin(keys, self._names["extract",], self.site)
+        return keys.end.origin(keys, self.site)
 
     def _delivery(self) -> Delivery | None:
         # Without state nothing outlives a run but dead letters, which runs may share.
@@ -326,7 +315,7 @@ class Builder:
         if self._trial is not None:
             return self._trial.sink
         keys = self._keys.load
-        return keys.end.sink(keys, self._names["load",], self.site)
+        return keys.end.sink(keys, self.site)
 
     def _letter_sink(self) -> DeadLetterSink | None:
         keys = self._keys.dead_letters
@@ -341,9 +330,9 @@ class Builder:
             # The file alone may name another state.
             shown=str(state_folder(document) if changed else document.path),
             commands={
-                name: document.written(at)
-                for loc, name in self._names.items()
-                if document.secret(at := command_at(document.data, loc))
+                stage.name: document.written(at)
+                for loc, stage in self._keys.stages()
+                if document.secret(at := command_at(document, loc))
             },
             hidden=hidden_texts(self._keys, document),
         )

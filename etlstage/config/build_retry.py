@@ -11,7 +11,6 @@ import anyio
 from etlstage.config.build import Builder, state_folder
 from etlstage.config.loader import examine
 from etlstage.config.reading import UNCHANGED, Changes
-from etlstage.config.rules import stage_names
 from etlstage.config.variant import retried_keys
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.dead_letter.retry import Retry, record_noted
@@ -44,7 +43,7 @@ class Retries:
         self._keys, self._document = examine(path, changes, loads=False)
         self.state: Path = state_folder(self._document)
         """Where the letters are."""
-        names = [name for _, name in stage_names(self._document.data)]
+        names = [stage.name for _, stage in self._keys.stages()]
         self.stages: list[str] = names[1:]
         """Names of the stages that may have any, in order."""
         self._shared: Session | None = None

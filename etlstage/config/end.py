@@ -20,21 +20,36 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+)
 
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.interfaces import Sink, Source
-from etlstage.settings.ddl import columns_of
-from etlstage.settings.definition import Definition, Place, settings_of
+from etlstage.settings.ddl import DDL, columns_of
+from etlstage.settings.definition import (
+    Definition,
+    Place,
+    broken,
+    judged,
+    settings_of,
+)
 from etlstage.settings.kind import Choice, Schema
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import Count, Duration, Size
+from etlstage.settings.units import Argument, Count, Duration, Size
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
 
@@ -54,16 +69,16 @@ __all__ = (
     "End",
     "EpochKeys",
     "Keys",
-    "Missing",
+    "RowSinkKeys",
+    "RowSourceKeys",
     "SinkKeys",
     "Site",
     "SourceKeys",
     "absent_input",
     "ends",
-    "epoch_text",
     "located",
+    "name_of",
     "one_load",
-    "present_output",
     "unrecorded",
 )
 
@@ -196,20 +211,16 @@ class _EndKeys(Keys):
         del engine
         return 0
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """
         Yield what it names and is not on this machine.
 
         Args:
-            written: Its mapping as it is in the file, whatever its shape.
-            loc: Where that stands.
-            look: Finds programs and files.
+            loc: Where it stands.
+            look: Finds files.
 
         """
-        del written, loc, look
+        del loc, look
         yield from ()
 
 
@@ -225,10 +236,10 @@ class SourceKeys(_EndKeys):
         return False
 
     @abstractmethod
-    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+    def source(self, stage: ExtractKeys, site: Site) -> Source:
         """Return what reads messages on engine local."""
 
-    def origin(self, stage: ExtractKeys, name: str, site: Site) -> Origin:
+    def origin(self, stage: ExtractKeys, site: Site) -> Origin:
         """Return what is read on an engine whose stages are in executors."""
         raise NotImplementedError
 
@@ -268,10 +279,10 @@ class SinkKeys(_EndKeys):
     place: ClassVar[Place] = Place.SINK
 
     @abstractmethod
-    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+    def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what writes messages on engine local."""
 
-    def spark_sink(self, stage: LoadKeys, name: str, site: Site) -> SparkSink:
+    def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
         """Return what loads DataFrames of messages, on engines spark and streaming."""
         raise NotImplementedError
 
@@ -336,6 +347,11 @@ class EpochKeys(Keys):
     seconds: Duration = 60.0
     """Time that messages wait for an epoch to be full, with exactly-once."""
 
+    def text(self, pipeline: PipelineKeys) -> str:
+        """Return how much one covers on engine local."""
+        size = settings_of(EpochKeys)["bytes"].kind.written(self.bytes)
+        return f"{counted(self.messages, 'message')} or {size}{_uncut(pipeline)}"
+
     def bounds(self) -> Bounds:
         """Return the bounds of an epoch."""
         return Bounds(messages=self.messages, bytes=self.bytes, seconds=self.seconds)
@@ -347,25 +363,184 @@ class Missing(Choice):
     def __init__(self) -> None:
         super().__init__("missing", {"dead_letter": "dead_letter", "null": "null"})
 
-    def read(self, value: Any) -> Any:  # noqa: ANN401, D102 - as Kind has it
+    def read(self, value: Any) -> Any:  # noqa: ANN401 - as Kind has it
         return super().read("null" if value is None else value)
 
-    def schema(self) -> Schema:  # noqa: D102 - likewise
+    def schema(self) -> Schema:
         found = super().schema()
         return {"anyOf": [*found["anyOf"], {"type": "null"}]}
 
 
-def epoch_text(epoch: EpochKeys, pipeline: PipelineKeys) -> str:
-    """Return how much one covers on engine local."""
-    size = settings_of(EpochKeys)["bytes"].kind.written(epoch.bytes)
-    return f"{counted(epoch.messages, 'message')} or {size}{_uncut(pipeline)}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSourceKeys(SourceKeys):
+    """The keys of an end whose rows become messages."""
+
+    rows: ClassVar[bool] = True
+    path: Argument | None = None
+    """Where it is, relative to the file's folder."""
+    format: str | None = None
+    """What it is."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the format."""
+    schema_: Annotated[str, DDL] | None = None
+    """Its columns, as in "id long, title string"; a stream of files needs them."""
+    message: str | None = None
+    """The column that is the message; without it the only one if it is text or binary,
+    else all columns as JSON, with nulls."""
+    key: str | None = None
+    """A column, for order: key of the next stage."""
+
+    def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield where it is, and what a row becomes."""
+        del stage
+        if self.path:
+            yield "path", located(self.path, site.folder)
+        by_default = "the only column if it is text or binary, else all as JSON"
+        yield "message", self.message or by_default
+        if self.key:
+            yield "key", self.key
+        if self.schema_:
+            yield "schema", " ".join(self.schema_.split())
+
+    @property
+    def keyed(self) -> bool:
+        """Whether there is a key beside each message."""
+        return self.key is not None
+
+    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield a pause that only a stream makes."""
+        if stage.every is not None and pipeline.engine != "streaming":
+            text = "is only for a worker on engine local, or for engine streaming"
+            yield broken(("extract", "every"), text)
+
+    def cut(self, pipeline: PipelineKeys, messages: int, size: int) -> tuple[int, int]:
+        """Return what a run may have at most, so that epochs keep to their bounds."""
+        once = pipeline.delivery == "exactly-once"
+        most = pipeline.load.end.bounds() if once else Bounds()
+        return min(messages, most.messages), min(size, most.bytes)
+
+    def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield nothing: each row has a position."""
+        del stage, pipeline
+        yield from ()
+
+    def goes_on(self, stage: ExtractKeys) -> bool:
+        """Return True: each row has a position."""
+        del stage
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSinkKeys(SinkKeys):
+    """The keys of an end where messages become rows."""
+
+    rows: ClassVar[bool] = True
+    path: Argument | None = None
+    """Where it goes, relative to the file's folder."""
+    format: str = "parquet"
+    """What it is."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the format."""
+    mode: Literal["append", "overwrite", "error"] = "error"
+    """What is done about what is there."""
+    schema_: Annotated[str, DDL] | None = None
+    """Columns that JSON messages become; without it one column, value."""
+    missing_: Annotated[str, Missing()] = "dead_letter"
+    """What becomes of a message without a column that is not said to be null."""
+    extra: Literal["dead_letter", "ignore"] = "ignore"
+    """What becomes of a message with a field that is no column."""
+    partition_by: tuple[str, ...] = ()
+    """Columns that become directories."""
+    epoch: EpochKeys = field(default_factory=EpochKeys)
+    """How much is written at once."""
+
+    def found(self, look: Look) -> Path | None:
+        """Return where files would be, if that is on this machine."""
+        return look.path(self.path) if self.path else None
+
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
+        """Yield the output, if there must be none; columns that the schema has not."""
+        yield from judged(self._present(loc, look))
+        yield from judged(self._unknown(loc))
+
+    def _present(self, loc: Loc, look: Look) -> Iterator[Problem]:
+        if not look.loads or self.mode != "error":
+            return
+        place, state = self.found(look), look.state / "checkpoint"
+        begun = look.engine == "streaming" and os.path.exists(state)
+        if place is not None and os.path.exists(place) and not begun:
+            text = "exists already: remove it, or set mode to append or overwrite"
+            hidden = f"what is there {text}"
+            yield Problem((*loc, "path"), f"{place} {text}", hidden=hidden)
+
+    def _unknown(self, loc: Loc) -> Iterator[Problem]:
+        schema = columns_of(self.schema_ or "value string")
+        columns = [column.name for column in schema]
+        for i, name in enumerate(self.partition_by):
+            if name not in columns:
+                expected = f", expected one of {', '.join(columns)}"
+                yield Problem(
+                    (*loc, "partition_by", i),
+                    f"no column {{got}} in the schema{guess(name, columns) or expected}",
+                    name,
+                    hidden=f"no such column in the schema{expected}",
+                )
+
+    def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield where it goes, what becomes columns, and how much is written at once."""
+        if self.path:
+            yield "path", located(self.path, site.folder)
+        yield "mode", self.mode
+        by_default = "value, the message as text"
+        yield "columns", " ".join((self.schema_ or by_default).split())
+        if self.partition_by:
+            yield "folders by", ", ".join(self.partition_by)
+        yield "epoch", self._epoch(site.pipeline)
+        if self.schema_:
+            yield "errors", stage.on_error.text(retries=False)
+
+    def _epoch(self, pipeline: PipelineKeys) -> str:
+        if pipeline.engine == "local":
+            return self.epoch.text(pipeline)
+        what = (
+            "a batch of the stream"
+            if pipeline.engine == "streaming"
+            else "the whole run"
+        )
+        return f"{what}, which is not cut"
+
+    def bounds(self) -> Bounds:
+        """Return the bounds of an epoch."""
+        return self.epoch.bounds()
+
+    def again(self, engine: str) -> str:
+        """Return what the mode does with what is there."""
+        texts = {
+            "append": "may load some messages twice",
+            "overwrite": "replaces what was loaded",
+            "error": "is refused while there is output",
+        }
+        if engine == "local":
+            return texts[self.mode]
+        return f"{texts[self.mode]}; nothing is loaded of a run that fails before"
+
+    def written(self, stage: LoadKeys, site: Site) -> dict[str, Any]:
+        """Return what a sink is told of rows, and of messages that become none."""
+        return {
+            "schema": self.schema_,
+            "missing": self.missing_,
+            "extra": self.extra,
+            "name": stage.name,
+            "on_error": stage.on_error,
+            "dead_letters": site.letters,
+        }
 
 
 def _uncut(pipeline: PipelineKeys) -> str:
     """Return where an epoch may exceed its bounds, for the source can't be cut."""
     if pipeline.delivery != "exactly-once":
         return ""
-    extract = pipeline.extract.written.get("name") or "extract"
+    extract = pipeline.extract.name
     if pipeline.extract.offsets is not None:
         return (
             f", but what comes of a range of {pipeline.extract.offsets.step:,} offsets"
@@ -377,43 +552,17 @@ def _uncut(pipeline: PipelineKeys) -> str:
     return ""
 
 
-def absent_input(written: Mapping[str, Any], loc: Loc, look: Look) -> Iterator[Problem]:
-    """Yield the files that a source names, if there are none on this machine."""
-    place = _path(written, look)
-    if place is None:
-        return
-    path = str(written["path"])
-    if {"{", "\\"} & set(path):
+def absent_input(
+    path: str, place: Path | None, loc: Loc, look: Look
+) -> Iterator[Problem]:
+    """Yield the files of a source, which would be at ``place``, if there are none."""
+    if place is None or {"{", "\\"} & set(path):
         return  # Hadoop knows alternatives and escapes, glob does not.
     if not MANY & set(path):
         if not os.path.exists(place):
             yield look.absent((*loc, "path"), "file or folder", place)
     elif not any(glob.iglob(str(place))):
         yield look.absent((*loc, "path"), "file that matches", place)
-
-
-def present_output(
-    written: Mapping[str, Any], loc: Loc, look: Look
-) -> Iterator[Problem]:
-    """Yield the output, if there must be none; columns that the schema has not."""
-    place = _path(written, look)
-    begun = look.engine == "streaming" and os.path.exists(look.state / "checkpoint")
-    new = look.loads and not begun and written.get("mode", "error") == "error"
-    if new and place is not None and os.path.exists(place):
-        text = "exists already: remove it, or set mode to append or overwrite"
-        hidden = f"what is there {text}"
-        yield Problem((*loc, "path"), f"{place} {text}", hidden=hidden)
-    wanted, schema = written.get("partition_by"), written.get("schema")
-    columns = ["value"] if schema is None else _columns(str(schema))
-    for i, name in enumerate(wanted if isinstance(wanted, list) else ()):
-        if columns and isinstance(name, str) and name not in columns:
-            expected = f", expected one of {', '.join(columns)}"
-            yield Problem(
-                (*loc, "partition_by", i),
-                f"no column {{got}} in the schema{guess(name, columns) or expected}",
-                name,
-                hidden=f"no such column in the schema{expected}",
-            )
 
 
 def unrecorded(pipeline: PipelineKeys) -> Iterator[str]:
@@ -437,14 +586,6 @@ def one_load(pipeline: PipelineKeys) -> str:
         "; that covers one load, from its first start to its end: a new run loads all"
         " again (engine streaming has what is new)"
     )
-
-
-def _path(written: Mapping[str, Any], look: Look) -> Path | None:
-    """Return where files are, if it is on this machine."""
-    path = written.get("path")
-    if not look.reads_here or written.get("table") is not None:
-        return None
-    return look.path(path) if isinstance(path, str) else None
 
 
 class End(NamedTuple):
@@ -476,6 +617,11 @@ def ends(*, others: bool = False) -> dict[str, End]:
     return {**found, **_of_others(found)} if others else found
 
 
+def name_of(end: SourceKeys | SinkKeys) -> str:
+    """Return what a file calls an end."""
+    return next(name for name, known in ends(others=True).items() if type(end) in known)
+
+
 def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
     from importlib.metadata import entry_points  # takes a moment
 
@@ -494,11 +640,3 @@ def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
             )
         found[end.name] = end
     return found
-
-
-def _columns(schema: str) -> list[str]:
-    """Return the names of the columns of a schema; none if it is not understood."""
-    try:
-        return [column.name for column in columns_of(schema)]
-    except ValueError:
-        return []  # which is told elsewhere

@@ -7,9 +7,9 @@ and what was interpolated is never shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from etlstage.config.case import CaseKeys, CasesKeys
 from etlstage.config.document import Document
@@ -18,13 +18,9 @@ from etlstage.config.presence import missing, unspoken
 from etlstage.config.reading import UNCHANGED, Changes, read
 from etlstage.config.rules import broken_rules, case_rules
 from etlstage.settings.definition import Definition, Section
-from etlstage.settings.problem import (
-    Invalid,
-    Loc,
-    Problem,
-)
+from etlstage.settings.problem import Invalid, Loc, Problem
 
-__all__ = ("Case", "cases_of", "examine", "load")
+__all__ = ("Case", "cases_of", "examine", "load", "readable_keys")
 
 M = TypeVar("M", bound=Definition)
 
@@ -61,7 +57,7 @@ def examine(
 
     """
     document = read(Path(path), changes)
-    keys, _ = _checked(document, missing(document, loads=loads))
+    keys, _ = _checked(document, lambda keys: missing(keys, document, loads=loads))
     for loc, error in unspoken(keys, document):
         document.complain(loc, error)
     document.check()
@@ -94,8 +90,9 @@ def cases_of(keys: PipelineKeys, document: Document) -> list[Case]:
     beside = document.path.with_suffix(f".test{document.path.suffix}")
     if beside.is_file():
         others = read(beside)
-        problems = case_rules(document.data, others.data.get("tests"))
-        found.append((_made(CasesKeys, others, problems).tests, others))
+        made, problems = _read(CasesKeys, others)
+        _finish(others, [*problems, *case_rules(keys, made.tests)])
+        found.append((made.tests, others))
     return [
         Case(case, source, ("tests", i))
         for cases, source in found
@@ -103,34 +100,27 @@ def cases_of(keys: PipelineKeys, document: Document) -> list[Case]:
     ]
 
 
+def readable_keys(document: Document) -> PipelineKeys:
+    """Return what can be read of a pipeline file, whatever is wrong with the rest."""
+    return _read(PipelineKeys, document)[0]
+
+
 def _checked(
-    document: Document, more: Iterable[Problem] = ()
+    document: Document, more: Callable[[PipelineKeys], Iterable[Problem]] | None = None
 ) -> tuple[PipelineKeys, Document]:
-    section = Section(Section.of(PipelineKeys).keys, model=PipelineKeys)
-    problems = [*case_rules(document.data, document.data.get("tests")), *more]
-    values: Any = {}
-    try:
-        values = section.read(document.data)
-    except Invalid as error:
-        problems += error.problems
-        values = error.rest
-    # What can't be read is as if it were not there, and what goes with it is told.
-    rest = PipelineKeys.of(values)
-    _finish(document, [*problems, *broken_rules(rest, document.data)])
-    return PipelineKeys(**values), document
-
-
-def _made(model: type[M], document: Document, problems: Iterable[Problem]) -> M:
-    """Return what a document stands for, unless anything is wrong with it."""
-    made: M | None = None
-    try:
-        made = Section.of(model).read(document.data)
-    except Invalid as error:
-        problems = (*error.problems, *problems)
+    keys, problems = _read(PipelineKeys, document)
+    problems += broken_rules(keys)
+    problems += more(keys) if more is not None else ()
     _finish(document, problems)
-    if made is None:
-        raise AssertionError("unreachable: errors without a problem")
-    return made
+    return keys, document
+
+
+def _read(model: type[M], document: Document) -> tuple[M, list[Problem]]:
+    """Return what a document stands for, as far as it could be read; what could not."""
+    try:
+        return Section.of(model).read(document.data), []
+    except Invalid as error:
+        return error.rest, [*error.problems]  # type: ignore[return-value]
 
 
 def _finish(document: Document, problems: Iterable[Problem]) -> None:

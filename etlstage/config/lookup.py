@@ -6,7 +6,6 @@ Nothing of the file but its keys is looked at: not whether programs are there, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +14,10 @@ from etlstage.config.build import hidden_texts
 from etlstage.config.loader import load
 from etlstage.config.model import PipelineKeys
 from etlstage.config.reading import UNCHANGED
-from etlstage.config.rules import stage_names
 from etlstage.config.stages import StageKeys, stage_of
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
 from etlstage.pipeline.secret import Secrets
-from etlstage.settings.problem import Loc
 from etlstage.stage import PoolPolicy, Stage
 
 __all__ = ("StageFile", "stage_from_yaml")
@@ -46,10 +43,9 @@ class StageFile(NamedTuple):
 
         """
         keys, document = load(path, UNCHANGED)
-        names = dict(stage_names(document.data))
         stages = {
-            names[loc]: (each, _alone(each, names[loc], document.folder))
-            for loc, each in _places(keys)
+            each.name: (each, _alone(each, document.folder))
+            for _, each in keys.stages()
         }
         return cls(keys, stages, Secrets(hidden_texts(keys, document)))
 
@@ -86,17 +82,10 @@ def stage_from_yaml(path: str | Path, name: str) -> Stage:
     return StageFile.read(Path(path)).worker(name)
 
 
-def _places(keys: PipelineKeys) -> Iterator[tuple[Loc, StageKeys]]:
-    yield ("extract",), keys.extract
-    for number, each in enumerate(keys.transform):
-        yield ("transform", number), each
-    yield ("load",), keys.load
-
-
-def _alone(keys: StageKeys, name: str, folder: Path) -> Stage | None:
-    if keys.worker is None:
+def _alone(keys: StageKeys, folder: Path) -> Stage | None:
+    if keys.stage is None:
         return None
-    stage = stage_of(keys, name, folder)
+    stage = stage_of(keys, folder)
     if stage.kind is StageKind.EXTRACT:
         return stage
     return replace(stage, workers=PoolPolicy())

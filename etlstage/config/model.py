@@ -8,34 +8,21 @@ the session. What keys of several mappings say together is in ``rules.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from etlstage.config.case import CaseKeys
 from etlstage.config.end import Keys, SinkKeys, SourceKeys
 from etlstage.config.ends.spark import SparkLetterKeys
 from etlstage.config.fault import FaultKeys
-from etlstage.config.stages import StageKeys, stage_section
+from etlstage.config.stages import StageKeys, Stages, stage_section
 from etlstage.messages import StageKind
-from etlstage.settings.definition import Place, broken, settings_of
-from etlstage.settings.kind import (
-    Choice,
-    Instance,
-    ListOf,
-    Pattern,
-    Schema,
-)
-from etlstage.settings.problem import (
-    Problem,
-)
-from etlstage.settings.units import (
-    Argument,
-    Command,
-    Duration,
-    Name,
-)
-from etlstage.stage import OffsetPolicy
+from etlstage.settings.definition import Place, broken
+from etlstage.settings.kind import Choice, Instance, Pattern, Schema
+from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.units import Argument, Command, Duration, Name
+from etlstage.stage import OffsetPolicy, Stage
 
 __all__ = (
     "DeadLetterKeys",
@@ -47,7 +34,7 @@ __all__ = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExtractKeys(StageKeys):
     """Where messages come from: a DataFrame or a worker."""
 
@@ -62,15 +49,17 @@ class ExtractKeys(StageKeys):
     """Pause once all is read, until stopped; without it the run ends then."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TransformKeys(StageKeys):
     """One transform stage."""
 
     kind: ClassVar[StageKind] = StageKind.TRANSFORM
     place: ClassVar[Place] = Place.TRANSFORM
+    stage: Annotated[Stage, Instance(Stage), Place(0)]
+    """What its worker is."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadKeys(StageKeys):
     """Where messages end: a DataFrame or a worker."""
 
@@ -121,6 +110,24 @@ class SessionKeys(Keys):
         if "master" in given and "remote" in given:
             yield broken(("remote",), "can't be used together with master")
 
+    @property
+    def here(self) -> bool:
+        """Whether executors are on this machine."""
+        master = (self.master or "local").partition("[")[0]
+        return self.remote is None and master in ("local", "local-cluster")
+
+    def shipped(self) -> Iterator[tuple[Loc, str, str]]:
+        """
+        Yield what is sent to executors: where it stands, its path, its name there.
+
+        That name is what stands behind a ``#`` in the last part of the path.
+        """
+        for key, paths in (("files", self.files), ("archives", self.archives)):
+            for i, written in enumerate(paths):
+                folder, slash, name = written.rpartition("/")
+                file, _, there = name.partition("#")
+                yield ("spark", key, i), f"{folder}{slash}{file}", there or file
+
 
 _DELIVERIES: Final = ("at-least-once", "exactly-once")
 
@@ -153,7 +160,7 @@ class PipelineKeys(Keys):
     extract: Annotated[ExtractKeys, stage_section(ExtractKeys)]
     """Where messages come from: a DataFrame or a worker."""
     transform: Annotated[
-        tuple[TransformKeys, ...], ListOf(stage_section(TransformKeys))
+        tuple[TransformKeys, ...], Stages(stage_section(TransformKeys))
     ] = ()
     """Stages that turn each message into none, one or many."""
     load: Annotated[LoadKeys, stage_section(LoadKeys)]
@@ -165,12 +172,9 @@ class PipelineKeys(Keys):
     dead_letters: DeadLetterKeys | None = None
     """Where a copy of each run's dead letters goes, besides their files."""
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return a pipeline of the values that could be read, without a check."""
-        made = object.__new__(cls)
-        for name, setting in settings_of(cls).items():
-            default = None if setting.required else setting.default
-            value = values.get(name)
-            object.__setattr__(made, name, default if value is None else value)
-        return made
+    def stages(self) -> Iterator[tuple[Loc, StageKeys]]:
+        """Yield the stages in the order of the line, with their places in the file."""
+        yield ("extract",), self.extract
+        for i, stage in enumerate(self.transform):
+            yield ("transform", i), stage
+        yield ("load",), self.load

@@ -20,9 +20,7 @@ from etlstage.config.build import hidden_texts, state_folder
 from etlstage.config.document import Document
 from etlstage.config.end import Site, located
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
-from etlstage.config.presence import executors_here
-from etlstage.config.rules import command_at, stage_names
-from etlstage.config.stages import StageKeys, stage_of
+from etlstage.config.stages import command_at, stage_of
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.secret import Secrets
@@ -95,27 +93,19 @@ class _Plan:
         self._keys = keys
         self._document = document
         self._folder = document.folder
-        self._names = dict(stage_names(document.data))
         letters = DeadLetters(state_folder(document), pipeline=keys.name)
         self._site = Site(keys, document.folder, letters)
         self._workers = [
-            stage_of(stage, self._names[loc], self._folder)
-            for loc, stage in self._stages()
-            if stage.worker is not None
+            stage_of(stage, self._folder)
+            for _, stage in keys.stages()
+            if stage.stage is not None
         ]
-
-    def _stages(self) -> Iterator[tuple[Loc, StageKeys]]:
-        keys = self._keys
-        yield ("extract",), keys.extract
-        for i, stage in enumerate(keys.transform):
-            yield ("transform", i), stage
-        yield ("load",), keys.load
 
     def parts(self) -> Iterator[Part]:
         """Yield the stages."""
         workers = {stage.name: stage for stage in self._workers}
-        for loc, stage in self._stages():
-            name = self._names[loc]
+        for loc, stage in self._keys.stages():
+            name = stage.name
             dead = stage.kind is not StageKind.EXTRACT
             dead = dead and stage.on_error.then == "dead_letter"
             if name in workers:
@@ -129,7 +119,8 @@ class _Plan:
 
     def edges(self) -> Iterator[Edge]:
         """Yield what is between the stages."""
-        names, engine = list(self._names.values()), self._keys.engine
+        names = [stage.name for _, stage in self._keys.stages()]
+        engine = self._keys.engine
         within = "in memory, one run of messages (about 1 MiB) or one reply"
         staged = "a folder on disk, all messages of the run"
         if engine == "streaming":
@@ -181,10 +172,10 @@ class _Plan:
             yield "env", ", ".join(sorted(stage.program.env))
 
     def _command(self, loc: Loc) -> Loc:
-        return command_at(self._document.data, loc)
+        return command_at(self._document, loc)
 
     def _program(self, stage: Stage, program: str) -> str:
-        here = self._keys.engine == "local" or executors_here(self._document)
+        here = self._keys.engine == "local" or self._keys.spark.here
         if os.sep in program or stage.program.cwd is None or not here:
             return program
         path = stage.program.env.get("PATH", search_path())

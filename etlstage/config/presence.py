@@ -5,26 +5,27 @@ Programs and scripts are sought where their worker will run: in its ``cwd``, on 
 that it will have. What may be elsewhere is not sought: programs of executors on other
 machines, and what a session that is not local reads and writes.
 
-Looks at the data as it was written, whatever its shape, as ``rules.py`` does.
+Asks, as ``rules.py`` does, a pipeline of which not all need have been read.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from etlstage.config.document import Document, Value
-from etlstage.config.end import SCHEME, ends
-from etlstage.config.model import PipelineKeys
-from etlstage.config.rules import command_at, mapping, shipped_files, stage_names
-from etlstage.config.stages import written_end
+from etlstage.config.document import Document
+from etlstage.config.end import SCHEME, name_of
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.stages import command_at
 from etlstage.errors import ConfigError, guess
 from etlstage.protocol.base import Limits, Side
-from etlstage.settings.definition import broken
+from etlstage.settings.definition import broken, judged
 from etlstage.settings.problem import Loc, Problem
+from etlstage.stage import Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
 from etlstage.supervisor.process import (
     absent_from_path,
@@ -35,7 +36,7 @@ from etlstage.supervisor.process import (
 )
 from etlstage.transport.launcher import UnknownIdentity, look_up
 
-__all__ = ("Look", "executors_here", "missing", "unspoken")
+__all__ = ("Look", "missing", "unspoken")
 
 SCRIPTS: Final = {".sh": "sh", ".js": "node", ".mjs": "node", ".rb": "ruby"}
 """What runs a script that does not say it."""
@@ -46,124 +47,104 @@ CONFIGURED: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
 """What may say that a path without a scheme is not one of this machine."""
 
 
-def missing(document: Document, *, loads: bool) -> Iterator[Problem]:
+def missing(
+    keys: PipelineKeys, document: Document, *, loads: bool
+) -> Iterator[Problem]:
     """
     Yield what is not there, and output that is there and should not be.
 
     Args:
-        document: The pipeline file.
+        keys: What could be read of the pipeline file.
+        document: The file.
         loads: Whether it is to load.
 
     """
-    look = Look(document, loads=loads)
-    yield from look.shipped()
-    stages = document.data.get("transform")
-    for i, stage in enumerate(stages if isinstance(stages, list) else ()):
-        if isinstance(stage, dict):
-            loc: Loc = ("transform", i, "worker")
-            yield from look.worker(_unfolded(stage.get("worker")), loc)
-    for key in ("extract", "load"):
-        written = mapping(document.data.get(key))
-        if (name := written_end(written)) is not None:
-            end = ends(others=True)[name]
-            role = end.source if key == "extract" else end.sink
-            if role is not None:
-                yield from role.missing(_unfolded(written[name]), (key, name), look)
+    look = Look(keys, document, loads=loads)
+    yield from judged(look.shipped())
+    for end in (keys.extract, keys.load):
+        yield from judged(_absent(end, look))
+        yield from judged(look.worker(end.stage, (end.kind.value,)))
+    for i, stage in enumerate(getattr(keys, "transform", ())):
+        yield from judged(look.worker(stage.stage, ("transform", i)))
+
+
+def _absent(stage: ExtractKeys | LoadKeys, look: Look) -> Iterator[Problem]:
+    yield from stage.end.missing((stage.kind.value, name_of(stage.end)), look)
 
 
 def unspoken(keys: PipelineKeys, document: Document) -> Iterator[tuple[Loc, str]]:
     """Yield the dialects that can't be spoken here, for want of a package."""
-    stages = (keys.extract, *keys.transform, keys.load)
-    for (loc, _), stage in zip(stage_names(document.data), stages, strict=True):
-        if Look(document).runs_here and stage.worker is not None:
+    for loc, stage in keys.stages():
+        if Look(keys, document).runs_here and stage.stage is not None:
             try:
-                stage.spoken.open(Side.SUPERVISOR, Limits())
+                stage.stage.dialect.open(Side.SUPERVISOR, Limits())
             except ConfigError as error:
                 yield (*loc, "dialect"), str(error)
-
-
-def executors_here(document: Document) -> bool:
-    """Return whether Spark's executors are on this machine."""
-    session = mapping(document.data.get("spark"))
-    master = str(session.get("master") or "local").partition("[")[0]
-    return session.get("remote") is None and master in ("local", "local-cluster")
 
 
 class Look:
     """One look at the machine."""
 
-    def __init__(self, document: Document, *, loads: bool = True) -> None:
+    def __init__(
+        self, keys: PipelineKeys, document: Document, *, loads: bool = True
+    ) -> None:
+        self.keys = keys
+        """What could be read of the file."""
         self.loads = loads
         """Whether anything is to be loaded."""
         self._document = document
         self._folder = document.folder
-        self._data = document.data
-        session = mapping(self._data.get("spark"))
-        config = mapping(session.get("config"))
-        within = executors_here(document)
-        elsewhere = FILE_SYSTEM in config or any(map(os.environ.get, CONFIGURED))
-        self.reads_here: bool = within and not elsewhere
-        """Whether a path without a scheme is one of this machine."""
-        self.engine: str = str(self._data.get("engine", "local"))
+        self.engine: str = getattr(keys, "engine", "local")
         """What runs the stages."""
-        self._executors_here = within
-        self._on_executors = self._data.get("engine") in ("spark", "streaming")
-        # On executors an archive is there with its contents, here it is one file.
-        self._unpacked = [
-            os.path.normpath(self._folder / _there(path))
-            for loc, path in shipped_files(session)
-            if loc[1] == "archives" and self._on_executors
-        ]
+
+    @property
+    def reads_here(self) -> bool:
+        """Whether a path without a scheme is one of this machine."""
+        session = self.keys.spark
+        elsewhere = any(map(os.environ.get, CONFIGURED))
+        return session.here and FILE_SYSTEM not in session.config and not elsewhere
 
     @property
     def runs_here(self) -> bool:
         """Whether workers run on this machine."""
-        return self._executors_here or not self._on_executors
+        return self.engine == "local" or self.keys.spark.here
 
     # --- programs -------------------------------------------------------------------
 
     def shipped(self) -> Iterator[Problem]:
         """Yield what is to be sent to executors and can't be."""
-        for loc, path in shipped_files(mapping(self._data.get("spark"))):
-            folder, slash, name = path.rpartition("/")
-            place = self._folder / (folder + slash + name.partition("#")[0])
+        for loc, path, _ in self.keys.spark.shipped():
+            place = self._folder / path
             if os.path.isdir(place):
                 yield broken(loc, "is a folder: make an archive of it", at_key=False)
             elif not os.path.isfile(place):
                 yield self.absent(loc, "file", place)
 
-    def worker(self, written: Mapping[str, Value], loc: Loc) -> Iterator[Problem]:
-        """Yield what keeps the worker at ``loc`` from being started."""
-        if self.runs_here:
-            yield from self._worker(written, loc)
-            yield from self._identity(written, loc)
+    def worker(self, stage: Stage | None, loc: Loc) -> Iterator[Problem]:
+        """Yield what keeps the worker of the stage at ``loc`` from being started."""
+        if self.runs_here and stage is not None:
+            at = (*loc, "worker")
+            yield from judged(self._worker(stage.program, at))
+            yield from judged(self._identity(stage.program, at))
 
-    def _worker(self, worker: Mapping[str, Value], loc: Loc) -> Iterator[Problem]:
-        at = command_at(self._data, loc[:-1])
-        command, cwd = worker.get("command"), worker.get("cwd")
-        if not isinstance(command, list) or not all(_is_text(w) for w in command):
-            return
-        if cwd is not None and not _is_text(cwd):
-            return
-        folder = self._folder / str(cwd or "")
-        if cwd and not os.path.isdir(folder):
+    def _worker(self, worker: WorkerProgram, loc: Loc) -> Iterator[Problem]:
+        at = command_at(self._document, loc[:-1])
+        folder = self._folder / (worker.cwd or "")
+        if worker.cwd is not None and not os.path.isdir(folder):
             yield self.absent((*loc, "cwd"), "folder", folder)
             return
-        words = [str(word) for word in command]
-        if not words or any(self._is_unpacked(folder, word) for word in words):
+        words = list(worker.command)
+        if any(self._is_unpacked(folder, word) for word in words):
             return
         hides = self._document.secret((*loc, "cwd"))
-        for problem in (
-            *self._program((*at, 0), words[0], folder, worker),
-            *self._script(at, words, folder),
+        for problem in chain(
+            judged(self._program((*at, 0), words[0], folder, worker)),
+            self._script(at, words, folder),
         ):
             yield problem._replace(text=problem.hidden) if hides else problem
 
-    def _identity(self, worker: Mapping[str, Value], loc: Loc) -> Iterator[Problem]:
-        user, group = (
-            str(worker[key]) if _is_text(worker.get(key)) else None
-            for key in ("user", "group")
-        )
+    def _identity(self, worker: WorkerProgram, loc: Loc) -> Iterator[Problem]:
+        user, group = worker.user, worker.group
         # Each on its own, the user with a group that is right: all is told at once.
         for key, who in (("user", (user, group and "0")), ("group", (None, group))):
             try:
@@ -173,15 +154,15 @@ class Look:
                 yield Problem((*loc, key), str(error), hidden=hidden)
 
     def _program(
-        self, loc: Loc, program: str, folder: Path, worker: Mapping[str, Value]
+        self, loc: Loc, program: str, folder: Path, worker: WorkerProgram
     ) -> Iterator[Problem]:
         if program in PYTHONS or "{" in program:
             return
         if "/" in program:
             text = self._flaw(program, folder)
         else:
-            path = mapping(worker.get("env")).get("PATH", search_path())
-            text = absent_from_path(program, folder, str(path), PYTHONS)
+            path = worker.env.get("PATH", search_path())
+            text = absent_from_path(program, folder, path, PYTHONS)
         if text:
             hidden = "can't be run here; not shown, as it was interpolated"
             yield Problem(loc, text, hidden=hidden)
@@ -191,14 +172,21 @@ class Look:
             yield self.absent((*loc, i), "file", folder / command[i], seen_from=folder)
 
     def _is_unpacked(self, folder: Path, word: str) -> bool:
+        """Return whether a word is in an archive: on executors it is a folder."""
+        if self.engine == "local":
+            return False
         path = os.path.normpath(folder / word)
-        return any(f"{path}/".startswith(f"{known}/") for known in self._unpacked)
+        return any(
+            f"{path}/".startswith(f"{os.path.normpath(self._folder / name)}/")
+            for loc, _, name in self.keys.spark.shipped()
+            if loc[1] == "archives"
+        )
 
     # --- paths ----------------------------------------------------------------------
 
     def path(self, path: str) -> Path | None:
         """Return where a path leads, if that is on this machine."""
-        if not path or "\0" in path:
+        if not path:
             return None
         path = path.removeprefix("file://").removeprefix("file:")
         return None if SCHEME.match(path) else self._folder / path
@@ -206,8 +194,7 @@ class Look:
     @property
     def state(self) -> Path:
         """Where runs keep their state."""
-        name = self._data.get("state") or f".etlstage/{self._data.get('name')}"
-        return self._folder / str(name)
+        return self._folder / (self.keys.state or f".etlstage/{self.keys.name}")
 
     # --- what both need -------------------------------------------------------------
 
@@ -228,20 +215,6 @@ class Look:
         if not os.path.exists(path := folder / program):
             return self.absent((), "file", path, seen_from=folder).text
         return _flaw(program, path)
-
-
-def _unfolded(worker: Value) -> Mapping[str, Value]:
-    return {"command": worker} if isinstance(worker, list) else mapping(worker)
-
-
-def _is_text(value: Value) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-def _there(path: str) -> str:
-    """Return what something that is sent is called there."""
-    file, _, name = path.rpartition("/")[2].partition("#")
-    return name or file
 
 
 def _flaw(program: str, path: Path) -> str | None:

@@ -1,162 +1,133 @@
 """
 What keys in several mappings of a pipeline file say together.
 
-What the keys of one mapping say is checked by its class. These rules look at the data
-as it was written, whatever its shape, so that a user sees everything that is wrong at
-once.
+What the keys of one mapping say is checked by its class. Here a pipeline is asked of
+which not all need have been read, so that a user sees everything that is wrong at once:
+a rule ends where it needs what could not be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
-from etlstage.config.document import Value
-from etlstage.config.end import SinkKeys, SourceKeys, ends
-from etlstage.config.stages import StageKeys, written_end
+from etlstage.config.case import CaseKeys
 from etlstage.errors import guess
-from etlstage.settings.definition import Place, broken
+from etlstage.settings.definition import broken, judged
 from etlstage.settings.problem import Loc, Problem, dotted
 from etlstage.stage import Order
 
 if TYPE_CHECKING:
-    from etlstage.config.model import PipelineKeys
+    from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+    from etlstage.config.stages import StageKeys
 
-__all__ = (
-    "broken_rules",
-    "case_rules",
-    "command_at",
-    "mapping",
-    "shipped_files",
-    "stage_names",
-)
-
-ENDS: Final = ("extract", "load")
-"""The stages that have an end of the pipeline."""
+__all__ = ("broken_rules", "case_rules")
 
 
-def broken_rules(keys: PipelineKeys, data: Mapping[str, Value]) -> Iterator[Problem]:
+def broken_rules(keys: PipelineKeys) -> Iterator[Problem]:
     """
     Yield what contradicts itself in a file.
 
     Args:
-        keys: What could be read of it; None where it could not.
-        data: The file as it was written.
+        keys: What could be read of it.
 
     """
-    yield from _engine(keys)
-    yield from _shipped(mapping(data.get("spark")))
-    yield from _orders(keys, data)
-    yield from _names(data)
-    yield from _faults(data)
+    for rule in _RULES:
+        yield from judged(rule(keys))
 
 
-def case_rules(data: Mapping[str, Value], cases: Value) -> Iterator[Problem]:
+def case_rules(keys: PipelineKeys, cases: Sequence[CaseKeys]) -> Iterator[Problem]:
     """
     Yield what tests ask of a pipeline that it has not.
 
     Args:
-        data: The pipeline.
-        cases: Its tests, which may stand in another file.
+        keys: What could be read of the pipeline.
+        cases: Likewise of its tests, which may stand in another file.
 
     """
-    stages = {name: loc for loc, name in stage_names(data)}
-    reads, writes = (
-        role is not None and role.rows for role in map(_end_in(data), ENDS)
-    )
-    for i, item in enumerate(cases if isinstance(cases, list) else ()):
-        case, here = mapping(item), ("tests", i)
-        name = case.get("stage")
-        if isinstance(name, str) and name not in stages:
-            expected = f", expected one of {', '.join(stages)}"
-            text = f"unknown stage {{got}}{guess(name, stages) or expected}"
-            yield Problem((*here, "stage"), text, name)
-            continue
-        stage = stages.get(str(name))
-        extracts, loads = stage in (None, ("extract",)), stage in (None, ("load",))
-        if "input_rows" in case and not (reads and extracts):
-            yield broken((*here, "input_rows"), "needs a DataFrame to extract")
-        if "output_rows" in case and not (writes and loads):
-            yield broken((*here, "output_rows"), "needs a DataFrame to load")
-        if stage == ("extract",) and "input" in case:
-            yield broken((*here, "input"), "an extract stage takes no messages")
-        if "input" not in case and "input_rows" not in case:
-            if not extracts:
-                yield broken(here, "needs the key input", at_key=False)
-            elif reads:
-                text = "needs the key input_rows: the extract stage is a DataFrame"
-                yield broken(here, text, at_key=False)
+    for i, case in enumerate(cases):
+        yield from judged(_case(keys, case, ("tests", i)))
 
 
-def _end_in(
-    data: Mapping[str, Value],
-) -> Callable[[str | int], type[SourceKeys | SinkKeys] | None]:
-    def find(key: str | int) -> type[SourceKeys | SinkKeys] | None:
-        name = written_end(data.get(str(key)))
-        if key not in ENDS or name is None:
-            return None
-        end = ends(others=True)[name]
-        return end.source if key == "extract" else end.sink
-
-    return find
-
-
-def _faults(data: Mapping[str, Value]) -> Iterator[Problem]:
-    stages = {name: loc for loc, name in stage_names(data)}
-    faults = data.get("faults")
-    for i, item in enumerate(faults if isinstance(faults, list) else ()):
-        name, loc = mapping(item).get("stage"), ("faults", i, "stage")
-        if isinstance(name, str) and name not in stages:
-            expected = f", expected one of {', '.join(stages)}"
-            text = f"unknown stage {{got}}{guess(name, stages) or expected}"
-            yield Problem(loc, text, name)
-        elif (
-            end := _end_in(data)(stages.get(str(name), ("",))[0])
-        ) is not None and not (end.place & Place.WORKER):
-            text = "is a DataFrame: there is no worker that could have faults"
-            yield broken(loc, text, at_key=False)
+def _case(keys: PipelineKeys, case: CaseKeys, here: Loc) -> Iterator[Problem]:
+    if case.stage is not None and (unknown := _unknown(keys, case.stage)):
+        yield unknown.under(*here, "stage")
+        return
+    extracts = case.stage in (None, keys.extract.name)
+    loads = case.stage in (None, keys.load.name)
+    reads, writes = keys.extract.end.rows, keys.load.end.rows
+    if case.input_rows is not None and not (reads and extracts):
+        yield broken((*here, "input_rows"), "needs a DataFrame to extract")
+    if case.output_rows is not None and not (writes and loads):
+        yield broken((*here, "output_rows"), "needs a DataFrame to load")
+    if case.stage == keys.extract.name and case.input is not None:
+        yield broken((*here, "input"), "an extract stage takes no messages")
+    if case.input is None and case.input_rows is None:
+        if not extracts:
+            yield broken(here, "needs the key input", at_key=False)
+        elif reads:
+            text = "needs the key input_rows: the extract stage is a DataFrame"
+            yield broken(here, text, at_key=False)
 
 
-def stage_names(data: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
-    """Yield each stage's location and name, its own or the default."""
-    places: list[tuple[Loc, str, Value]] = [
-        (("extract",), "extract", data.get("extract"))
-    ]
-    transforms = data.get("transform")
-    for i, stage in enumerate(transforms if isinstance(transforms, list) else ()):
-        places.append((("transform", i), f"transform-{i + 1}", stage))
-    places.append((("load",), "load", data.get("load")))
-    for loc, default, stage in places:
-        name = mapping(stage).get("name")
-        yield loc, name if isinstance(name, str) else default
+def _faults(keys: PipelineKeys) -> Iterator[Problem]:
+    for i, fault in enumerate(keys.faults):
+        yield from judged(_fault(keys, fault.stage, ("faults", i, "stage")))
+
+
+def _fault(keys: PipelineKeys, name: str, loc: Loc) -> Iterator[Problem]:
+    if unknown := _unknown(keys, name):
+        yield unknown.under(*loc)
+    elif any(stage.name == name and stage.stage is None for _, stage in keys.stages()):
+        text = "is a DataFrame: there is no worker that could have faults"
+        yield broken(loc, text, at_key=False)
+
+
+def _unknown(keys: PipelineKeys, name: str) -> Problem | None:
+    """Return that there is no stage of a name, if there is none."""
+    names = [stage.name for _, stage in keys.stages()]
+    if name in names:
+        return None
+    expected = f", expected one of {', '.join(names)}"
+    return Problem((), f"unknown stage {{got}}{guess(name, names) or expected}", name)
 
 
 def _engine(keys: PipelineKeys) -> Iterator[Problem]:
-    engine = keys.engine
-    for key, stage in (("extract", keys.extract), ("load", keys.load)):
-        if stage is not None and engine not in stage.end.engines:
-            able = " and ".join(stage.end.engines)
-            text = f"can't be {engine}: the end of stage {key} is for engine {able}"
-            yield broken(("engine",), text, at_key=False)
-    if keys.extract is not None:
-        yield from keys.extract.end.wrong(keys.extract, keys)
-    if engine == "streaming" and keys.dead_letters is not None:
+    for end in (keys.extract, keys.load):
+        yield from judged(_built(end, keys.engine))
+
+
+def _built(stage: ExtractKeys | LoadKeys, engine: str) -> Iterator[Problem]:
+    if engine not in stage.end.engines:
+        able = " and ".join(stage.end.engines)
+        text = f"can't be {engine}: the end of stage {stage.kind.value} is for engine {able}"
+        yield broken(("engine",), text, at_key=False)
+
+
+def _source(keys: PipelineKeys) -> Iterator[Problem]:
+    yield from keys.extract.end.wrong(keys.extract, keys)
+
+
+def _letters(keys: PipelineKeys) -> Iterator[Problem]:
+    if keys.engine == "streaming" and keys.dead_letters is not None:
         text = "is not for engine streaming yet: read the files in the state"
         yield broken(("dead_letters",), text)
-    if keys.load is None:
-        return
+
+
+def _sink(keys: PipelineKeys) -> Iterator[Problem]:
     yield from keys.load.end.wrong(keys.load, keys)
+
+
+def _delivery(keys: PipelineKeys) -> Iterator[Problem]:
     if keys.delivery == "exactly-once":
         wants = "; it ".join(keys.load.end.not_once(keys.load, keys))
         if wants:
             yield broken(("delivery",), f"exactly-once {wants}", at_key=False)
 
 
-def _shipped(session: Mapping[str, Value]) -> Iterator[Problem]:
+def _shipped(keys: PipelineKeys) -> Iterator[Problem]:
     taken: dict[str, Loc] = {}
-    for loc, path in shipped_files(session):
-        file, _, there = path.rpartition("/")[2].partition("#")
-        name = there or file
+    for loc, _, name in keys.spark.shipped():
         if name in taken:
             text = (
                 f"has the name of {dotted(taken[name])}: on the executors all are in"
@@ -166,61 +137,43 @@ def _shipped(session: Mapping[str, Value]) -> Iterator[Problem]:
         taken.setdefault(name, loc)
 
 
-def shipped_files(session: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
-    """
-    Yield what is to be sent to executors, each path as it is written.
-
-    A ``#`` in the last part of a path has behind it what it is called there.
-    """
-    for key in ("files", "archives"):
-        paths = session.get(key)
-        for i, path in enumerate(paths if isinstance(paths, list) else ()):
-            if isinstance(path, str):
-                yield ("spark", key, i), path
+def _orders(keys: PipelineKeys) -> Iterator[Problem]:
+    stages = [(loc, keys_) for loc, keys_ in keys.stages()][1:]
+    for number, (loc, stage) in enumerate(stages):
+        yield from judged(_order(keys, (*loc, "order"), stage, first=not number))
 
 
-def _orders(keys: PipelineKeys, data: Mapping[str, Value]) -> Iterator[Problem]:
-    stages: list[tuple[Loc, StageKeys | None]] = [
-        (("transform", i), stage) for i, stage in enumerate(keys.transform)
-    ]
-    for number, (loc, stage) in enumerate([*stages, (("load",), keys.load)]):
-        if stage is None or stage.order is not Order.KEY or "key" in _at(data, loc):
-            continue
-        if number:
-            text = (
-                "needs a key, a JSON pointer such as /id: only the first stage behind"
-                " the source can take the source's"
-            )
-            yield broken((*loc, "order"), text)
-        elif keys.extract is None or not keys.extract.end.keyed:
-            text = "needs a key, a JSON pointer such as /id, or extract.spark.key"
-            yield broken((*loc, "order"), text)
+def _order(
+    keys: PipelineKeys, loc: Loc, stage: StageKeys, *, first: bool
+) -> Iterator[Problem]:
+    worker = stage.stage
+    if worker is None or worker.order is not Order.KEY or worker.key is not None:
+        return
+    if not first:
+        text = (
+            "needs a key, a JSON pointer such as /id: only the first stage behind"
+            " the source can take the source's"
+        )
+        yield broken(loc, text)
+    elif not keys.extract.end.keyed:
+        text = "needs a key, a JSON pointer such as /id, or extract.spark.key"
+        yield broken(loc, text)
 
 
-def _at(data: Mapping[str, Value], loc: Loc) -> Mapping[str, Value]:
-    """Return the mapping at a place of the file, empty if there is none."""
-    found: Any = data
-    for step in loc:
-        found = found[step]
-    return mapping(found)
-
-
-def _names(data: Mapping[str, Value]) -> Iterator[Problem]:
+def _names(keys: PipelineKeys) -> Iterator[Problem]:
     taken: dict[str, Loc] = {}
-    for loc, name in stage_names(data):
-        if name in taken:
-            text = f"{dotted(taken[name])} has the same name"
+    for loc, stage in keys.stages():
+        if stage.name in taken:
+            text = f"{dotted(taken[stage.name])} has the same name"
             yield broken((*loc, "name"), text, at_key=False)
-        taken.setdefault(name, loc)
+        taken.setdefault(stage.name, loc)
 
 
-def command_at(data: Mapping[str, Value], loc: Loc) -> Loc:
-    """Return where the command of the worker of the stage at ``loc`` is written."""
-    at = (*loc, "worker")
-    alone = isinstance(_at(data, loc).get("worker"), list)
-    return at if alone else (*at, "command")
+def _tests(keys: PipelineKeys) -> Iterator[Problem]:
+    yield from case_rules(keys, keys.tests)
 
 
-def mapping(value: Value) -> Mapping[str, Value]:
-    """Return the value if it is a mapping, else an empty one."""
-    return value if isinstance(value, dict) else {}
+_RULES: Final = (
+    *(_engine, _source, _letters, _sink, _delivery, _shipped, _orders, _names, _faults),
+    _tests,
+)

@@ -8,9 +8,7 @@ from typing import Final
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.stages import stage_section
 from etlstage.settings.definition import Section
-from etlstage.settings.kind import (
-    Schema,
-)
+from etlstage.settings.kind import Schema
 from etlstage.settings.schema import json_schema
 
 __all__ = ("SCHEMA_FILE", "pipeline_schema", "schema_text")

@@ -12,12 +12,13 @@ worker runs: by default the same. As the first word of a command, ``python`` and
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
-from etlstage.config.end import SinkKeys, SourceKeys, ends
+from etlstage.config.document import Document
+from etlstage.config.end import Keys, SinkKeys, SourceKeys, ends
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
@@ -33,71 +34,55 @@ from etlstage.settings.definition import (
     Setting,
     broken,
     placed,
+    readable,
     section_in,
     settings_of,
 )
-from etlstage.settings.kind import Choice, Instance, Maybe, Schema, Text
+from etlstage.settings.kind import Choice, Instance, ListOf, Maybe, Schema, Text
 from etlstage.settings.problem import Invalid, Loc, Problem, unexpected
 from etlstage.settings.schema import documentation, json_schema
-from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage, WorkerProgram
+from etlstage.stage import ErrorPolicy, Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
 
-__all__ = ("StageKeys", "command_of", "stage_of", "stage_section", "written_end")
+__all__ = (
+    "StageKeys",
+    "Stages",
+    "command_at",
+    "command_of",
+    "stage_of",
+    "stage_section",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageKeys:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageKeys(Keys):
     """What was written of a stage; each kind has a class with the keys it adds."""
 
     kind: ClassVar[StageKind]
     place: ClassVar[Place]
     frame: ClassVar[Place] = Place(0)
     """Where the stage has an end that is no worker, if it may have one."""
-    spoken: Annotated[Dialect, Instance(Dialect), Place(0)]
-    """What its worker speaks."""
-    written: Annotated[Mapping[str, Any], Instance(dict), Place(0)]
-    """Settings of the stage, by key."""
+    name: Annotated[str, Place(0)]
+    """As reports, logs and errors call it."""
+    stage: Annotated[Stage | None, Instance(Stage), Place(0)] = None
+    """What its worker is, with paths as they are written; None: it has none."""
+    on_error: Annotated[ErrorPolicy, Place(0)] = field(default_factory=ErrorPolicy)
+    """What becomes of a message that can't be processed."""
 
     @property
-    def worker(self) -> WorkerProgram | None:
-        """The program, and how its process is to run; None: there is none."""
-        worker: WorkerProgram | None = self.written.get("worker")
-        return worker
-
-    @property
-    def order(self) -> Order:
-        """In which order replies are passed on."""
-        order: Order = self.written.get("order", Order.TOTAL)
-        return order
-
-    @property
-    def on_error(self) -> ErrorPolicy:
-        """What becomes of a message that can't be processed."""
-        policy: ErrorPolicy = self.written.get("on_error", ErrorPolicy())
-        return policy
+    def dialect(self) -> Dialect:
+        """What its worker speaks; it has one."""
+        assert self.stage is not None
+        return self.stage.dialect
 
 
-def written_end(stage: object) -> str | None:
-    """Return the name of the end that is written in a stage, whatever its shape."""
-    written = stage if isinstance(stage, Mapping) else {}
-    known = [name for name in ends() if written.get(name) is not None]
-    if not known and set(written) - {"name"}:
-        known = [name for name in ends(others=True) if written.get(name) is not None]
-    return known[0] if known else None
-
-
-def stage_of(keys: StageKeys, name: str, folder: Path) -> Stage:
-    """Return the stage that the keys describe; it has a worker."""
-    worker, batch = keys.worker, keys.written.get("batch")
-    assert worker is not None
-    values = {k: v for k, v in keys.written.items() if k in settings_of(Stage)}
-    if batch is not None:
-        values["batch"] = BatchPolicy(**batch)
-    values["dialect"] = keys.spoken
+def stage_of(keys: StageKeys, folder: Path) -> Stage:
+    """Return the stage of a worker, with its paths seen from the file's folder."""
+    assert keys.stage is not None
+    worker = keys.stage.program
     cwd = folder / (worker.cwd or "")
-    command = command_of(worker.command, cwd)
-    values["worker"] = replace(worker, command=command, cwd=cwd)
-    return Stage(**values | {"kind": keys.kind, "name": name})
+    worker = replace(worker, command=command_of(worker.command, cwd), cwd=cwd)
+    return replace(keys.stage, worker=worker)
 
 
 def command_of(command: Sequence[str], cwd: Path | None) -> tuple[str, ...]:
@@ -108,6 +93,27 @@ def command_of(command: Sequence[str], cwd: Path | None) -> tuple[str, ...]:
     elif "/" in program and cwd is not None:
         program = str(cwd / program)
     return (program, *arguments)
+
+
+def command_at(document: Document, loc: Loc) -> Loc:
+    """Return where the command of the worker of the stage at ``loc`` is written."""
+    at = (*loc, "worker", "command")
+    return at if at in document.values else at[:-1]
+
+
+class Stages(ListOf):
+    """Stages that are called by their numbers, where they have no names."""
+
+    def read(self, value: Any) -> Any:  # noqa: ANN401, D102 - as Kind has it
+        if isinstance(value, list | tuple):
+            value = [_named(item, i) for i, item in enumerate(value, 1)]
+        return super().read(value)
+
+
+def _named(stage: Any, number: int) -> Any:  # noqa: ANN401 - whatever a user wrote
+    if isinstance(stage, Mapping) and stage.get("name") is None:
+        return {**stage, "name": f"transform-{number}"}
+    return stage
 
 
 def stage_section(model: type[StageKeys], *, others: bool = False) -> Section:
@@ -184,8 +190,8 @@ class _StageSection(Section):
             moved = dict.fromkeys(_OLD_BATCH, "is now dialect.{key}")
             inner = section_in(keys["batch"].kind)
             assert inner is not None
-            asked = Section(inner.keys, moved=moved)
-            keys["batch"] = keys["batch"]._replace(kind=Maybe(asked), default=None)
+            inner.moved = moved
+            keys["batch"] = keys["batch"]._replace(kind=Maybe(inner), default=None)
         found = {"name": called._replace(kind=Maybe(called.kind), default=None)}
         for name, role in self._ends.items():
             made = program if role.place & Place.WORKER else _setting_of(name, role)
@@ -194,20 +200,36 @@ class _StageSection(Section):
             found["worker"] = program
         return {**found, **keys}
 
-    def _made(self, given: dict[str, Any]) -> StageKeys:
-        own = {name: given.pop(name) for name in self._own if name in given}
-        heartbeat = getattr(given.get("timeout"), "heartbeat", None)
-        spoken = given.pop("dialect", None) or _Spoken(self._stage.kind).read({})
-        spoken = spoken.fitted(
-            # A worker that drives its batches has them whether that is written or not.
-            batches=given.get("batch") is not None or spoken.shape.batches,
-            heartbeat=heartbeat,
-        )
-        if self._stage.frame:
-            (end,) = (name for name in self._ends if given.get(name) is not None)
-            role, made = self._ends[end], given[end]
-            own["end"] = made if isinstance(made, role) else role()
-        return self._stage(spoken=spoken, written=given, **own)
+    def _made(self, given: Mapping[str, Any]) -> StageKeys:
+        return self._of(given, lambda model, values: model(**values))
+
+    def _rest(self, given: Mapping[str, Any]) -> StageKeys:
+        return self._of(given, readable)
+
+    def _of(
+        self, given: Mapping[str, Any], make: Callable[[type[Any], dict[str, Any]], Any]
+    ) -> StageKeys:
+        values = {**given, "name": given.get("name") or self._stage.kind.value}
+        own = {k: values[k] for k in (*self._own, "name", "on_error") if k in values}
+        for name in [name for name in self._ends if given.get(name) is not None][:1]:
+            role, end = self._ends[name], values.pop(name)
+            if not role.place & Place.WORKER:
+                own["end"] = end
+                return make(self._stage, own)  # type: ignore[no-any-return]
+            own["end"], values["worker"] = role(), end
+        dialect = values.get("dialect") or _Spoken(self._stage.kind).read({})
+        if isinstance(dialect, Dialect):
+            dialect = dialect.fitted(
+                # One that drives its batches has them whether that is written or not.
+                batches=values.get("batch") is not None or dialect.shape.batches,
+                heartbeat=getattr(values.get("timeout"), "heartbeat", None),
+            )
+        values |= {"dialect": dialect, "kind": self._stage.kind}
+        if values.get("batch") is None:
+            values.pop("batch", None)
+        staged = {key: values[key] for key in settings_of(Stage) if key in values}
+        own["stage"] = make(Stage, staged)
+        return make(self._stage, own)  # type: ignore[no-any-return]
 
     def _broken(self, given: Mapping[str, Any]) -> Iterable[Problem]:
         written = [name for name in self._ends if name in given]

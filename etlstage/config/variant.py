@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -13,7 +12,7 @@ from etlstage.errors import ConfigError, guess
 from etlstage.pipeline.interfaces import Sink
 from etlstage.stage import ErrorBudget
 
-__all__ = ("DryRun", "retried_keys")
+__all__ = ("DryRun", "lenient", "retried_keys")
 
 K = TypeVar("K", bound=StageKeys)
 
@@ -35,13 +34,9 @@ class DryRun(NamedTuple):
     until: str | None = None
     """The last stage that is run, whatever its errors; None: all, as the file says."""
 
-    def keys(self, keys: PipelineKeys, names: Sequence[str]) -> PipelineKeys:
+    def keys(self, keys: PipelineKeys) -> PipelineKeys:
         """
         Return the keys of a file as they are on trial.
-
-        Args:
-            keys: Those of the file.
-            names: Of its stages.
 
         Raises:
             ConfigError: If it is to end behind a stage behind which nothing comes.
@@ -54,16 +49,17 @@ class DryRun(NamedTuple):
             "dead_letters": None,
         }
         if self.until is not None:
-            if self.until not in names[:-1]:
-                known = ", ".join(names[:-1])
+            *names, _ = [stage.name for _, stage in keys.stages()]
+            if self.until not in names:
+                known = ", ".join(names)
                 raise ConfigError(
                     f"--until: no messages leave a stage {self.until!r}"
-                    f"{guess(self.until, names[:-1]) or f', expected one of {known}'}"
+                    f"{guess(self.until, names) or f', expected one of {known}'}"
                 )
             stages = keys.transform[: names.index(self.until)]
             # Where nothing is loaded, once is no matter: and it needs a whole input.
             changes["delivery"] = "at-least-once"
-            changes["transform"] = tuple(_lenient(s, s.on_error.then) for s in stages)
+            changes["transform"] = tuple(lenient(s, s.on_error.then) for s in stages)
         return replace(keys, **changes)
 
 
@@ -80,9 +76,9 @@ def retried_keys(keys: PipelineKeys, epoch: str) -> PipelineKeys:
 
     """
     end, delivery = keys.load.end.retried(keys, epoch)
-    load = replace(_lenient(keys.load), end=end)
+    load = replace(lenient(keys.load), end=end)
     changes: dict[str, Any] = {"delivery": delivery}
-    stages = tuple(_lenient(stage) for stage in keys.transform)
+    stages = tuple(lenient(stage) for stage in keys.transform)
     return replace(
         keys,
         engine="local",
@@ -93,7 +89,8 @@ def retried_keys(keys: PipelineKeys, epoch: str) -> PipelineKeys:
     )
 
 
-def _lenient(keys: K, then: Literal["dead_letter", "fail"] = "dead_letter") -> K:
+def lenient(keys: K, then: Literal["dead_letter", "fail"] = "dead_letter") -> K:
+    """Return the keys of a stage that refuses what it wants without an end, or fails."""
     policy = replace(keys.on_error, then=then, budget=ErrorBudget())
-    changed: Any = {"written": {**keys.written, "on_error": policy}}
-    return replace(keys, **changed)
+    stage = keys.stage and replace(keys.stage, on_error=policy)
+    return replace(keys, on_error=policy, stage=stage)

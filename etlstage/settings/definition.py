@@ -18,21 +18,25 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from enum import Enum, Flag, auto
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+)
 
 from etlstage.errors import ConfigError, guess
 from etlstage.settings import kind as kinds
-from etlstage.settings.kind import (
-    Kind,
-)
-from etlstage.settings.problem import (
-    Invalid,
-    Problem,
-    dotted,
-)
+from etlstage.settings.kind import Kind
+from etlstage.settings.problem import Invalid, Problem, dotted
 
 __all__ = (
     "HIDDEN",
@@ -41,14 +45,23 @@ __all__ = (
     "Place",
     "Section",
     "Setting",
+    "Unread",
     "broken",
+    "judged",
     "placed",
+    "readable",
     "section_in",
     "settings_of",
 )
 
+T = TypeVar("T")
+
 UNREAD: Final = object()
 """Stands, among what was given, for a value that could not be read."""
+
+
+class Unread(AttributeError):
+    """Raised when a rule asks for a value that could not be read."""
 
 
 HIDDEN: Final = "is refused; not shown, as it was interpolated"
@@ -116,6 +129,27 @@ def broken(loc: tuple[str | int, ...], text: str, *, at_key: bool = True) -> Pro
     return Problem(loc, text, at_key=at_key)
 
 
+def readable(model: type[T], given: Mapping[str, Any]) -> T:
+    """
+    Return an object of the values that could be read, without a check.
+
+    So that rules can be asked all the same: to ask it for any other value raises
+    :class:`Unread`, where :func:`judged` ends.
+    """
+    made = object.__new__(model)
+    for name, setting in settings_of(model).items():
+        value = given.get(name, UNREAD if setting.required else setting.default)
+        if value is not UNREAD:
+            object.__setattr__(made, name, value)
+    return made
+
+
+def judged(rule: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield what a rule finds, up to where it asks for what could not be read."""
+    with suppress(Unread):
+        yield from rule
+
+
 class Definition:
     """
     Base of the classes whose fields are settings; they are frozen dataclasses.
@@ -148,6 +182,14 @@ class Definition:
         problems += self.rules(given)
         if problems:
             raise ConfigError([self._line(problem) for problem in problems])
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Raise Unread for a field that could not be read, or what needs it."""
+            found = name in settings_of(type(self)) or hasattr(type(self), name)
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise (Unread if found else AttributeError)(text)
 
     def __repr__(self) -> str:
         """Show what differs from the defaults; those of Stage alone are a kilobyte."""
@@ -248,7 +290,7 @@ class Section(Kind):
         if isinstance(self.model, type) and issubclass(self.model, Definition):
             value = self.model.unfold(value)
         if not isinstance(value, Mapping):
-            raise Invalid(_NO_MAPPING._replace(value=value))
+            raise Invalid(_NO_MAPPING._replace(value=value), rest=self._rest({}))
         problems: list[Problem] = []
         given: dict[str, Any] = {}
         rest: dict[str, Any] = {}
@@ -266,13 +308,15 @@ class Section(Kind):
                 given[key] = setting.kind.read(item)
             except Invalid as error:
                 problems += (problem.under(key) for problem in error.problems)
-                rest[key] = error.rest
+                rest |= {} if error.rest is None else {key: error.rest}
         # A key that was misspelt has been told.
         told = {guess(key, self.keys) for key in unknown[:MOST]}
         for key, setting in self.keys.items():
             missing = setting.required and key not in value
             if missing and guess(key, [key]) not in told:
                 problems.append(Problem((key,), "required key is missing"))
+            if missing and isinstance(setting.kind, Section):
+                rest[key] = setting.kind._rest({})
         problems += self._rules(given)
         if problems:
             raise Invalid(*problems, rest=self._rest({**given, **rest}))
@@ -280,13 +324,17 @@ class Section(Kind):
             return self._make(given)
         except ConfigError as error:
             problems = [Problem((), text, hidden=HIDDEN) for text in error.problems]
-            raise Invalid(*problems) from None
+            raise Invalid(*problems, rest=self._rest(given)) from None
 
     def _rest(self, given: Mapping[str, Any]) -> Any:
         """Return what stands for the values that could be read, if anything does."""
-        known = {k: v for k, v in given.items() if v is not UNREAD and v is not None}
+        model = self.model
+        if isinstance(model, type) and issubclass(model, Definition):
+            return readable(model, _named(model, given))
+        if any(value is UNREAD for value in given.values()):
+            return None
         try:
-            return self._make(known)
+            return self._make(dict(given))
         except (ConfigError, Invalid, TypeError, ValueError, KeyError):
             return None
 
@@ -385,7 +433,7 @@ def _kind_of(hint: Any, noun: str) -> Kind:
 def placed(setting: Setting, place: Place) -> Setting:
     """Return the setting with those of its own settings that have a place there."""
     inner = setting.kind
-    model = inner.model if isinstance(inner, Section) else None
+    model = inner.model if type(inner) is Section else None
     if model is not None and issubclass(model, Definition):
         return setting._replace(kind=Section.of(model, place))
     return setting

@@ -274,8 +274,10 @@ class ListOf(Kind):
         try:
             items = _each(enumerate(value), self.item)
         except Invalid as error:
-            rest = error.rest.values() if isinstance(error.rest, dict) else ()
-            raise Invalid(*error.problems, rest=(*rest,)) from None
+            rest = (*error.rest.values(),) if isinstance(error.rest, dict) else ()
+            # Without one of them the others are in other places.
+            whole = rest if len(rest) == len(value) else None
+            raise Invalid(*error.problems, rest=whole) from None
         return self._make(items.values())
 
     def written(self, value: Any) -> object:
@@ -315,7 +317,8 @@ def _each(items: Iterable[tuple[Any, object]], kind: Kind) -> dict[Any, Any]:
             made[at] = kind.read(item)
         except Invalid as error:
             problems += (problem.under(at) for problem in error.problems)
-            made[at] = error.rest
+            if error.rest is not None:
+                made[at] = error.rest
     if problems:
         raise Invalid(*problems, rest=made)
     return made

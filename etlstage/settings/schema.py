@@ -10,14 +10,11 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from dataclasses import is_dataclass
 from functools import cache
 
 from etlstage.settings.definition import Section, Setting, section_in
-from etlstage.settings.kind import (
-    ListOf,
-    Maybe,
-    Schema,
-)
+from etlstage.settings.kind import ListOf, Maybe, Schema
 
 __all__ = ("documentation", "json_schema")
 
@@ -67,7 +64,9 @@ def documentation(setting: Setting) -> str:
     """Return what stands below a field in its class, on one line."""
     if setting.model is None:
         raise AssertionError("unreachable: a setting that nothing documents")
-    return _documented(setting.model).get(setting.name, "")
+    classes = filter(is_dataclass, setting.model.__mro__)
+    found = (_documented(each).get(setting.name) for each in classes)
+    return next(filter(None, found), "")
 
 
 @cache

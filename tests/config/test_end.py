@@ -115,7 +115,7 @@ def test_dialect_of_another_package(installed: Path) -> None:
     assert dialect_names() == ["marker", "cocaine", "kcl", "toy"]
     text = FILE.replace("up.py]}", "up.py]}, dialect: toy")
     installed.write_text(text)
-    assert load(installed)[0].transform[0].spoken.name == "toy"
+    assert load(installed)[0].transform[0].dialect.name == "toy"
     assert dialect_class("toy").name == "toy"
     wrong = error_of(installed, text.replace("toy", "tov"))
     assert "unknown dialect 'tov' (did you mean 'toy'?)" in wrong

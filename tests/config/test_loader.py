@@ -8,7 +8,8 @@ import pytest
 from etlstage.config.loader import examine, load
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
-from etlstage.stage import WorkerProgram
+from etlstage.messages import StageKind
+from etlstage.stage import Stage, WorkerProgram
 
 MINIMAL = """\
 name: papers
@@ -45,14 +46,19 @@ def test_minimal_file(path: Path) -> None:
     assert model.engine == "local"
     assert model.delivery == "at-least-once"
     assert model.transform == ()
-    assert model.load.written == {"worker": WorkerProgram(command=("cat",))}
+    assert model.load.stage == Stage(
+        name="load", worker=WorkerProgram(command=("cat",)), kind=StageKind.LOAD
+    )
 
 
-def test_unwritten_keys_are_not_passed_on(path: Path) -> None:
-    """Defaults of a stage are at home in the stage."""
-    path.write_text(f"{MINIMAL}transform: [{{worker: {{command: [cat]}}}}]\n")
+def test_stage_without_a_name_has_its_number(path: Path) -> None:
+    """The ends are called by their kind."""
+    path.write_text(
+        f"{MINIMAL}transform: [{{worker: [cat]}}, {{worker: [cat], name: b}}]\n"
+    )
     model, _ = load(path)
-    assert set(model.transform[0].written) == {"worker"}
+    names = [stage.name for _, stage in model.stages()]
+    assert names == ["extract", "transform-1", "b", "load"]
 
 
 def test_everything_at_once_in_the_order_of_the_file(path: Path) -> None:
@@ -428,7 +434,7 @@ def test_more_workers_than_a_machine_bears(path: Path) -> None:
         " '1001'"
     )
     path.write_text(text % 1000)
-    assert load(path)[0].transform[0].written["workers"].max == 1000
+    assert load(path)[0].transform[0].stage.pool.max == 1000
 
 
 @pytest.mark.parametrize("key", ["on_error", "recycle", "order", "workers"])
@@ -521,7 +527,7 @@ def test_interpolated_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path.write_text(
         f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: '${{N}}'}}]\n"
     )
-    assert load(path)[0].transform[0].written["workers"].max == 3
+    assert load(path)[0].transform[0].stage.pool.max == 3
 
 
 def test_unset_variable_is_not_reported_twice(path: Path) -> None:
@@ -768,3 +774,28 @@ def test_value_that_was_set(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "p.yaml", Changes(values=["transfrom[0].workers=4"]))
     assert str(caught.value) == "--set transfrom[0].workers: there is no transfrom"
+
+
+def test_rule_about_what_could_not_be_read_says_nothing(path: Path) -> None:
+    """A misspelt dialect is no other one, and what is known is told all the same."""
+    path.write_text(
+        "name: p\n"
+        "extract: {worker: [seq, '3'], dialect: {mode: cyclc}, offsets: {by: worker}}\n"
+        "transform: [{name: a, worker: [cat], order: key, workers: 0.5}]\n"
+        "load: {worker: [cat], order: key}\n"
+        "tests: [{name: t, stage: b, input: [[a]]}, {name: u, stage: c, input: {}}]\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    problems = [problem.partition(": ")[2] for problem in caught.value.problems]
+    key = "needs a key, a JSON pointer such as /id"
+    first = "only the first stage behind the source can take the source's"
+    assert problems == [
+        "extract.dialect.mode: unknown mode 'cyclc' (did you mean 'cyclic'?)",
+        f"transform[0].order: {key}, or extract.spark.key",
+        "transform[0].workers: expected a whole number, got '0.5'",
+        f"load.order: {key}: {first}",
+        "tests[0].stage: unknown stage 'b', expected one of extract, a, load",
+        "tests[1].stage: unknown stage 'c', expected one of extract, a, load",
+        "tests[1].input: expected a list, got an empty mapping",
+    ]

@@ -121,7 +121,7 @@ def test_defaults_are_those_in_force(tmp_path: Path) -> None:
     for number, one in enumerate((stage, plain)):
         path = tmp_path / f"{number}.yaml"
         path.write_text(ENDS + f"transform: {json.dumps([one])}")
-        made.append(stage_of(load(path)[0].transform[0], "t", tmp_path))
+        made.append(stage_of(load(path)[0].transform[0], tmp_path))
     assert len(stage) > 8
     assert made[0] == made[1]
 
@@ -208,7 +208,7 @@ def test_manual_lists_every_key_with_its_default(
     assert load_listing(path) == []
     # As it is, it is a pipeline, with one number for the workers.
     path.write_text(ENDS + listing)
-    assert load(path)[0].transform[0].written["workers"].max == 1
+    assert load(path)[0].transform[0].stage.pool.max == 1
 
 
 def test_table_of_keys_is_that_of_the_definition() -> None:

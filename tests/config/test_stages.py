@@ -61,12 +61,14 @@ def model_of(path: Path, transform: str) -> PipelineKeys:
 
 def transform_of(path: Path, transform: str) -> Stage:
     """Return the transform stage of a file."""
-    return stage_of(model_of(path, transform).transform[0], "t", BASE)
+    return stage_of(model_of(path, transform).transform[0], BASE)
 
 
 def test_defaults_are_those_of_a_stage(path: Path) -> None:
     """The loader adds nothing but the folder."""
-    expected = Stage(name="t", worker=WorkerProgram(command=("cat",), cwd=BASE))
+    expected = Stage(
+        name="transform-1", worker=WorkerProgram(command=("cat",), cwd=BASE)
+    )
     assert transform_of(path, "worker: {command: [cat]}") == expected
 
 
@@ -105,7 +107,7 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
     max_reply: 2MiB""",
     )
     assert stage == Stage(
-        name="t",
+        name="transform-1",
         worker=WorkerProgram(
             command=("awk", "-f", "prog.awk"),
             ready=True,
@@ -222,7 +224,7 @@ def test_program(path: Path, written: str, runs: str) -> None:
 def test_ends(path: Path) -> None:
     """Extract and load workers take their own modes."""
     model = model_of(path, "worker: {command: [cat]}")
-    extract = stage_of(model.extract, "e", BASE)
+    extract = stage_of(model.extract, BASE)
     assert extract.kind is StageKind.EXTRACT
     assert extract.dialect == MarkerDialect(mode=Mode.CYCLIC)
     assert extract.program.command == ("/base/fetch.sh", "1.10")
@@ -230,7 +232,7 @@ def test_ends(path: Path) -> None:
     assert extract.restart.max == 0
     assert extract.timeout.start == 1.0
     assert extract.program.limits.nice == 1
-    sink = stage_of(model.load, "l", BASE)
+    sink = stage_of(model.load, BASE)
     assert sink.kind is StageKind.LOAD
     assert sink.dialect == MarkerDialect()
     assert sink.pool == PoolPolicy(min=2, max=2)
@@ -281,7 +283,7 @@ def test_offsets_of_any_dialect(path: Path, engine: str) -> None:
     )
     extract = load(path)[0].extract
     assert extract.offsets == OffsetPolicy(by="supervisor", end=9)
-    assert stage_of(extract, "e", BASE).dialect == CocaineDialect(concurrency=3)
+    assert stage_of(extract, BASE).dialect == CocaineDialect(concurrency=3)
 
 
 def test_dialect_by_its_name_alone(path: Path) -> None:

@@ -214,7 +214,7 @@ def test_pipeline_is_one_that_the_loader_takes() -> None:
 
     extract, target = pipeline.extract.end.given(), pipeline.load.end.given()
     assert extract["path"] == "birdstrikes.csv"
-    assert [stage.written["worker"].command for stage in pipeline.transform] == [
+    assert [stage.stage.program.command for stage in pipeline.transform] == [
         ("python", "clean.py"),
         ("sh", "grade.sh"),
     ]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,6 +14,7 @@ from etlstage.settings.definition import (
     Section,
     Setting,
     broken,
+    judged,
     settings_of,
 )
 from etlstage.settings.kind import (
@@ -200,16 +201,36 @@ def test_key_that_has_moved() -> None:
     assert [problem.text for problem in caught.value.problems] == ["is now new.old"]
 
 
-def test_rest_of_a_mapping_is_what_could_be_read() -> None:
-    """If that stands for anything (issue 23)."""
+def test_rest_of_a_mapping_that_stands_for_something() -> None:
+    """It is that, unless a part of it could not be read (issue 23)."""
     keys = {name: Setting(name, Whole(), 0) for name in "ab"}
-    with pytest.raises(Invalid) as caught:
-        Section(keys).read({"a": "1", "b": "x"})
-    assert caught.value.rest == {"a": 1}
 
     def make(given: dict[str, Any]) -> int:
         return int(given["b"])
 
     with pytest.raises(Invalid) as caught:
-        Section(keys, make).read({"a": "1", "b": "x"})
-    assert caught.value.rest is None
+        Section(keys, make).read({"a": "1", "b": "2", "c": "3"})
+    assert caught.value.rest == 2
+    for broken_ in ({"a": "x", "b": "2"}, {"a": "1", "c": "2"}):
+        with pytest.raises(Invalid) as caught:
+            Section(keys, make).read(broken_)
+        assert caught.value.rest is None
+
+
+def test_rule_ends_where_a_value_could_not_be_read() -> None:
+    """What it found before is told; an attribute that never was is a mistake of ours."""
+    with pytest.raises(Invalid) as caught:
+        Section.of(Oven).read({"heat": "much", "time": "5s", "tiem": 1})
+    oven: Any = caught.value.rest
+
+    def rule(names: str) -> Iterator[Problem]:
+        yield broken((), f"{oven.time:g}")
+        yield broken((), str([getattr(oven, name) for name in names.split()]))
+
+    assert [problem.text for problem in judged(rule("time fan"))] == [
+        "5",
+        "[5.0, False]",
+    ]
+    assert [problem.text for problem in judged(rule("time heat"))] == ["5"]
+    with pytest.raises(AttributeError, match="'Oven' object has no attribute 'tiem'"):
+        list(judged(rule("tiem")))

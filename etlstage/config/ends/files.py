@@ -6,23 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from etlstage.config.end import (
     End,
-    EpochKeys,
-    Missing,
-    SinkKeys,
+    RowSinkKeys,
+    RowSourceKeys,
     Site,
-    SourceKeys,
     absent_input,
-    epoch_text,
     one_load,
-    present_output,
     unrecorded,
 )
 from etlstage.errors import guess
-from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.settings.ddl import DDL, Type, columns_of
 from etlstage.settings.definition import UNREAD, broken
 from etlstage.settings.problem import Loc, Problem
@@ -69,10 +64,9 @@ _FLAT: Final = ("array", "struct", "map", "binary")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileSourceKeys(SourceKeys):
+class FileSourceKeys(RowSourceKeys):
     """Files to read, by Arrow, and the message that a row becomes."""
 
-    rows: ClassVar[bool] = True
     path: Argument
     """A file, a folder or a pattern, relative to the file's folder."""
     format: Format = "parquet"
@@ -81,24 +75,16 @@ class FileSourceKeys(SourceKeys):
     """Of csv, as Spark calls them: header, sep, escape."""
     schema_: Annotated[str, DDL] | None = None
     """Its columns, as in "id long, title string"; without it what the files say."""
-    message: str | None = None
-    """The column that is the message; without it the only one if it is text or binary,
-    else all columns as JSON, with nulls."""
-    key: str | None = None
-    """A column, for order: key of the next stage."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what contradicts itself."""
         return _rules(_read(given))
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the input, if there is none."""
         yield from _without_arrow(loc)
-        yield from absent_input(written, loc, look)
+        yield from absent_input(self.path, look.path(self.path), loc, look)
 
     @classmethod
     def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -109,30 +95,11 @@ class FileSourceKeys(SourceKeys):
         """Return the format and where it is."""
         return f"{self.format} from {self.path}"
 
-    def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield where it is, and what a row becomes."""
-        del stage
-        yield "path", str(site.folder / self.path)
-        by_default = "the only column if it is text or binary, else all as JSON"
-        yield "message", self.message or by_default
-        if self.key:
-            yield "key", self.key
-        if self.schema_:
-            yield "schema", " ".join(self.schema_.split())
-
-    @property
-    def keyed(self) -> bool:
-        """Whether there is a key beside each message."""
-        return self.key is not None
-
-    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+    def source(self, stage: ExtractKeys, site: Site) -> Source:
         """Return what reads the files."""
-        del stage
         from etlstage.files.source import RUN_BYTES, RUN_MESSAGES, FileSource
 
-        # Cut so that epochs keep to their bounds.
-        once = site.pipeline.delivery == "exactly-once"
-        most = site.pipeline.load.end.bounds() if once else Bounds()
+        messages, size = self.cut(site.pipeline, RUN_MESSAGES, RUN_BYTES)
         return FileSource(
             str(site.folder / _plain(self.path)),
             self.format,
@@ -140,27 +107,10 @@ class FileSourceKeys(SourceKeys):
             message=self.message,
             key=self.key,
             options=self.options,
-            name=name,
-            run_messages=min(RUN_MESSAGES, most.messages),
-            run_bytes=min(RUN_BYTES, most.bytes),
+            name=stage.name,
+            run_messages=messages,
+            run_bytes=size,
         )
-
-    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield a pause that only a stream makes."""
-        del pipeline
-        if stage.every is not None:
-            text = "is only for a worker on engine local, or for engine streaming"
-            yield broken(("extract", "every"), text)
-
-    def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield nothing: a file has positions."""
-        del stage, pipeline
-        yield from ()
-
-    def goes_on(self, stage: ExtractKeys) -> bool:
-        """Return True: a file has positions."""
-        del stage
-        return True
 
     def reading(self, file: Path) -> Self:
         """Return the same for a file of JSON objects."""
@@ -168,28 +118,15 @@ class FileSourceKeys(SourceKeys):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileSinkKeys(SinkKeys):
+class FileSinkKeys(RowSinkKeys):
     """Files to write, by Arrow."""
 
-    rows: ClassVar[bool] = True
     path: Argument
     """The folder where they go, relative to the file's folder."""
     format: Format = "parquet"
     """What they are."""
     options: dict[str, str] = field(default_factory=dict)
     """As Spark calls them: compression, and of csv header, sep, escape."""
-    mode: Literal["append", "overwrite", "error"] = "error"
-    """What is done about what is there."""
-    schema_: Annotated[str, DDL] | None = None
-    """Columns that JSON messages become; without it one column, value."""
-    missing_: Annotated[str, Missing()] = "dead_letter"
-    """What becomes of a message without a column that is not said to be null."""
-    extra: Literal["dead_letter", "ignore"] = "ignore"
-    """What becomes of a message with a field that is no column."""
-    partition_by: tuple[str, ...] = ()
-    """Columns that become directories."""
-    epoch: EpochKeys = field(default_factory=EpochKeys)
-    """How much is written at once."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
@@ -217,13 +154,10 @@ class FileSinkKeys(SinkKeys):
                 )
                 yield broken(("format",), text, at_key=False)
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the output, if there must be none; columns that the schema has not."""
         yield from _without_arrow(loc)
-        yield from present_output(written, loc, look)
+        yield from RowSinkKeys.missing(self, loc, look)
 
     @classmethod
     def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -234,28 +168,12 @@ class FileSinkKeys(SinkKeys):
         """Return the format and where it goes."""
         return f"{self.format} to {self.path}"
 
-    def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield where it goes, what becomes columns, and how much is written at once."""
-        yield "path", str(site.folder / self.path)
-        yield "mode", self.mode
-        by_default = "value, the message as text"
-        yield "columns", " ".join((self.schema_ or by_default).split())
-        if self.partition_by:
-            yield "folders by", ", ".join(self.partition_by)
-        yield "epoch", epoch_text(self.epoch, site.pipeline)
-        if self.schema_:
-            yield "errors", stage.on_error.text(retries=False)
-
     def held(self, engine: str) -> int:
         """Return what an epoch takes until it is written, its rows and their text."""
         del engine
         return 3 * self.epoch.bytes
 
-    def bounds(self) -> Bounds:
-        """Return the bounds of an epoch."""
-        return self.epoch.bounds()
-
-    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+    def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what writes the files, an epoch at a time."""
         from etlstage.files.sink import FileSink
 
@@ -263,14 +181,9 @@ class FileSinkKeys(SinkKeys):
             site.folder / _plain(self.path),
             self.format,
             mode=self.mode,
-            schema=self.schema_,
-            missing=self.missing_,
-            extra=self.extra,
             options=self.options,
             partition_by=self.partition_by,
-            name=name,
-            on_error=stage.on_error,
-            dead_letters=site.letters,
+            **self.written(stage, site),
             epoch_messages=self.epoch.messages,
             epoch_bytes=self.epoch.bytes,
         )
@@ -289,16 +202,6 @@ class FileSinkKeys(SinkKeys):
             "exactly once: files of an epoch are moved into the path behind its record;"
             f" those of one that has none are removed{one_load(pipeline)}"
         )
-
-    def again(self, engine: str) -> str:
-        """Return what the mode does with what is there."""
-        del engine
-        texts = {
-            "append": "may load some messages twice",
-            "overwrite": "replaces what was loaded",
-            "error": "is refused while there is output",
-        }
-        return texts[self.mode]
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
         """Return what adds to what is there."""

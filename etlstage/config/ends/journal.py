@@ -52,13 +52,9 @@ class JournalSourceKeys(SourceKeys):
                 )
                 yield Problem(("from",), text, start)
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the set, if there is none."""
-        path = written.get("path")
-        place = look.path(path) if isinstance(path, str) else None
+        place = look.path(self.path)
         if place is not None and not (place / "spec.json").exists():
             yield look.absent((*loc, "path"), "set of journals", place)
 
@@ -84,9 +80,8 @@ class JournalSourceKeys(SourceKeys):
         del engine
         return 64 << 20
 
-    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+    def source(self, stage: ExtractKeys, site: Site) -> Source:
         """Return what reads the journals."""
-        del stage
         from etlstage.pipeline.journal import CUT, JournalSource
 
         cut = CUT
@@ -96,7 +91,7 @@ class JournalSourceKeys(SourceKeys):
             cut = bounds.messages, bounds.bytes
         return JournalSource(
             site.folder / self.path,
-            name=name,
+            name=stage.name,
             reader=self.reader or None,
             start=_start(self.from_),
             follow=self.follow,
@@ -188,14 +183,13 @@ class JournalSinkKeys(SinkKeys):
         del engine
         return 1 << 20
 
-    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+    def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what appends."""
-        del stage
         from etlstage.pipeline.journal import JournalSink
 
         return JournalSink(
             site.folder / self.path,
-            name=name,
+            name=stage.name,
             key=self.key,
             mapping=self.mapping,
             partitions=self.partitions,

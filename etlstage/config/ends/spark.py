@@ -8,25 +8,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from etlstage.config.end import (
     End,
-    EpochKeys,
     Keys,
-    Missing,
-    SinkKeys,
+    RowSinkKeys,
+    RowSourceKeys,
     Site,
-    SourceKeys,
     absent_input,
-    epoch_text,
     located,
     one_load,
-    present_output,
     unrecorded,
 )
-from etlstage.pipeline.delivery.delivery import Bounds
-from etlstage.settings.ddl import DDL, spark_ddl
+from etlstage.settings.ddl import spark_ddl
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
 from etlstage.settings.units import (
@@ -92,22 +87,15 @@ def _text(format_: str | None, table: str | None, path: str | None, way: str) ->
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SparkSourceKeys(SourceKeys):
+class SparkSourceKeys(RowSourceKeys):
     """A DataFrame to read, and the message that a row becomes."""
 
     engines: ClassVar[Sequence[str]] = _ALL
     needs_spark: ClassVar[bool] = True
-    rows: ClassVar[bool] = True
     format: str | None = None
     """As Spark calls it; without it Spark's default."""
-    path: Argument | None = None
-    """Where it is, relative to the file's folder."""
     table: str | None = None
     """A table of the catalog, in place of a path."""
-    options: dict[str, str] = field(default_factory=dict)
-    """Options of the format."""
-    schema_: Annotated[str, DDL] | None = None
-    """Its columns, as in "id long, title string"; a stream of files needs them."""
     message: str | None = None
     """A Spark SQL expression; without it the only column if it is text or binary,
     else all columns as JSON, with nulls."""
@@ -122,30 +110,16 @@ class SparkSourceKeys(SourceKeys):
         """Return what contradicts itself."""
         return _frame_rules(given, "")
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the input, if it is files and there are none."""
-        kind = str(written.get("format") or "parquet")
-        if of_files(kind) or kind.lower() == "binaryfile":
-            yield from absent_input(written, loc, look)
+        kind = self.format or "parquet"
+        files = self.table is None and look.reads_here
+        if self.path and files and (of_files(kind) or kind.lower() == "binaryfile"):
+            yield from absent_input(self.path, look.path(self.path), loc, look)
 
     def text(self) -> str:
         """Return the format and where it is."""
         return _text(self.format, self.table, self.path, "from")
-
-    def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield where it is, and what a row becomes."""
-        del stage
-        if self.path:
-            yield "path", located(self.path, site.folder)
-        by_default = "the only column if it is text or binary, else all as JSON"
-        yield "message", self.message or by_default
-        if self.key:
-            yield "key", self.key
-        if self.schema_:
-            yield "schema", " ".join(self.schema_.split())
 
     def edge(self, stage: ExtractKeys, site: Site) -> str | None:
         """Return where the spool is."""
@@ -153,28 +127,20 @@ class SparkSourceKeys(SourceKeys):
         where = site.folder / self.spool if self.spool else "the temporary directory"
         return f"a spool on disk in {where}, all messages"
 
-    @property
-    def keyed(self) -> bool:
-        """Whether there is a key beside each message."""
-        return self.key is not None
-
-    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+    def source(self, stage: ExtractKeys, site: Site) -> Source:
         """Return what reads the DataFrame through a spool."""
-        del stage
         from etlstage.spark import DataFrameSource, read_frame
         from etlstage.spark.dataframe.source import RUN_BYTES, RUN_MESSAGES
 
         settings, session = self._reading(site.folder), site.session()
-        # Cut so that epochs keep to their bounds.
-        once = site.pipeline.delivery == "exactly-once"
-        most = site.pipeline.load.end.bounds() if once else Bounds()
+        messages, size = self.cut(site.pipeline, RUN_MESSAGES, RUN_BYTES)
         return DataFrameSource(
             lambda: read_frame(session.start(), **settings),
             message=self.message,
             key=self.key,
-            name=name,
-            run_messages=min(RUN_MESSAGES, most.messages),
-            run_bytes=min(RUN_BYTES, most.bytes),
+            name=stage.name,
+            run_messages=messages,
+            run_bytes=size,
             spool_dir=site.folder / self.spool if self.spool else None,
             state=site.state,
             of=digest({**settings, "message": self.message, "key": self.key}),
@@ -182,9 +148,8 @@ class SparkSourceKeys(SourceKeys):
             shown=_shown(settings),
         )
 
-    def origin(self, stage: ExtractKeys, name: str, site: Site) -> Origin:
+    def origin(self, stage: ExtractKeys, site: Site) -> Origin:
         """Return the DataFrame itself."""
-        del stage
         from etlstage.spark import read_frame
         from etlstage.spark.engine.stage_job import Origin
 
@@ -195,25 +160,9 @@ class SparkSourceKeys(SourceKeys):
             read=site.sent(read),
             message=self.message,
             key=self.key,
-            name=name,
+            name=stage.name,
             input=_shown(settings),
         )
-
-    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield a pause that only a stream makes."""
-        if stage.every is not None and pipeline.engine != "streaming":
-            text = "is only for a worker on engine local, or for engine streaming"
-            yield broken(("extract", "every"), text)
-
-    def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield nothing: the spool is kept until the end."""
-        del stage, pipeline
-        yield from ()
-
-    def goes_on(self, stage: ExtractKeys) -> bool:
-        """Return True: a spool has positions."""
-        del stage
-        return True
 
     def reading(self, file: Path) -> Self:
         """Return the same for a file of JSON objects."""
@@ -230,95 +179,49 @@ class SparkSourceKeys(SourceKeys):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SparkSinkKeys(SinkKeys):
+class SparkSinkKeys(RowSinkKeys):
     """A DataFrame to write."""
 
     engines: ClassVar[Sequence[str]] = _ALL
     needs_spark: ClassVar[bool] = True
-    rows: ClassVar[bool] = True
     format: str = "parquet"
     """As Spark calls it."""
-    path: Argument | None = None
-    """Where it goes, relative to the file's folder."""
     table: str | None = None
     """A table of the catalog, in place of a path."""
-    options: dict[str, str] = field(default_factory=dict)
-    """Options of the format."""
-    mode: Literal["append", "overwrite", "error"] = "error"
-    """What is done about what is there."""
-    schema_: Annotated[str, DDL] | None = None
-    """Columns that JSON messages become; without it one column, value."""
-    missing_: Annotated[str, Missing()] = "dead_letter"
-    """What becomes of a message without a column that is not said to be null."""
-    extra: Literal["dead_letter", "ignore"] = "ignore"
-    """What becomes of a message with a field that is no column."""
-    partition_by: tuple[str, ...] = ()
-    """Columns that become directories."""
-    epoch: EpochKeys = field(default_factory=EpochKeys)
-    """How much is written at once."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what contradicts itself."""
         return _frame_rules(given, "parquet")
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
-        """Yield the output, if there must be none; columns that the schema has not."""
-        yield from present_output(written, loc, look)
+    def found(self, look: Look) -> Path | None:
+        """Return where files would be, if that is on this machine."""
+        here = self.path is not None and self.table is None and look.reads_here
+        return look.path(self.path) if self.path and here else None
 
     def text(self) -> str:
         """Return the format and where it goes."""
         return _text(self.format, self.table, self.path, "to")
 
-    def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield where it goes, what becomes columns, and how much is written at once."""
-        if self.path:
-            yield "path", located(self.path, site.folder)
-        yield "mode", self.mode
-        by_default = "value, the message as text"
-        yield "columns", " ".join((self.schema_ or by_default).split())
-        if self.partition_by:
-            yield "folders by", ", ".join(self.partition_by)
-        if site.pipeline.engine == "local":
-            yield "epoch", epoch_text(self.epoch, site.pipeline)
-        elif site.pipeline.engine == "streaming":
-            yield "epoch", "a batch of the stream, which is not cut"
-        else:
-            yield "epoch", "the whole run, which is not cut"
-        if self.schema_:
-            yield "errors", stage.on_error.text(retries=False)
-
     def held(self, engine: str) -> int:
         """Return what an epoch takes until it is written, twice."""
         return 2 * self.epoch.bytes if engine == "local" else 0
 
-    def bounds(self) -> Bounds:
-        """Return the bounds of an epoch."""
-        return self.epoch.bounds()
-
-    def sink(self, stage: LoadKeys, name: str, site: Site) -> DataFrameSink:
+    def sink(self, stage: LoadKeys, site: Site) -> DataFrameSink:
         """Return what writes the DataFrame, an epoch at a time."""
         from etlstage.spark import DataFrameSink
 
         return DataFrameSink(
             site.session(),
             self._destination(site.folder),
-            schema=self.schema_,
-            missing=self.missing_,
-            extra=self.extra,
-            name=name,
-            on_error=stage.on_error,
-            dead_letters=site.letters,
+            **self.written(stage, site),
             epoch_messages=self.epoch.messages,
             epoch_bytes=self.epoch.bytes,
         )
 
-    def spark_sink(self, stage: LoadKeys, name: str, site: Site) -> SparkSink:
+    def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
         """Return the same: it takes DataFrames, too."""
-        return self.sink(stage, name, site)
+        return self.sink(stage, site)
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield a mode that a stream can't have."""
@@ -382,17 +285,6 @@ class SparkSinkKeys(SinkKeys):
             "exactly once: files of an epoch are moved into the path behind its record;"
             f" those of one that has none are removed{one_load(pipeline)}"
         )
-
-    def again(self, engine: str) -> str:
-        """Return what the mode does with what is there."""
-        texts = {
-            "append": "may load some messages twice",
-            "overwrite": "replaces what was loaded",
-            "error": "is refused while there is output",
-        }
-        if engine == "local":
-            return texts[self.mode]
-        return f"{texts[self.mode]}; nothing is loaded of a run that fails before"
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
         """

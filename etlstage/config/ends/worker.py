@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from etlstage.config.end import End, SinkKeys, Site, SourceKeys, one_load, unrecorded
 from etlstage.config.stages import command_of, stage_of
@@ -15,12 +15,11 @@ from etlstage.pipeline.worker_sink import CommittingSink, WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.protocol.base import Shape
 from etlstage.settings.definition import Place, broken
-from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.problem import Problem
 from etlstage.settings.units import FILES
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
-    from etlstage.config.presence import Look
     from etlstage.spark.engine.stage_job import Origin
     from etlstage.spark.sink import SparkSink
 
@@ -36,31 +35,24 @@ class WorkerSourceKeys(SourceKeys):
     place: ClassVar[Place] = Place.EXTRACT
     engines: ClassVar[Sequence[str]] = _ALL
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
-        """Yield what keeps the worker from being started."""
-        yield from look.worker(written, loc)
-
-    def source(self, stage: ExtractKeys, name: str, site: Site) -> WorkerSource:
+    def source(self, stage: ExtractKeys, site: Site) -> WorkerSource:
         """Return what asks the worker."""
         return WorkerSource(
-            stage_of(stage, name, site.folder),
+            stage_of(stage, site.folder),
             offsets=stage.offsets,
             every=stage.every,
             meter=site.meter,
             launch=site.launch,
         )
 
-    def origin(self, stage: ExtractKeys, name: str, site: Site) -> Origin:
+    def origin(self, stage: ExtractKeys, site: Site) -> Origin:
         """Return a data source whose partitions ask workers for their ranges."""
         from etlstage.spark.datasource.datasource import read_worker
         from etlstage.spark.engine.stage_job import Origin
 
         read = partial(
             read_worker,
-            stage=stage_of(stage, name, site.folder),
+            stage=stage_of(stage, site.folder),
             offsets=stage.offsets,
             streaming=site.pipeline.engine == "streaming",
             place=site.shipment().place,
@@ -70,13 +62,13 @@ class WorkerSourceKeys(SourceKeys):
             read=site.sent(read),
             message="value",
             key=None,
-            name=name,
-            input=f"stage {name}",
+            name=stage.name,
+            input=f"stage {stage.name}",
         )
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield what does not go with the engine, or with other keys of the stage."""
-        engine, asked = pipeline.engine, stage.spoken.shape is not Shape.STREAM
+        engine, asked = pipeline.engine, stage.dialect.shape is not Shape.STREAM
         by = stage.offsets.by if stage.offsets is not None else None
         if stage.offsets is not None and not asked:
             yield broken(
@@ -119,16 +111,9 @@ class WorkerSinkKeys(SinkKeys):
     place: ClassVar[Place] = Place.LOAD
     engines: ClassVar[Sequence[str]] = _ALL
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
-        """Yield what keeps the workers from being started."""
-        yield from look.worker(written, loc)
-
-    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+    def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what hands messages to workers, in epochs if they can be undone."""
-        made = stage_of(stage, name, site.folder)
+        made = stage_of(stage, site.folder)
         if stage.commit and stage.abort:
             return EpochSink(
                 made,
@@ -143,12 +128,12 @@ class WorkerSinkKeys(SinkKeys):
             made, dead_letters=site.letters, meter=site.meter, launch=site.launch
         )
 
-    def spark_sink(self, stage: LoadKeys, name: str, site: Site) -> SparkSink:
+    def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
         """Return what runs the workers in a job that reads what was staged."""
         from etlstage.spark.engine.load_workers import LoadWorkers
 
         return LoadWorkers(
-            stage_of(stage, name, site.folder),
+            stage_of(stage, site.folder),
             dead_letters=site.letters,
             place=site.shipment().place,
             session=site.session(),
@@ -156,10 +141,10 @@ class WorkerSinkKeys(SinkKeys):
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield programs that nothing would run, and an engine that can't commit."""
-        commits = stage.spoken.shape is Shape.COMMITTED
+        commits = stage.dialect.shape is Shape.COMMITTED
         if commits and pipeline.engine != "local":
             text = (
-                f"needs engine local with dialect {stage.spoken.name}: Spark's tasks have"
+                f"needs engine local with dialect {stage.dialect.name}: Spark's tasks have"
                 " no position that its worker could commit"
             )
             yield broken(("load", "dialect"), text)
@@ -170,10 +155,10 @@ class WorkerSinkKeys(SinkKeys):
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield that only programs of the user can undo what workers loaded."""
-        if stage.spoken.shape is Shape.COMMITTED:
+        if stage.dialect.shape is Shape.COMMITTED:
             yield (
                 "needs a load that can be undone: a worker of dialect"
-                f" {stage.spoken.name} commits when it likes, and loads at least once"
+                f" {stage.dialect.name} commits when it likes, and loads at least once"
             )
             return
         if pipeline.engine != "local":

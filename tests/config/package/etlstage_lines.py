@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from etlstage.config.end import End, SinkKeys, Site, SourceKeys
 from etlstage.config.model import ExtractKeys, LoadKeys
@@ -58,18 +57,15 @@ class LineSourceKeys(SourceKeys):
     path: Argument
     """Where it is, relative to the file's folder."""
 
-    @classmethod
-    def missing(
-        cls, written: Mapping[str, Any], loc: Loc, look: Look
-    ) -> Iterator[Problem]:
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the file, if there is none."""
-        place = look.path(str(written.get("path", "")))
+        place = look.path(self.path)
         if place is not None and not place.is_file():
             yield look.absent((*loc, "path"), "file", place)
 
-    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+    def source(self, stage: ExtractKeys, site: Site) -> Source:
         """Return what reads it."""
-        return LineSource(name, site.folder / self.path)
+        return LineSource(stage.name, site.folder / self.path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +79,9 @@ class LineSinkKeys(SinkKeys):
         """Yield where it goes."""
         yield "path", str(site.folder / self.path)
 
-    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+    def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what appends to it."""
-        return LineSink(name, site.folder / self.path)
+        return LineSink(stage.name, site.folder / self.path)
 
 
 LINES = End("lines", LineSourceKeys, LineSinkKeys)
