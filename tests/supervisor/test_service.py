@@ -29,6 +29,7 @@ from etlstage.errors import (
     WorkerLost,
     WorkerRefusal,
 )
+from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.supervisor.lifecycle.pool import Silence
@@ -384,6 +385,39 @@ async def test_progress_extends_a_deadline_up_to_a_limit() -> None:
     told = [log for log in logs if log["event"] == "worker has not answered"]
     assert [log["seconds"] for log in told] == [52]
     assert "reports progress" in told[0]["hint"]
+
+
+async def test_progress_starts_no_deadline_while_we_do_not_read() -> None:
+    """Outputs wait for their consumer: it is we who are slow (issue 22)."""
+
+    async def pours(worker: ScriptedWorker) -> int:
+        async for _ in worker.messages():
+            async with anyio.create_task_group() as tasks:
+
+                async def get_on() -> None:
+                    await anyio.sleep(10)
+                    worker.tell(progress=0.5)
+
+                tasks.start_soon(get_on)
+                for _ in range(8):
+                    await worker.write(b"x" * 65535 + b"\n")
+                await worker.write(b"\0")
+        return 0
+
+    stage = Stage(
+        name="t",
+        worker=("none",),
+        kind=StageKind.EXTRACT,
+        dialect=MarkerDialect(mode=Mode.CYCLIC),
+        timeout=Timeouts(message=5),
+        restart=RestartPolicy(max=0),
+    )
+    async with AsyncSupervisor(stage, launch=ScriptedLaunch(pours)) as supervisor:
+        outputs = supervisor.extract()
+        sizes = [len(await anext(outputs))]
+        await anyio.sleep(100)
+        sizes += [len(output) async for output in outputs]
+    assert sizes == [65535] * 8
 
 
 async def test_total_is_a_limit_of_its_own() -> None:
