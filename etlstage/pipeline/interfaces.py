@@ -256,6 +256,9 @@ class Sink(Landing):
         """Flush, then mark the output as complete; raises as :meth:`write`."""
         await self.flush()
 
+    def drain(self) -> None:
+        """Wait for nothing but what it is writing: the run is to end."""
+
     async def stop(self) -> None:
         """End workers, if it has any: all that is doubtful is known then."""
 

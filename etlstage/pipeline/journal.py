@@ -188,7 +188,7 @@ class JournalSink(Sink):
         """Commit what was flushed; raises as :meth:`write`."""
         await anyio.to_thread.run_sync(self._acknowledge)
 
-    def shorten_deadlines(self) -> None:
+    def drain(self) -> None:
         """Wait no more for readers: what was read is to be appended."""
         self._shutting_down.set()
 

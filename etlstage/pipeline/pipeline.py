@@ -44,12 +44,15 @@ from etlstage.pipeline.runner import Runner
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
+from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ("Pipeline",)
+
+_log = Log()
 
 _SLOW = 3.0  # seconds for an answer that are worth a word
 _LOOK = 1.0  # seconds between two looks for a doubt, while nothing moves
@@ -131,7 +134,8 @@ class Pipeline(Runner):
         self._extracting: anyio.CancelScope | None = None
         self._watching: anyio.CancelScope
         self._supervisors: list[AsyncSupervisor] = []
-        self._drained = False
+        self._drained = self._forced = False
+        self._drained_at = math.inf
         self._exhausted = False
 
     @classmethod
@@ -157,10 +161,11 @@ class Pipeline(Runner):
     def drain(self) -> None:
         """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
         self._drained = True
-        for supervisor in self._working:
-            supervisor.shorten_deadlines()
-        if self._extracting is not None and not self._source.drain():
-            self._extracting.cancel()
+        self._sink.drain()
+        if self._extracting is not None:
+            self._drained_at = anyio.current_time()
+            if not self._source.drain():
+                self._extracting.cancel()
 
     @property
     def activity(self) -> str:
@@ -197,6 +202,8 @@ class Pipeline(Runner):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._extract, out)
                 tasks.start_soon(self._pass_on, items, tasks)
+        if self._forced:
+            return "forced"
         # A part that was asked for is whole, though its output is not complete.
         return "done" if self._exhausted or not self._left else "drained"
 
@@ -367,11 +374,30 @@ class Pipeline(Runner):
             account.seconds = anyio.current_time() - self._started
 
     async def _watch(self) -> None:
-        """End a run in which something is doubtful also while nothing is to be loaded."""
+        """End a run also while nothing is to be loaded: in doubt, or who never answers."""
         with suppress(Exception), self._guarded(), self._watching:
             while True:
                 await anyio.sleep(_LOOK)
                 self._check_doubt()
+                if any(map(self._is_mute, self._working)):
+                    self._forced = True
+                    self._scope.cancel()
+
+    def _is_mute(self, supervisor: AsyncSupervisor) -> bool:
+        """Return whether a run that is drained waits for who may never answer."""
+        slowest, limit = supervisor.slowest, supervisor.stage.timeout.stop
+        drained_for = anyio.current_time() - self._drained_at
+        if slowest is None or supervisor.answered or drained_for < limit:
+            return False
+        if slowest.seconds < limit:
+            return False
+        _log.warning(
+            "stopped: no worker has ever answered",
+            stage=supervisor.stage.name,
+            worker=slowest.worker,
+            seconds=round(slowest.seconds),
+        )
+        return True
 
     def _check_doubt(self) -> None:
         """Raise why something that was loaded, or is to be, is doubtful."""

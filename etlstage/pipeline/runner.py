@@ -164,11 +164,11 @@ class Runner(ABC):
             self._phase = "over"
             self._ended, self._was_over = anyio.current_time(), datetime.now(UTC)
             # What a whole run can't account for is a fault, and no loss.
-            if status is None or self._error is not None:
+            if status in (None, "forced") or self._error is not None:
                 self.ledger.settle()
         if status is None or self._error is not None:
             return self.report("failed")
-        self.ledger.check()
+        self.ledger.check(whole=status != "forced")
         return self.report(status)
 
     def letters(self) -> Iterator[DeadLetter]:

@@ -101,7 +101,6 @@ class WorkerSource(Source):
         self._draining.set()
         supervisor, under_way = self.supervisor, self._passed
         if supervisor is not None:
-            supervisor.shorten_deadlines()
             under_way = under_way or supervisor.slowest is not None
         return self._stage.dialect.shape is Shape.MESSAGE and under_way
 

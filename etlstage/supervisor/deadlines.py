@@ -16,7 +16,6 @@ import anyio
 import anyio.lowlevel
 
 from etlstage.stage.policy import Timeouts
-from etlstage.supervisor.exchange.backlog import Backlog
 
 __all__ = ("Deadline", "ResponseDeadlines")
 
@@ -76,7 +75,6 @@ class ResponseDeadlines(Deadline):
 
     Args:
         timeouts: Of the stage.
-        backlog: Knows whether there is a worker that has ever answered.
         ring: Called when there may be something to report, or a deadline has passed.
         in_order: Whether its exchanges end in the order in which they were opened:
             then progress that it reports gives it more time.
@@ -92,7 +90,6 @@ class ResponseDeadlines(Deadline):
     def __init__(
         self,
         timeouts: Timeouts,
-        backlog: Backlog,
         ring: Callable[[float], None],
         *,
         in_order: bool,
@@ -100,7 +97,6 @@ class ResponseDeadlines(Deadline):
     ) -> None:
         super().__init__(ring)
         self._timeouts = timeouts
-        self._backlog = backlog
         self._in_order = in_order
         self.asked_at: float | None = None
         self.turn_at: float = 0.0
@@ -154,8 +150,6 @@ class ResponseDeadlines(Deadline):
         limit, total = self._timeouts.message, self._timeouts.total
         if not self._in_order and total is not None:
             limit = total if limit is None else min(limit, total)
-        if self._backlog.never_answered:
-            return _SILENCE if limit is None else min(limit, _SILENCE)
         return limit
 
     def look_again(self) -> None:
@@ -165,14 +159,6 @@ class ResponseDeadlines(Deadline):
             reported = self._silent_since == self._heard_at
             silent_at = math.inf if reported else self._heard_at + _SILENCE
             self.set(min(silent_at, self._missed_at))
-
-    def shorten(self, now: float) -> None:
-        """Wait no longer than to stop it, if no worker has ever answered."""
-        if self.asked_at is None or not self._backlog.never_answered:
-            return
-        soon = max(self.asked_at + _SILENCE, now + self._timeouts.stop)
-        limit = self._timeouts.message
-        self.set(soon if limit is None else min(self.asked_at + limit, soon))
 
     def missed(self, now: float) -> str | None:
         """Return, when it has rung, within which time an answer did not come, if so."""

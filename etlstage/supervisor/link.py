@@ -133,7 +133,6 @@ class Link:
         )
         self.deadlines: ResponseDeadlines = ResponseDeadlines(
             stage.timeout,
-            backlog,
             self._look_for_answer,
             in_order=session.in_order,
             now=anyio.current_time(),
@@ -768,13 +767,7 @@ class Link:
                 missing = counted(self._session.owed, "reply", "replies")
                 wrote = f"{missing} missing in its block; {wrote}"
             reason = f"did not answer a {what} within {within}: {wrote}"
-            never_answered = self._backlog.never_answered
             self._worker.fail(reason, "silent")
-            if never_answered:
-                name = self._worker.name
-                self._pool.fail_stage(
-                    f"no worker has ever answered: worker {name} {reason}"
-                )
             return
         limit = self.deadlines.limit
         assert limit is not None, "what is missed has a limit"

@@ -300,13 +300,6 @@ class WorkerPool:
         ]
         return max(found, key=lambda silence: silence.seconds, default=None)
 
-    def shorten_deadlines(self) -> None:
-        """Wait no longer than to stop them for workers that never answer."""
-        self.backlog.shutting_down = True
-        now = anyio.current_time()
-        for running in self._running.values():
-            running.link.deadlines.shorten(now)
-
     def health(self) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""
         health = self.state.health(self._clock.now())

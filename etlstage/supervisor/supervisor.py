@@ -255,16 +255,10 @@ class AsyncSupervisor:
             return None
         return self._pool.slowest()
 
-    def shorten_deadlines(self) -> None:
-        """
-        Wait no more for workers of which none has ever answered: they may never do.
-
-        Once one of them was silent for 30 seconds, and for ``timeout.stop`` from now on,
-        all messages end with :class:`StageFailed`. Where one has answered before,
-        nothing changes.
-        """
-        if self._tasks is not None:
-            self._pool.shorten_deadlines()
+    @property
+    def answered(self) -> bool:
+        """Whether a worker has ever answered a message; others may never do."""
+        return self._pool.backlog.answered
 
     @property
     def skipped(self) -> int:

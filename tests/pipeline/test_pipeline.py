@@ -39,6 +39,7 @@ from etlstage.pipeline import (
     WorkerSink,
     WorkerSource,
 )
+from etlstage.pipeline import pipeline as pipeline_module
 from etlstage.pipeline.dead_letter.store import letter_files
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
@@ -55,7 +56,7 @@ from etlstage.stage import (
     Stage,
     Timeouts,
 )
-from etlstage.supervisor import deadlines
+from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import (
     MemorySink,
@@ -1186,8 +1187,8 @@ async def test_columns_pass_from_stage_to_stage(between: list[Stage]) -> None:
 async def test_drain_does_not_wait_for_who_never_answers(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker without EOP looks like a hang, for as long as its deadline (issue 11)."""
-    monkeypatch.setattr(deadlines, "_SILENCE", 0.1)
+    """A worker without EOP looks like a hang, for as long as its deadline (issue 23)."""
+    monkeypatch.setattr(pipeline_module, "_LOOK", 0.01)
     cat = Stage(name="cat", worker=("cat",), timeout=Timeouts(stop=0.1))
     if where == "load":
         sink: Sink = WorkerSink(replace(cat, kind=StageKind.LOAD, window=1))
@@ -1203,8 +1204,50 @@ async def test_drain_does_not_wait_for_who_never_answers(
     hangs = Pipeline(name="p", source=Draining([]), stages=stages, sink=sink)
     with anyio.fail_after(15):
         report = await hangs.run()
-    assert report.status == "failed"
-    assert "did not answer a message within 0.1 s" in str(report.error)
+    assert (report.status, report.error) == ("forced", None)
+    assert sum(a.unprocessed for a in report.ledger) + report.undelivered == 2
+    assert sum(a.dead + a.failed for a in report.ledger) == 0
+    report.ledger.check(whole=False)
+
+
+async def test_drain_waits_for_who_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is slow, and works; so it may be with the first message, for a while."""
+    monkeypatch.setattr(pipeline_module, "_LOOK", 0.01)
+    wait, looked = Wait(), 0
+
+    async def slow(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            if message == b"2":
+                await wait.here()
+            await worker.write(message + b"\n\0")
+        return 0
+
+    def is_mute(self: Pipeline, supervisor: AsyncSupervisor) -> bool:
+        nonlocal looked
+        looked += wait.reached.is_set()
+        if looked > 20:
+            wait.released.set()
+        return found(self, supervisor)
+
+    found = Pipeline._is_mute
+    monkeypatch.setattr(Pipeline, "_is_mute", is_mute)
+    sink = MemorySink()
+    made = Pipeline(
+        name="p",
+        source=ScriptedSource([[b"1", b"2"], Wait()]),
+        stages=[Stage(name="slow", worker=("none",), timeout=Timeouts(stop=0.001))],
+        sink=sink,
+        launch=ScriptedLaunch(slow),
+    )
+
+    async def drain() -> None:
+        made.drain()
+
+    report = await run_until(made, wait.reached, drain)
+    assert (report.status, report.error) == ("drained", None)
+    assert sink.messages == [b"1", b"2"]
 
 
 def test_what_a_run_waits_for() -> None:

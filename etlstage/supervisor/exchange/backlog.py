@@ -30,10 +30,8 @@ class Backlog:
         """The workers are given one exchange at a time, and each is proven."""
         self.life: float = math.inf
         """Messages behind which workers were lost, the last ones above all."""
-        self.shutting_down: bool = False
-        """Nobody wants to wait for workers of which none has ever answered."""
         self.answered: bool = False
-        """Some worker has."""
+        """Some worker has ever answered."""
         self.suspects: deque[Exchange] = deque()
         """What workers were lost with; a fresh worker tries it, alone."""
         self.orphaned: bool = False
@@ -106,11 +104,6 @@ class Backlog:
     def closed(self) -> bool:
         """Whether all has ended, and nobody tries anything again."""
         return self._dead is not None
-
-    @property
-    def never_answered(self) -> bool:
-        """Whether to give up on who does not answer soon."""
-        return self.shutting_down and not self.answered
 
     def go_in_step(self, messages: float = math.inf) -> None:
         """Go in lock-step from now on, or for so many messages."""

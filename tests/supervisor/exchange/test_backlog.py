@@ -184,16 +184,6 @@ def test_demand_without_keys_is_all_that_waits() -> None:
     assert waiting.demand == 2
 
 
-def test_shutdown_shortens_deadlines_until_a_worker_has_answered() -> None:
-    """Who has answered once is worth waiting for."""
-    waiting = backlog()
-    assert not waiting.never_answered
-    waiting.shutting_down = True
-    assert waiting.never_answered
-    waiting.answered = True
-    assert not waiting.never_answered
-
-
 def test_pending_is_what_has_not_ended() -> None:
     """Whether a worker has it or not; what is collected late does not count."""
     one = submission(b"a", b"b")

@@ -124,14 +124,6 @@ def test_worker_that_is_to_go_tries_nothing() -> None:
     assert line.dispatcher.next(0.0, 0, 9) is None
 
 
-def test_shutdown_takes_no_retries_away() -> None:
-    """A worker that dies is not one that never answers (issue 12)."""
-    line, _ = begun(b"1")
-    line.backlog.shutting_down = True
-
-    assert lose(line).retried == 1
-
-
 def test_nothing_is_tried_when_nobody_is_left() -> None:
     """Halves of a batch neither: they would wait for ever (issue 12)."""
     line, caller = begun(b"1")
