@@ -220,10 +220,10 @@ class Services(Protocol):
 
     def receive_data(self, data: bytes, /) -> bytes:
         """
-        Take what the worker has said, and return what is answered.
+        Take what the worker wrote, and return the answer.
 
         Raises:
-            ProtocolError: If there is no more to talk about.
+            ProtocolError: If the connection is to be closed.
 
         """
         ...
@@ -240,42 +240,25 @@ class Connector(Protocol):
         self, *, app: str, identity: str, endpoint: str, locator: str
     ) -> tuple[str, ...]:
         """
-        Return what a worker is told behind its command.
+        Return the words behind a worker's command.
 
-        Args:
-            app: Name of the stage.
-            identity: What the worker has to call itself when it connects.
-            endpoint: Where to connect to.
-            locator: Where to ask for other services.
-
+        They name the stage, what the worker has to call itself when it connects, where
+        it connects to, and where it asks for services.
         """
         ...
 
     def identity(self, data: bytes, /) -> str | None:
         """
-        Return what a worker that has connected calls itself.
-
-        Args:
-            data: All that it wrote up to now.
-
-        Returns:
-            None if it has not said so yet.
+        Return what a worker calls itself in all that it has written; None: not yet.
 
         Raises:
-            RemoteProtocolError: If it said something else.
+            RemoteProtocolError: If it wrote something else.
 
         """
         ...
 
     def services(self, host: str, port: int) -> Services | None:
-        """
-        Return what answers a connection to the locator, if workers expect one.
-
-        Args:
-            host: Where the worker has connected.
-            port: The same.
-
-        """
+        """Return what answers a connection to the locator there; None: there is none."""
         ...
 
 
