@@ -98,9 +98,22 @@ class WorkerSink(Sink):
         await self._settle([run], before)
 
     async def _settle(
-        self, runs: Iterable[Run] | AsyncIterable[Run], before: int
+        self,
+        runs: Iterable[Run] | AsyncIterable[Run],
+        before: int,
+        *,
+        endless: bool = False,
     ) -> None:
-        """Book what becomes of runs, the first message of which has a place."""
+        """
+        Book what becomes of runs, the first message of which has a place.
+
+        Args:
+            runs: The messages.
+            before: The place.
+            endless: Whether to stop at the first failure: there may be no end of them,
+                and what is loaded behind it would be taken for what is before it.
+
+        """
         account = self.account
         failure: Exception | None = None
         async with aclosing(self.supervisor.answers(runs)) as answers:
@@ -115,6 +128,8 @@ class WorkerSink(Sink):
                             part.error, part.messages, place=before + part.start
                         )
                     except EtlstageError as error:
+                        if endless:
+                            raise
                         failure = failure or error
         if failure is not None:
             raise failure
@@ -219,7 +234,7 @@ class CommittingSink(WorkerSink):
     async def _settle_all(self, runs: MemoryObjectReceiveStream[Run]) -> None:
         try:
             with runs:
-                await self._settle(runs, 0)
+                await self._settle(runs, 0, endless=True)
         except EtlstageError as error:
             self._failure = error
         finally:

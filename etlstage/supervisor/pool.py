@@ -349,7 +349,7 @@ class WorkerPool:
 
     def end_if_answered(self) -> None:
         """Stop the workers if nothing more will come, and all is answered."""
-        if not self._complete or self.state.stopping or self.backlog.messages:
+        if not self._complete or self.state.stopping or not self.backlog.exhausted:
             return
         if not any(running.link.pending for running in self._running.values()):
             self.handle(StopRequested(patient=True))

@@ -146,6 +146,7 @@ class Intake:
             self.error = None
         self._submission.close()
         self._pool.kick()
+        self._pool.end_if_answered()
 
     async def _feed(self, item: Run | Position) -> None:
         if isinstance(item, Position):

@@ -6,7 +6,7 @@ Its workers run in memory and on a virtual clock.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import wraps
 from itertools import pairwise
 from typing import Any
@@ -230,6 +230,31 @@ async def test_record_that_cannot_be_sent_is_stepped_over() -> None:
 
 
 @virtually
+async def test_worker_ends_when_the_input_has_and_not_before() -> None:
+    """Although all that came until now is committed (issue 22)."""
+    done: list[tuple[int, str]] = []
+    store = Store()
+    supervisor = AsyncSupervisor(
+        stage(),
+        launch=ScriptedLaunch(Committer(done, every=1)),
+        commit=store,
+        assignment=SHARE,
+    )
+
+    async def runs() -> AsyncIterator[Run]:
+        yield [b"0"]
+        await anyio.sleep(1)
+        assert store.position == 1
+        supervisor.finish()
+        await anyio.sleep(1)
+        yield [b"1"]
+
+    async with supervisor:
+        found = [outcome async for outcome in supervisor.answers(runs())]
+    assert ended(found) == [0, 1]
+
+
+@virtually
 async def test_slow_store_fails_in_time() -> None:
     """The worker is answered, and goes on; its own time does not pass (issue 25)."""
     store = Store(seconds=100)
@@ -262,9 +287,10 @@ async def test_share_that_is_lost_is_not_committed() -> None:
 class Numbers(Source):
     """Ten records, with a position behind each."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Sequence[bytes] = RECORDS, *, pause: float = 0) -> None:
         super().__init__("numbers")
         self.reached: list[object] = []
+        self._records, self._pause = records, pause
         self._begin = 0
 
     def resume(self, position: object) -> None:
@@ -274,9 +300,10 @@ class Numbers(Source):
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the records that are left."""
-        for n in range(self._begin, 10):
-            yield [RECORDS[n]]
+        for n in range(self._begin, len(self._records)):
+            yield [self._records[n]]
             yield Position(n + 1)
+            await anyio.sleep(self._pause)
 
     async def acknowledge(self, position: Position) -> None:
         """Note how far it is."""
@@ -306,6 +333,19 @@ async def test_pipeline_records_what_is_committed() -> None:
         assert source.reached[-1] == 10, step
         assert [*dict.fromkeys(r for _, r in done)] == [r.decode() for r in RECORDS]
         assert len(done) <= 13, step
+
+
+@virtually
+async def test_record_that_ends_the_load_is_never_passed() -> None:
+    """Nor is anything loaded behind it that was not under way (issue 22)."""
+    done: list[tuple[int, str]] = []
+    source = Numbers([b"0", b"!", *RECORDS], pause=1)
+    report = await load(Committer(done, every=1), source)
+
+    assert report.status == "failed"
+    assert isinstance(report.error, InvalidMessage)
+    assert source.reached in ([], [1])
+    assert len(done) <= 2
 
 
 async def load(committer: Committer, source: Numbers) -> Report:

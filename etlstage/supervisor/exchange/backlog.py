@@ -90,6 +90,11 @@ class Backlog:
         return not self.suspects
 
     @property
+    def exhausted(self) -> bool:
+        """Whether nothing waits for a worker, nor is still to come."""
+        return self.empty and all(s.closed for s in self._submissions)
+
+    @property
     def demand(self) -> int:
         """How many messages wait that one more worker might take."""
         lanes = Counter(self._owners.values())
