@@ -209,6 +209,23 @@ def pass_in_pytest(program: str, folder: Path, count: int) -> None:
 
 
 @runs("In your own service 2")
+def test_markers_and_batches(blocks: list[str], folder: Path) -> None:
+    """The worker reads its markers from its environment."""
+    (folder / "count.py").write_text(
+        "from etlstage import worker\n"
+        "worker.transform_batch(lambda batch: [b'%d' % len(list(batch))])\n"
+    )
+
+    async def pass_through(stage: Stage) -> tuple[bytes, ...]:
+        async with AsyncSupervisor(stage) as supervisor:
+            results = await supervisor.submit([b"a\n", b"b", b"c"])
+            return tuple(output for result in results for output in result.outputs)
+
+    stage = run(*blocks, Stage=Stage)["stage"]
+    assert anyio.run(pass_through, stage) == (b"3",)
+
+
+@runs("In your own service 3")
 def test_meter(blocks: list[str]) -> None:
     """Its text is Prometheus's."""
     stage = Stage(name="clean", worker=(sys.executable, "clean.py"))

@@ -95,7 +95,9 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
             document.problems = [Problem(reader.place(node), (), said)]
             document.check()
     for change in changes.values:
-        document.sources.append(Source(f"--set {change.partition('=')[0]}"))
+        # Without "=" it may be a value alone, such as a password.
+        place, found, _ = change.partition("=")
+        document.sources.append(Source(f"--set {place}" if found else "--set"))
         try:
             _set(document, reader, change)
         except ConfigError as error:

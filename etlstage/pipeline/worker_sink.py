@@ -39,7 +39,7 @@ class WorkerSink(Sink):
     Loads with workers: a message counts as loaded once it is answered.
 
     What the worker does with a message before its EOP is its own matter; a run that
-    fails may have loaded messages that it reports as lost.
+    fails may have loaded messages that it reports as unprocessed.
 
     Args:
         stage: The stage.

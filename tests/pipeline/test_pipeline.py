@@ -127,7 +127,7 @@ def numbers(start: int, end: int) -> Run:
 
 
 def counts(report: Report) -> list[tuple[int, int, int, int, int]]:
-    """Return, by stage: received, done, failed, lost, produced."""
+    """Return, by stage: received, done, failed, unprocessed, produced."""
     return [
         (a.received, a.done, a.failed, a.unprocessed, a.produced) for a in report.ledger
     ]
@@ -799,7 +799,7 @@ async def test_limited_extraction_by_a_worker() -> None:
 
 
 async def test_cancelled_run_stops_its_workers() -> None:
-    """The report of a forced end still balances: what has no outcome is lost."""
+    """The report of a forced end still balances: what has no outcome is unprocessed."""
     wait = Wait()
     source = ScriptedSource([numbers(0, 5), wait])
     sink = GatedSink(gate=Wait())

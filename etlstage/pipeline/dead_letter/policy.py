@@ -226,7 +226,7 @@ class DeadLetterPolicy:
             )
 
     def _fail(self, error: Exception, count: int) -> None:
-        # What has no other outcome at the end of a run is lost: it is not counted here.
+        # What has no other outcome at the end of a run is unprocessed: not counted here.
         if isinstance(error, OF_A_MESSAGE) and not isinstance(error, WorkerLost):
             self._account.failed += count
 
