@@ -389,18 +389,20 @@ class Dialect(ABC):
         """Whether a worker says by itself, in the dialect, that it is ready."""
         return False
 
-    def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
+    def failed(
+        self, status: int, *, stopped: bool, held: int, unproven: int = 0
+    ) -> bool:
         """
         Return whether an exit is a failure of the worker.
 
         Args:
             status: Its exit status, negative for a signal.
-            told: Whether it was told to end, without any fault of its own.
+            stopped: Whether it was stopped, without any fault of its own.
             held: Messages that it held.
             unproven: Messages that it has answered, and only its end can show to be
                 loaded.
 
         """
-        if told:
+        if stopped:
             return unproven > 0 and status != 0
         return status != 0 or held > 0

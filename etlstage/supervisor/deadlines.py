@@ -57,7 +57,7 @@ class Deadline:
                     deadline._at, rang = math.inf, True
                     deadline._ring(now)
             if rang:
-                # Whoever sets it to a time that has passed must not stop the loop.
+                # A deadline that is set to a time in the past must not stop the loop.
                 await anyio.lowlevel.checkpoint()
                 continue
             nearer, until = anyio.Event(), min(d._at for d in deadlines)

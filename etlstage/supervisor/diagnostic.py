@@ -75,7 +75,7 @@ class DiagnosticReader:
 
     @property
     def owing(self) -> bool:
-        """Whether lines were dropped that nobody was told about."""
+        """Whether lines were dropped, and that was not reported yet."""
         return self._dropped.lines > 0
 
     @property
@@ -103,7 +103,7 @@ class DiagnosticReader:
         return seen
 
     def settle(self) -> list[Diagnostic]:
-        """Return how much was dropped, if anybody is to be told yet."""
+        """Return how much was dropped, if that was not reported yet."""
         if not self.owing:
             return []
         owed, self._dropped = self._dropped, LinesDropped(0, 0)
@@ -293,7 +293,7 @@ class StatusUpdate:
     counts: Counter[str] = field(default_factory=Counter)
     """How much is to be added to its metrics, by name."""
     progress: float | None = None
-    """How much is done of what it does now, from 0 to 1, as far as it says so."""
+    """How much is done of what it does now, from 0 to 1, as far as it is reported."""
 
 
 class StatusReader:

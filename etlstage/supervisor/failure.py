@@ -1,7 +1,7 @@
 """
 What errors say of one worker: who it was, what became of it, and its last words.
 
-It is told the facts once, by ``worker.py``, and refers to nothing but them: whom the
+``worker.py`` sets the facts, and nothing else is referred to: whom the
 end of a worker is blamed on is decided there.
 """
 
@@ -109,7 +109,7 @@ class WorkerErrors:
 
     def fate(self, closed: str = "") -> str:
         """
-        Return what became of a worker that is gone without being told to.
+        Return what became of a worker that has ended without being stopped.
 
         A pipe that it ``closed`` before is what it died of, if it went no further by itself.
         """
@@ -119,7 +119,7 @@ class WorkerErrors:
         return describe_status(self.status)
 
     def end(self) -> str:
-        """Return how a worker has ended that was told to."""
+        """Return how a worker that was stopped has ended."""
         assert self.status is not None
         if not self.signalled:
             return describe_status(self.status)
@@ -132,7 +132,7 @@ class WorkerErrors:
     @property
     def cause(self) -> str:
         """The error that ended it, where its stderr says so; else empty."""
-        # So Python ends of what nobody has caught. With any other status, a traceback
+        # So Python ends of an uncaught exception. With any other status, a traceback
         # is that of an exception which it has survived.
         if self.status != 1 or self.signalled:
             return ""
@@ -170,7 +170,7 @@ class WorkerErrors:
         return word if len(word) <= _LONGEST else ""
 
     def _story(self) -> tuple[str, ...]:
-        return self._history.tell(anyio.current_time())
+        return self._history.lines(anyio.current_time())
 
     def _with_story(self, error: _Error) -> _Error:
         """Add below an error what is known of the worker."""

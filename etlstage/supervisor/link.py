@@ -3,7 +3,7 @@ The link to one worker: the bytes both ways, and the session that gives them a m
 
 Who owns what: the link owns the wire, the session, the dispatcher and the deadlines of
 one process, and nothing else has them. The worker (``worker.py``) owns the process and
-decides what its end means; it is told here what the worker did wrong, and asked whether
+decides what its end means; here it learns what the worker did wrong, and is asked whether
 it may be given more. What is given next, and what becomes of it, is decided by the
 dispatcher; what bytes mean, and when an exchange has ended, by the session.
 
@@ -161,8 +161,8 @@ class Link:
         self._unshown = anyio.Event()  # whether replies are paired is to be shown
         self._given: anyio.Event | None = None  # who sleeps meanwhile is to look
         self._retiring = False
-        self._identified = False  # the worker has said who it is, where it does
-        self._farewell: Farewell | None = None  # is to be said as soon as it can be
+        self._identified = False  # the worker has identified itself, where it does
+        self._farewell: Farewell | None = None  # to be sent as soon as it can be
         self._output_ended = False
         self._left = 0  # bytes in its stdin when its process was gone
         self._concluding = False  # its process is gone, and all it wrote was read
@@ -199,7 +199,7 @@ class Link:
 
     @property
     def awaits_identity(self) -> bool:
-        """Whether the worker was to be told to end, and has not said who it is."""
+        """Whether a farewell waits for the worker to identify itself."""
         return self._farewell is not None and not self._identified
 
     def exited(self, left: int) -> None:
@@ -300,9 +300,9 @@ class Link:
         """Write what callers add to exchanges that they keep open."""
         self._flush()
         # What there is no room for stays with the caller, who waits then.
-        while not self._unsent and (said := self.dispatch.next_added()) is not None:
-            with suppress(LocalProtocolError):  # the worker was told to end
-                self._session.send(said, anyio.current_time())
+        while not self._unsent and (added := self.dispatch.next_added()) is not None:
+            with suppress(LocalProtocolError):  # the farewell was sent
+                self._session.send(added, anyio.current_time())
             self._flush()
 
     def _follow_consumer(self) -> None:
@@ -332,7 +332,7 @@ class Link:
         """
         Have the worker end, in its dialect; return whether there is a way to.
 
-        One that has not said who it is hears it once it does.
+        One that has not identified itself is sent the farewell once it has.
         """
         if not self._session.says_farewell:
             return False
@@ -579,7 +579,7 @@ class Link:
                     f"reported a fatal condition for all workers: {reason}", "abnormal"
                 )
             case Farewell():
-                # It goes by itself; whether that is a fault its exit will tell.
+                # It exits by itself; whether that is a fault its exit status shows.
                 self.dispatch.giving.retiring = True
             case Mispaired():
                 self._handle_mispaired(event)
@@ -645,7 +645,7 @@ class Link:
                 self.dispatch.postpone(now - self._storing_since, now)
             self._arm_deadlines(now)
             self._stored.set()
-        # Also of a worker that was told to end, or is gone: what is stored is stored.
+        # Also of a worker that is stopping, or has exited: what is stored is stored.
         if not self._worker.ended:
             self._session.send(CommitAnswered(position, error), now)
             self._settle(now)
@@ -663,7 +663,7 @@ class Link:
     # --- whether replies are paired ---------------------------------------------------
 
     def _look(self, now: float) -> bool:
-        """Tell the session what is unread; return whether that has moved it on."""
+        """Report to the session what is unread; return whether that has moved it on."""
         paired = self._paired
         assert paired is not None
         receive = paired.input_unread(self._unread(), now)

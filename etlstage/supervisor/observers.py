@@ -50,8 +50,8 @@ class Observers:
         # Those whose next start is in place of this one, and not for a round of its own,
         # or because there is more work again.
         self._restarting: set[str] = set()
-        self._in_step = False  # it was told that the stage goes in lock-step
-        # It was told that a worker does not answer: of one that gets on, of another.
+        self._in_step = False  # it was logged that the stage goes in lock-step
+        # It was logged that a worker does not answer: of one that progresses, of another.
         self._silent: set[bool] = set()
         self._closed = False
 
@@ -95,7 +95,7 @@ class Observers:
                 self._listeners = [x for x in self._listeners if x is not listener]
 
     def warn_of_unkeyed(self, count: int, key: str | None) -> None:
-        """Tell the log that messages had nothing where their key should be."""
+        """Log that messages had nothing where their key should be."""
         with suppress(Exception):
             _log.warning(
                 "messages without a key were kept in order by one worker",
@@ -154,7 +154,7 @@ class Observers:
                     worker=event.worker,
                     pid=event.pid,
                     fate=event.fate,
-                    by_itself=not (given_up or event.told),
+                    by_itself=not (given_up or event.stopped),
                     held=event.lost,
                     answered=event.answered,
                 )
@@ -165,7 +165,7 @@ class Observers:
                     pid=event.pid,
                     **({"cause": event.cause} if event.cause else {}),
                     fate=event.fate,
-                    # No outcome of a message will tell of an extractor that is lost.
+                    # No outcome of a message will show that an extractor was lost.
                     held=event.lost if self._stage.kind is not StageKind.EXTRACT else 0,
                     answered=event.answered,
                 )
@@ -209,5 +209,5 @@ class Observers:
 
     def _died(self, event: WorkerExited) -> bool:
         return self._stage.dialect.failed(
-            event.status, told=event.told, held=event.lost
+            event.status, stopped=event.stopped, held=event.lost
         )

@@ -102,7 +102,7 @@ class Commits:
 
     Args:
         stage: Of the workers.
-        store: Stores a position; None: nobody does.
+        store: Stores a position; None: no checkpoint store is configured.
         assignment: The share of the input that the worker has; None: all that comes.
 
     Attributes:
@@ -163,7 +163,7 @@ class Commits:
 
 
 class WorkerPool:
-    """Keeps the workers of a stage running until told to stop."""
+    """Keeps the workers of a stage running until it is stopped."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class WorkerPool:
         self.commits: Commits = commits or Commits(stage)
         """Has what workers commit stored."""
         self.farewell_reason: FarewellReason = FarewellReason.DRAIN
-        """Why workers are told to end."""
+        """Why workers are to end, for the farewell of their dialect."""
         self.backlog: Backlog = Backlog()
         """Where the workers take messages from."""
         self.closing: bool = False
@@ -416,7 +416,7 @@ class WorkerPool:
             )
         except WorkerStartFailed as error:
             if wanted.start == 1:
-                raise  # the host is told at once, and starts nothing
+                raise  # raised to the host, which starts nothing
             self._last_errors[name] = error
             self.handle(StartFailed(name, error))
             return

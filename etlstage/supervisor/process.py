@@ -107,7 +107,7 @@ def spawn(
 
 
 def traced(launch: Launch) -> Launch:
-    """Return what starts workers and tells them to whose trace they belong."""
+    """Return what starts workers with the trace that they belong to."""
     trace = current_trace()
 
     def launch_traced(request: LaunchRequest) -> tuple[Wire, Child]:

@@ -1,7 +1,7 @@
 """
 What a worker writes to stderr: always read, logged, and its end kept.
 
-A worker whose stderr nobody reads stops forever after 64 KiB of warnings. What is
+A worker whose stderr is not read stops forever after 64 KiB of warnings. What is
 logged of it, and how, is decided in ``diagnostic.py``; so it is for what it says in
 between and means nothing in its dialect.
 """
@@ -29,7 +29,7 @@ __all__ = ("LineLog", "StderrLog")
 
 _CHUNK: Final = 8192  # bytes a read; logging them takes longer than reading them
 _AT_ONCE: Final = 65536  # bytes that are read while everybody waits
-_PAUSE: Final = 1.0  # seconds of silence before it is told what was dropped
+_PAUSE: Final = 1.0  # seconds of silence before it is logged what was dropped
 
 _log = Log()
 

@@ -185,10 +185,10 @@ class WorkerSession:
             async for chunk in session:
                 ...
 
-    Iterate over it for what the worker says. That ends when the worker has said all,
+    Iterate over it for the outputs of the worker. That ends when the worker has ended,
     and raises what else becomes of the session; so does :meth:`send`:
 
-    - WorkerRefusal: the worker said no, and lives on;
+    - WorkerRefusal: the worker rejected it, and lives on;
     - TimeoutError: it took longer than ``timeout.message``, and was cancelled;
     - WorkerLost, or RemoteProtocolError: its worker died, or broke the protocol;
     - StageFailed: there is no worker left.
@@ -247,12 +247,12 @@ class WorkerSession:
         self._pool.kick()
 
     async def error(self, code: int, reason: str) -> None:
-        """End the session; the worker is told why, and says no more of it."""
+        """End the session; the worker is sent the reason, and outputs no more."""
         self.dialogue.cancel_reason = code, reason
         self.close()
 
     def close(self) -> None:
-        """End the session, unless it has ended: nobody waits for it."""
+        """End the session, unless it has ended."""
         if not self.dialogue.abandoned:
             self._pool.drop(self.dialogue)
             self._pool.kick()
@@ -400,13 +400,13 @@ def _next_count(run: list[bytes], count: int) -> int:
     try:
         size = sum(map(len, some)) // len(some)
     except TypeError:
-        return count  # who takes the run says what is wrong with it
+        return count  # what is wrong with it is reported where it is taken
     return max(1, min(2 * count, _RUN, _RUN_BYTES // max(1, size)))
 
 
 @asynccontextmanager
 async def _iterating(items: AsyncIterable[_T]) -> AsyncIterator[AsyncIterator[_T]]:
-    """Close a generator that is not read to its end: nobody else does."""
+    """Close a generator that is not read to its end: nothing else does."""
     iterator = aiter(items)
     try:
         yield iterator

@@ -88,7 +88,7 @@ class AsyncSupervisor:
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
         launch: What starts the workers; by default what their dialect asks for.
         commit: Stores a position that a worker commits, in a dialect that knows of
-            it; None: such a worker is answered that nobody does.
+            it; None: such a worker is answered with an error.
         assignment: The share of the input that the one worker is started for, and
             where to go on in it, in such a dialect.
 
@@ -184,7 +184,7 @@ class AsyncSupervisor:
         Args:
             drain: Seconds in which what was submitted may end before. Nothing new is
                 taken then, and streams read no more of their input.
-            why: What the workers are told, where their dialect has words for it.
+            why: The reason that workers are sent, where their dialect has reasons.
 
         """
         self._pool.closing, self._pool.farewell_reason = True, why
@@ -198,7 +198,7 @@ class AsyncSupervisor:
         """
         Let the workers end when all is answered: nothing more will be submitted.
 
-        They are told that their input has ended, where their dialect says so, and may
+        The end of their input is sent to them, where their dialect does so, and they may
         commit once more. What none has committed then ends with :class:`NotCommitted`.
         """
         self._running()
@@ -335,7 +335,7 @@ class AsyncSupervisor:
 
         Args:
             message: The message.
-            timeout: Seconds after which nobody waits for it any more. A worker that
+            timeout: Seconds after which it is abandoned. A worker that
                 has it goes on; a deadline for that is ``stage.timeout.message``.
 
         Raises:
@@ -571,7 +571,7 @@ class AsyncSupervisor:
             for lane in lanes:
                 self._pool.drop(lane)
             if stalled:
-                self._pool.kick()  # what waited for its consumer waits for nobody now
+                self._pool.kick()  # what waited for its consumer can go on now
             if isinstance(submission, Lanes) and submission.unkeyed:
                 self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
 

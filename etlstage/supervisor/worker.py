@@ -123,7 +123,7 @@ class WorkerProcess:
             pool, self, self._wire, number=number, max_messages=max_messages
         )
         self.error: EtlstageError | None = None
-        """Why the worker is of no more use, unless it was told to stop."""
+        """Why the worker is of no more use, unless it was stopped."""
         self.failed: bool = False
         """It was at fault, or is gone: what is written then is no reply."""
         self.ended: bool = False
@@ -132,7 +132,7 @@ class WorkerProcess:
         self._status = StatusReader()
         self._announced = not stage.program.ready
         # How it is brought to its end:
-        self._told_to_stop = False  # by the pool
+        self._stop_requested = False  # by the pool
         self._ending = False  # it is to go, or it is gone: it is given nothing more
         self._quit = anyio.Event()
         self._patient = True  # it may finish by itself
@@ -179,7 +179,7 @@ class WorkerProcess:
         ``patient``: it may finish by itself, once its stdin is closed; and so may what
         it leaves behind, once it has ended by itself.
         """
-        self._told_to_stop = True
+        self._stop_requested = True
         if self.exited:
             return
         # In the middle of a round there is nothing that it could finish.
@@ -213,7 +213,7 @@ class WorkerProcess:
         """Record that the worker closed a pipe; it is stopped if it does not exit."""
         if not self._ending or pipe == "stdin":
             self._closed = self._closed or pipe
-        # Its exit follows, or else it is told to; replies may still come.
+        # Its exit follows, or else it is stopped; replies may still come.
         self._end_process()
 
     # --- the process ----------------------------------------------------------
@@ -263,7 +263,7 @@ class WorkerProcess:
             readers.start_soon(self._read_stderr)
             readers.start_soon(self._read_stdout)
             async with anyio.create_task_group() as group:
-                group.start_soon(self._stop_when_told)
+                group.start_soon(self._stop_in_steps)
                 group.start_soon(link.write)
                 group.start_soon(link.watch)
                 group.start_soon(link.prove)
@@ -275,7 +275,7 @@ class WorkerProcess:
                 await self._read_rest(status, until)
                 await self.link.stored()  # bounded by timeout.commit
                 group.cancel_scope.cancel()
-            # Whoever follows it need not wait for what it has left behind.
+            # Its successor need not wait for what it has left behind.
             self._end(status)
             killed = await self._outlast(until)
             readers.cancel_scope.cancel()
@@ -323,7 +323,7 @@ class WorkerProcess:
         if not patient:
             self._waiting.cancel()
 
-    async def _stop_when_told(self) -> None:
+    async def _stop_in_steps(self) -> None:
         await self._quit.wait()
         if self.exited:
             return
@@ -338,7 +338,7 @@ class WorkerProcess:
             self._wire.close_write()
             if not self._streams:
                 self._log_step("the end of its input")
-            # One that has not come by now would find nobody who told it anything.
+            # One that has not connected by now would be sent no farewell.
             if not self.link.awaits_identity:
                 await self._wait(self._timeout, self._gone.wait)
         for signal in (SIGTERM, SIGKILL):
@@ -408,7 +408,7 @@ class WorkerProcess:
     def _owes(self, status: int) -> bool:
         """Read what is there; return whether others may still write what it owes."""
         self.link.catch_up()
-        # One that failed is not waited for. What it had not begun nobody else will.
+        # One that failed is not waited for. What it had not begun remains undone.
         if status or self.error is not None or not self.link.busy:
             return False
         return self._streams or not self.link.unread(self._unread)
@@ -460,9 +460,9 @@ class WorkerProcess:
             self._take_status(self._child.status)
         self.link.catch_up()
         self.noise.finish()
-        clean, held_open = not status or self._told_to_stop, ""
+        clean, held_open = not status or self._stop_requested, ""
         if self._streams:
-            clean = not (status or self._told_to_stop)
+            clean = not (status or self._stop_requested)
             if clean and not self._all_read:
                 clean = False
                 held_open = (
@@ -472,17 +472,17 @@ class WorkerProcess:
         self.link.conclude(clean=clean)
         fate = self._fate() + held_open
         if self.error is None:
-            self._reason = "was stopped" if self._told_to_stop else fate
-        told = self._told_to_stop and self.error is None
-        doubt = self._unproven_by_exit(status) if told else None
+            self._reason = "was stopped" if self._stop_requested else fate
+        stopped = self._stop_requested and self.error is None
+        doubt = self._unproven_by_exit(status) if stopped else None
         untouched = self._untouched
         doubtful = self.link.doubtful
         if self._unexplained(status, untouched=untouched):
             doubtful = max(doubtful, self.link.unproven)
         if doubt is not None:
-            told, doubtful, fate = False, self._unproven, self.errors.end()
+            stopped, doubtful, fate = False, self._unproven, self.errors.end()
         loss = self._lose(untouched=untouched)
-        if self.error is None and not told:
+        if self.error is None and not stopped:
             self.error = doubt or self._describe(loss.held)
         self.ended = self.failed = True
         self._late = self.link.late
@@ -499,7 +499,7 @@ class WorkerProcess:
                 tries=loss.tries,
                 progress=loss.progress,
                 untouched=untouched,
-                told=told,
+                stopped=stopped,
                 late=self.link.late,
                 doubtful=doubtful,
                 doubt=doubt,
@@ -527,7 +527,7 @@ class WorkerProcess:
         """Return whether it ended or hung, by itself, of nothing that it owed."""
         if self._ignored:
             return True
-        if self.error is not None or self._told_to_stop or -status in _FROM_OUTSIDE:
+        if self.error is not None or self._stop_requested or -status in _FROM_OUTSIDE:
             return False
         return status != 0 and (untouched or not self.link.owed)
 
@@ -544,7 +544,9 @@ class WorkerProcess:
     def _unproven_by_exit(self, status: int) -> WorkerLost | None:
         """Return why what it has answered may not be loaded, if it did not end well."""
         unproven = self._unproven
-        if not self._stage.dialect.failed(status, told=True, held=0, unproven=unproven):
+        if not self._stage.dialect.failed(
+            status, stopped=True, held=0, unproven=unproven
+        ):
             return None
         return self._unproven_error(f"{self.errors.end()} while it ended")
 

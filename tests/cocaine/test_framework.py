@@ -155,7 +155,7 @@ async def test_it_leaves_when_nobody_answers(framework: tuple[str, ...]) -> None
         await talk.until(lambda: talk.gone)
         status = await talk.exited()
     assert status == 0
-    assert CocaineDialect().failed(status, told=False, held=0)
+    assert CocaineDialect().failed(status, stopped=False, held=0)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ async def test_worker_that_is_told_to_end_may_end_as_it_likes(
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
         events = supervisor.events()
     exits = await exits_of(events)
-    assert [(event.status, event.told) for event in exits] == [(int(loud), True)]
+    assert [(event.status, event.stopped) for event in exits] == [(int(loud), True)]
     assert supervisor.faults.failures == 0
 
 
@@ -139,7 +139,7 @@ async def test_worker_that_thinks_itself_abandoned_has_failed(
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
         assert await supervisor.ask(b"y", timeout=10) == (b"done",)
     exits = await exits_of(events)
-    assert (exits[0].status, exits[0].told) == (status, False)
+    assert (exits[0].status, exits[0].stopped) == (status, False)
     assert supervisor.faults.failures >= 1
 
 
@@ -196,4 +196,4 @@ async def test_worker_that_connects_late_is_told_to_end(
         await anyio.wait_all_tasks_blocked()
         await anyio.to_thread.run_sync(gate.write_bytes, b"")
     (end,) = await exits_of(events)
-    assert (end.status, end.told) == (0, True)
+    assert (end.status, end.stopped) == (0, True)

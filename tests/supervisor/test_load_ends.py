@@ -74,7 +74,7 @@ async def test_what_it_has_answered_is_doubtful(status: int) -> None:
     """A buffer that it could not write is lost, and nobody else knows (issue 22)."""
     supervisor, (event,) = await served(ending(status), stage(), [b"1", b"2", b"3"])
 
-    assert (event.status, event.told, event.doubtful) == (status, False, 3)
+    assert (event.status, event.stopped, event.doubtful) == (status, False, 3)
     assert supervisor.doubtful == 3
     assert isinstance(supervisor.doubt, WorkerLost)
     (attempt,) = supervisor.doubt.attempts
@@ -112,7 +112,7 @@ async def test_who_ends_well_is_not() -> None:
     """Status 0 proves that what it has answered is loaded."""
     supervisor, (event,) = await served(ending(0), stage(), [b"1", b"2"])
 
-    assert (event.told, event.doubtful) == (True, 0)
+    assert (event.stopped, event.doubtful) == (True, 0)
     assert (supervisor.doubtful, supervisor.doubt) == (0, None)
 
 
@@ -120,7 +120,7 @@ async def test_who_has_answered_nothing_is_not() -> None:
     """It may not even have started: there is nothing to doubt."""
     supervisor, (event,) = await served(deaf, stage(), [])
 
-    assert (event.told, event.doubtful) == (True, 0)
+    assert (event.stopped, event.doubtful) == (True, 0)
     assert supervisor.doubt is None
 
 
@@ -130,7 +130,7 @@ async def test_outputs_of_a_transform_worker_are_not() -> None:
         ending(3), stage(StageKind.TRANSFORM), [b"1", b"2"]
     )
 
-    assert (event.told, event.doubtful) == (True, 0)
+    assert (event.stopped, event.doubtful) == (True, 0)
     assert supervisor.doubt is None
 
 

@@ -324,7 +324,7 @@ class Starts:
         self.retired = self.at_fault = False
 
     def _exit(self, event: WorkerExited, now: float) -> None:
-        failed = self.at_fault or (not event.told and (event.status or event.lost))
+        failed = self.at_fault or (not event.stopped and (event.status or event.lost))
         retired = self.retired and not failed
         wanted = {"permanent": True, "transient": failed, "temporary": False}
         again = wanted[self.policy.policy] and event.status != NEVER

@@ -660,7 +660,7 @@ async def test_worker_that_was_let_go_may_come_back() -> None:
             for event in _all(told):
                 if isinstance(event, WorkerStarted):
                     starts.append((event.worker, event.start))
-                assert not isinstance(event, WorkerExited) or event.told
+                assert not isinstance(event, WorkerExited) or event.stopped
 
     assert starts == [("t-1", 1), ("t-2", 1), ("t-2", 2)]
 

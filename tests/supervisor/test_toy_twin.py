@@ -60,7 +60,7 @@ async def test_messages_are_answered(dialect: ToyDialect) -> None:
     assert isinstance(results[7].error, WorkerRefusal)
     others = [result for result in results if result.error is None]
     assert [r.outputs for r in others] == [(m.upper(),) for m in messages if m != b"no"]
-    assert [(event.status, event.told) for event in exited] == [(0, True)] * 2
+    assert [(event.status, event.stopped) for event in exited] == [(0, True)] * 2
 
 
 @TWINS

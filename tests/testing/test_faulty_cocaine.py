@@ -121,7 +121,7 @@ async def account(
         async for event in events:
             found.starts += isinstance(event, WorkerStarted)
             if isinstance(event, WorkerExited):
-                found.exits.append((event.status, event.told))
+                found.exits.append((event.status, event.stopped))
             if isinstance(event, WorkerFailed):
                 found.failed.append(str(event.error))
     found.signals = [number for worker in inner.workers for number in worker.signals]

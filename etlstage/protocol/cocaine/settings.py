@@ -214,10 +214,12 @@ class CocaineDialect(Definition, Dialect):
             return "it wrote nothing; does it know the event?"
         return f"it wrote {received} bytes without the end of a session"
 
-    def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
+    def failed(
+        self, status: int, *, stopped: bool, held: int, unproven: int = 0
+    ) -> bool:
         """Return whether an exit is a failure: any is but one on request."""
-        # Frameworks end with any status once they are told to, but by no signal.
-        return not told or (unproven > 0 and status < 0)
+        # Frameworks end with any status once they are stopped, but by no signal.
+        return not stopped or (unproven > 0 and status < 0)
 
     def plain(self) -> dict[str, object]:
         """Return the settings as plain JSON."""

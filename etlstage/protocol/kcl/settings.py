@@ -128,9 +128,11 @@ class KclDialect(Definition, Dialect):
             return "it wrote nothing; does it flush its output after each status?"
         return f"it wrote {received} bytes without a status or a checkpoint"
 
-    def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
+    def failed(
+        self, status: int, *, stopped: bool, held: int, unproven: int = 0
+    ) -> bool:
         """Return whether an exit is a failure: any that was not requested is."""
-        return not told
+        return not stopped
 
     def plain(self) -> dict[str, object]:
         """Return the settings as plain JSON."""

@@ -45,7 +45,7 @@ class Backlog:
         """
         Give what a worker owns to others: it is not started again.
 
-        ``failed``: it is missed, and nobody fresh may come in its place.
+        ``failed``: it is missed, and no fresh one may come in its place.
         """
         self._workers.discard(worker)
         self.orphaned = self.orphaned or failed
@@ -107,7 +107,7 @@ class Backlog:
 
     @property
     def closed(self) -> bool:
-        """Whether all has ended, and nobody tries anything again."""
+        """Whether all has ended, and nothing is tried again."""
         return self._dead is not None
 
     def go_in_step(self, messages: float = math.inf) -> None:
@@ -167,7 +167,7 @@ class Backlog:
             if not self._workers:
                 return None
             owner = min(self._workers, key=lambda n: (lanes[n], n != asking, n))
-        # It is taken and never given: nobody would tell the one who is given it.
+        # It is taken and never given: the new owner would not be woken.
         elif self._is_free(submission, lanes, lanes[asking]):
             owner = asking if asking in self._workers else owner
         self._owners[id(submission)] = owner

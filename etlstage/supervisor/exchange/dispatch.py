@@ -1,7 +1,7 @@
 """
 What one worker is given, and what becomes of it.
 
-The link asks :meth:`Dispatcher.next` what to send and tells what has ended; all of it
+The link asks :meth:`Dispatcher.next` what to send and reports what has ended; all of it
 is in the words of the dialect's events, in which each exchange has a number. There is
 no I/O, and no session. What is given next is decided in ``giving.py``, who has it is
 kept in ``table.py``, and what becomes of what was lost or refused in ``retry.py``.
@@ -126,12 +126,12 @@ class Dispatcher:
             return any(item.exchange.submission.over_limit for item in self.open)
         oldest = self.open.front
         if oldest is None:
-            return self._streams  # before a round begins, what comes is nobody's
+            return self._streams  # before a round begins, what comes belongs to none
         return oldest.exchange.submission.over_limit
 
     @property
     def abandoned(self) -> bool:
-        """Whether the worker is busy for somebody who is gone, and can't be told."""
+        """Whether the worker is busy for a caller that is gone, and can't be told."""
         oldest = self.open.front
         if oldest is None:
             return False
@@ -177,7 +177,7 @@ class Dispatcher:
 
     def next_added(self) -> Added | None:
         """Return, once, what a caller adds to its exchange; each has its turn."""
-        id_ = next((i for i, said in self.dialogues.items() if said.has_input), None)
+        id_ = next((i for i, one in self.dialogues.items() if one.has_input), None)
         if id_ is None:
             return None
         self.dialogues[id_] = dialogue = self.dialogues.pop(id_)
@@ -185,7 +185,7 @@ class Dispatcher:
         return Added(id_, chunks, ended)
 
     def cancellations(self) -> list[Cancelled]:
-        """Return, once, what cancels exchanges that nobody waits for any more."""
+        """Return, once, what cancels exchanges whose callers are gone."""
         gone = [
             Cancelled(id_, *item.exchange.submission.cancel_reason)
             for item in self.open
@@ -227,7 +227,7 @@ class Dispatcher:
         Deliver what has ended, and return what that was about, but what is tried again.
 
         Of what is not open nothing is taken. ``reply_size`` is the memory of the replies,
-        in bytes; ``refused`` says which of these exchanges the worker rejected.
+        in bytes; ``refused`` has those exchanges that the worker rejected.
         """
         first, groups, before = event.first, event.groups, self.open.count
         messages = size = 0
@@ -486,7 +486,7 @@ class Dispatcher:
         if mispaired is not None:
             first = not self._answered_any
             self._backlog.go_in_step()
-            # Which of several is at fault nobody knows; what came behind them is not.
+            # Which of several is at fault is unknown; what came behind them is not.
             blamed, innocent = answered, held
         many = len(blamed) if self._batches else sum(e.left for e in blamed)
         if untouched or (many > 1 and mispaired is not None):

@@ -39,7 +39,7 @@ class Refusals:
 
     Args:
         places: Of the messages, rising.
-        reasons: What the worker said.
+        reasons: Of the worker, for each.
         error: Makes the error of a message.
 
     """
@@ -169,7 +169,7 @@ class Exchange:
     tries: int = 0
     """How many of these had it as a single message, and not in a batch."""
     refusals: int = 0
-    """How often a worker said no to it, as a single message."""
+    """How often a worker rejected it, as a single message."""
     at: int = 0
     """Messages in front that are done with: taken from it, or answered."""
     since: float = 0.0

@@ -113,7 +113,7 @@ class Giving:
         backlog = self._backlog
         if backlog.suspects and self._may_try and backlog.has_suspect(self._number):
             if opened:
-                return None  # it gets idle, for nobody else may come to try it
+                return None  # it gets idle: no other may come to try it
             self.alone = True
             return self._begun(backlog.take_suspect(self._number))
         if self.alone:

@@ -122,7 +122,7 @@ def judge_rounds(
         if not untouched:
             lost = tried(lost, attempt)
         again = repeatable and lost.tries <= retries
-        # Nobody waits for a round whose caller is gone, and no restart is counted.
+        # A round whose caller is gone is not repeated, and no restart is counted.
         again = again and not lost.submission.abandoned
         (found.innocent if again else found.failed).append(lost)
     return found, progress
@@ -139,7 +139,7 @@ def carry_out(
     """
     for exchange in found.innocent:
         exchange.submission.give_back(exchange)
-    # Nobody waits for what a caller that is gone has submitted.
+    # What a caller that is gone has submitted is not tried again.
     wanted = [s for s in found.suspects if not s.submission.abandoned]
     # In front: a fresh worker gives its verdict on the first one only.
     suspects.extendleft(reversed(wanted))

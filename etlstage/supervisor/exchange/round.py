@@ -35,7 +35,7 @@ class Repeat(Enum):
     """What becomes of a round whose worker was lost when it had outputs already."""
 
     NEVER = "never"
-    """It has failed: nobody knows what another worker would give."""
+    """It has failed: another worker might give something else."""
     ANEW = "anew"
     """It is asked again, and what was passed on may come twice."""
     BEHIND = "behind"
@@ -179,7 +179,7 @@ class Dialogue(Round):
         super().__init__(on_change, b"", max_unread=max_waiting)
         self.event = event
         self.ended: bool = False
-        """The caller has said all."""
+        """The caller has ended its input."""
         self.expired: bool = False
         """It took too long and was cancelled; its worker lives on."""
         self._input: list[bytes] = []
@@ -189,17 +189,17 @@ class Dialogue(Round):
 
     @property
     def repeatable(self) -> bool:
-        """Whether another worker may be asked: what was said once is gone."""
+        """Whether another worker may be asked: input that was taken is gone."""
         return super().repeatable and not self._taken
 
     @property
     def full(self) -> bool:
-        """Whether the caller is to wait before it says more."""
+        """Whether the caller is to wait before it adds more."""
         return self._cost > self.max_unread and not self.over
 
     @property
     def over(self) -> bool:
-        """Whether nobody hears what the caller says."""
+        """Whether what the caller adds is dropped."""
         return self.finished or self.abandoned
 
     @property
@@ -208,7 +208,7 @@ class Dialogue(Round):
         return bool(self._input) or (self.ended and not self._end_taken)
 
     def write(self, chunk: bytes) -> None:
-        """Add to what the worker is told; it is dropped if the worker has ended."""
+        """Add to the input of the worker; it is dropped if the worker has ended."""
         if not self.over:
             self._input.append(chunk)
             self._cost += cost_of([chunk])
@@ -218,7 +218,7 @@ class Dialogue(Round):
         self.ended = True
 
     def take_input(self) -> tuple[list[bytes], bool]:
-        """Return, once, what the worker is told, and whether that was all."""
+        """Return, once, what the worker is to get, and whether that was all."""
         chunks, self._input, self._cost = self._input, [], 0
         self._taken, self._end_taken = True, self.ended
         self._on_outcome()

@@ -113,7 +113,7 @@ class Submission:
     streams = False
     """Whether outputs are passed on before their exchange has ended."""
     cancel_reason: tuple[int, str] = 0, "the caller has gone"
-    """Code and reason that a worker is told when its caller is gone."""
+    """Code and reason that a worker is sent when its caller is gone."""
 
     def __init__(
         self,

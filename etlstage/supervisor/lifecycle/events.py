@@ -58,7 +58,7 @@ class StartFailed(NamedTuple):
 
 
 class WorkerReady(NamedTuple):
-    """A worker that says so has said that it is ready."""
+    """A worker has announced that it is ready."""
 
     worker: str
     pid: int
@@ -116,15 +116,15 @@ class WorkerExited(NamedTuple):
     """It had given some of what it held, more than all before it."""
     untouched: bool = False
     """It had read nothing of what it held."""
-    told: bool = False
-    """It was told to end, without any fault of its own."""
+    stopped: bool = False
+    """It was stopped, without any fault of its own."""
     late: int = 0
-    """Bytes that it wrote after it had failed; nobody has read them."""
+    """Bytes that it wrote after it had failed; they are dropped."""
     doubtful: int = 0
     """Messages whose reply may be another's, or that may not be loaded, or twice."""
     doubt: WorkerLost | None = None
     """Why what a load worker has answered may not be loaded: it failed while it ended.
-    None if it did not; what is doubtful for another reason, the log tells."""
+    None if it did not; what is doubtful for another reason is in the log."""
     fate: str = ""
     """What became of it, such as ``was killed by SIGSEGV``."""
     cause: str = ""
@@ -132,7 +132,7 @@ class WorkerExited(NamedTuple):
 
 
 class RemainsEnded(NamedTuple):
-    """What a worker left behind had to be killed, or wrote what nobody read."""
+    """What a worker left behind had to be killed, or wrote what was dropped."""
 
     worker: str
     pid: int
@@ -157,7 +157,7 @@ class WorkerSilent(NamedTuple):
     hint: str
     """What it did instead, in its dialect, and what may be wrong."""
     progressing: bool = False
-    """It says that it gets on."""
+    """It reports progress."""
 
 
 class WorkerRestarting(NamedTuple):
@@ -222,7 +222,7 @@ SupervisorEvent: TypeAlias = (
     | WorkerRestarting
     | WorkerFailedPermanently
 )
-"""What a supervisor tells its host."""
+"""What a supervisor reports to its host."""
 
 
 # --- instructions ------------------------------------------------------------

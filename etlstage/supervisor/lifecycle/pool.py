@@ -12,7 +12,7 @@ The life of a worker, which keeps its name over all its starts::
                                                  \-> EXITED   (done, or not wanted)
                                                  \-> FATAL    (no progress)
 
-*STARTING* ends when the worker says that it is ready; one that never says so is
+*STARTING* ends when the worker announces that it is ready; one that never does is
 RUNNING at once. *STOPPING* is every way to an end that we have begun: a fault, a
 worker that is worn, the supervisor's own end. A process that ends unasked goes from
 where it is to the state behind it.
@@ -23,8 +23,8 @@ progress count against ``RestartPolicy.max``: messages that kill workers must no
 up what protects from a program that can't even start.
 
 What concerns one worker is in ``worker.py``. Here is what concerns several: how many
-there are to be, that only one of them is replaced at a time, and that somebody is told
-when none is left. An extractor runs when it is asked, so none may be there at all.
+there are to be, that only one of them is replaced at a time, and that callers get an
+error when none is left. An extractor runs when it is asked, so none may be there at all.
 """
 
 from __future__ import annotations
@@ -174,9 +174,9 @@ class PoolState:
         ]
         troubled = [life for life in wanted if life not in running and _troubled(life)]
         if troubled:
-            told = "; ".join(_tell(life, now) for life in troubled)
+            reasons = "; ".join(_reason(life, now) for life in troubled)
             workers = counted(len(wanted), "worker")
-            return Health("degraded", f"{len(running)} of {workers} running: {told}")
+            return Health("degraded", f"{len(running)} of {workers} running: {reasons}")
         if wanted and not running:
             names = ", ".join(life.name for life in wanted)
             return Health("starting", f"waits for {names} to be ready")
@@ -192,7 +192,7 @@ class PoolState:
         gone = bool(wanted) and all(life.finished for life in wanted)
         assert not self.given_up or gone, "failed too early"
         assert not gone or self.stopping or self.given_up, (
-            "no worker is left, and nobody is told"
+            "no worker is left, and it is not reported"
         )
 
     # --- how many -----------------------------------------------------------
@@ -279,7 +279,7 @@ def _troubled(life: WorkerLife) -> bool:
     return life.state is not WorkerState.STARTING or life.starts > 1
 
 
-def _tell(life: WorkerLife, now: float) -> str:
+def _reason(life: WorkerLife, now: float) -> str:
     match life.state:
         case WorkerState.BACKOFF:
             # Read from another thread, it may have rung in this moment.

@@ -128,7 +128,7 @@ class WorkerHistory:
         """Add what happened at ``now``, in seconds."""
         self._events.append((now, text))
 
-    def tell(self, now: float) -> tuple[str, ...]:
+    def lines(self, now: float) -> tuple[str, ...]:
         """Return what happened and how long ago, oldest first."""
         return tuple(f"{text} {now - at:.2f} s ago" for at, text in self._events)
 
@@ -231,7 +231,7 @@ class WorkerLife:
         self.story: WorkerHistory = WorkerHistory()
         self.pid: int | None = None
         self.timer: float | None = None
-        """When it wants to be told the time."""
+        """When its timer rings, in seconds."""
         self.worn: str | None = None
         """Why it is to be replaced, as soon as it may be."""
         self.retiring: bool = False
@@ -247,7 +247,7 @@ class WorkerLife:
         self._stopping = False
         self._at_fault = False  # this start did something wrong
         self._ran = False  # this start became ready
-        self._hopeless = False  # it says that any other would, too
+        self._hopeless = False  # any other would fail, too
         self._alive_at = 0.0
         self._worn_at = math.inf
         self._idle = stage.pool.idle if stage.pool.varies else None
@@ -376,7 +376,7 @@ class WorkerLife:
         self.story.note(now, fate_of(event))
         self._out.append(Publish(event))
         failed = self._at_fault or self._stage.dialect.failed(
-            event.status, told=event.told, held=event.lost
+            event.status, stopped=event.stopped, held=event.lost
         )
         retired = self.retiring and not failed
         policy = self._stage.restart
@@ -420,10 +420,10 @@ class WorkerLife:
                 self.worn = f"lived {self._stage.recycle.max_age} s"
             self._watch(now, event.idle_since)
 
-    def _told_to_stop(self, event: StopRequested, now: float) -> None:
+    def _stop_requested(self, event: StopRequested, now: float) -> None:
         self._stopping = True
         if self.state in {WorkerState.STARTING, WorkerState.RUNNING}:
-            self.story.note(now, "told to stop")
+            self.story.note(now, "stop requested")
             self._stop(patient=event.patient)
         elif self.state is WorkerState.STOPPING:
             # It may be waited for to answer what it has: no longer.
@@ -521,7 +521,7 @@ class WorkerLife:
         error = StageFailed(
             f"stage {name}: {self.end}; not restarted again", stage=name
         )
-        error.story = tuple(f"event: {event}" for event in self.story.tell(now))
+        error.story = tuple(f"event: {event}" for event in self.story.lines(now))
         self._out.append(Publish(WorkerFailedPermanently(self.name, error)))
 
     def _restart(self, now: float, delay: float) -> None:
@@ -552,5 +552,5 @@ _HANDLERS: Final[Mapping[type[Event], Callable[..., None]]] = {
     WorkerWorn: WorkerLife._worn,
     WorkerExited: WorkerLife._exited,
     RemainsEnded: WorkerLife._remains_ended,
-    StopRequested: WorkerLife._told_to_stop,
+    StopRequested: WorkerLife._stop_requested,
 }

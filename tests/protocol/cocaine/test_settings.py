@@ -149,10 +149,10 @@ def test_exit_without_our_terminate_is_a_failure() -> None:
     """Workers that are disowned leave with status 0."""
     dialect = CocaineDialect()
 
-    assert dialect.failed(0, told=False, held=0)
-    assert not dialect.failed(1, told=True, held=0)
-    assert not dialect.failed(1, told=True, held=0, unproven=3)
-    assert dialect.failed(-15, told=True, held=0, unproven=3)
+    assert dialect.failed(0, stopped=False, held=0)
+    assert not dialect.failed(1, stopped=True, held=0)
+    assert not dialect.failed(1, stopped=True, held=0, unproven=3)
+    assert dialect.failed(-15, stopped=True, held=0, unproven=3)
 
 
 def test_silence_has_a_hint() -> None:

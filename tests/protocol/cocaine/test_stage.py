@@ -366,7 +366,7 @@ async def beginning(
                 if isinstance(event, WorkerFailed):
                     return str(event.error)
                 if isinstance(event, WorkerExited):
-                    return f"status {event.status}, told {event.told}"
+                    return f"status {event.status}, told {event.stopped}"
     raise AssertionError("unreachable: nothing was wrong")
 
 

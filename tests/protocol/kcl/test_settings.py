@@ -87,5 +87,5 @@ def test_what_others_are_told() -> None:
         == "it wrote nothing, and no status for initialize"
     )
     assert "wrote 5 bytes" in dialect.silence(5, ready=False)
-    assert dialect.failed(0, told=False, held=0)
-    assert not dialect.failed(0, told=True, held=0)
+    assert dialect.failed(0, stopped=False, held=0)
+    assert not dialect.failed(0, stopped=True, held=0)

@@ -40,7 +40,7 @@ async def test_events_of_a_worker_that_behaves() -> None:
         status=0,
         lost=0,
         answered=1,
-        told=True,
+        stopped=True,
         untouched=False,
         fate="exited with status 0",
     )
@@ -88,7 +88,7 @@ async def test_events_of_a_worker_that_dies() -> None:
     # Its first answer was not proven to be right.
     assert (exited.status, exited.lost, exited.answered) == (3, 4, 0)
     assert (exited.retried, exited.failed, exited.tries) == (4, 0, 1)
-    assert (exited.untouched, exited.told, exited.late) == (False, False, 0)
+    assert (exited.untouched, exited.stopped, exited.late) == (False, False, 0)
     assert exited.fate == "exited with status 3"
 
 

@@ -102,7 +102,7 @@ class Driver:
         failed: int = 0,
         tries: int = 0,
         untouched: bool = False,
-        told: bool = False,
+        stopped: bool = False,
     ) -> None:
         """Report that a worker is gone."""
         event = WorkerExited(
@@ -114,7 +114,7 @@ class Driver:
             failed=failed,
             tries=tries,
             untouched=untouched,
-            told=told,
+            stopped=stopped,
         )
         self.handle(event)
 
@@ -382,7 +382,7 @@ def test_worker_that_retires_is_replaced_whatever_the_policy() -> None:
     d = driver(restart=RestartPolicy(policy="temporary"))
     d.start()
     d.handle(WorkerWorn("t-1", "was old"))
-    d.end(status=-15, told=True)
+    d.end(status=-15, stopped=True)
 
     assert d.out == [Spawn("t-1", 2, math.inf)]
 
@@ -464,7 +464,7 @@ def test_idle_worker_goes_and_comes_back_under_its_name() -> None:
     assert d.state.workers == ("t-1",)
     assert not d.state.wanted("t-2")
     assert d.handle(WorkerTimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 20.0)]
-    d.end("t-2", 0, told=True)
+    d.end("t-2", 0, stopped=True)
 
     assert d.handle(DemandSeen(2)) == [Spawn("t-2", 2, math.inf)]
 
@@ -553,8 +553,8 @@ def test_story_of_a_worker_is_its_own() -> None:
     d = driver(workers=2)
     d.start("t-1")
 
-    assert d.state.history("t-1").tell(2.0) == ("started (pid 7, start 1) 2.00 s ago",)
-    assert d.state.history("t-2").tell(2.0) == ()
+    assert d.state.history("t-1").lines(2.0) == ("started (pid 7, start 1) 2.00 s ago",)
+    assert d.state.history("t-2").lines(2.0) == ()
 
 
 # --- any interleaving ----------------------------------------------------------------
@@ -907,7 +907,7 @@ class Supervision(RuleBasedStateMachine):
                 failed=loss.failed,
                 tries=loss.tries,
                 untouched=untouched,
-                told=process.told and process.error is None,
+                stopped=process.told and process.error is None,
             )
         )
         self._pump_all()

@@ -129,7 +129,7 @@ def test_what_an_earlier_start_left_behind_is_told_in_any_state() -> None:
             assert life.handle(remains) == [Publish(remains)]
             assert life.worker.state is state
         life.handle(event)
-    story = life.worker.story.tell(0.0)
+    story = life.worker.story.lines(0.0)
     assert story.count("2 left behind by pid 7 killed 0.00 s ago") == 3
     assert len(story) == 6
 
@@ -186,7 +186,7 @@ def test_worker_that_is_not_needed_answers_what_it_has() -> None:
 
     life.worker.dismiss(0.0)
     assert life.out == [Retire("t-1")]
-    life.handle(WorkerExited("t-1", 7, 0, lost=0, told=True))
+    life.handle(WorkerExited("t-1", 7, 0, lost=0, stopped=True))
     assert life.worker.finished
 
     life.out.clear()
@@ -223,7 +223,7 @@ def test_worker_that_is_on_its_way_out_is_not_stopped_twice() -> None:
 
     life.worker.dismiss(0.0)
     assert life.out == []
-    life.handle(WorkerExited("t-1", 7, 0, lost=0, told=True))
+    life.handle(WorkerExited("t-1", 7, 0, lost=0, stopped=True))
     assert life.worker.finished
 
 
@@ -291,7 +291,7 @@ def test_history_is_told_from_now() -> None:
     history.note(1.0, "started")
     history.note(2.5, "ready")
 
-    assert history.tell(3.0) == ("started 2.00 s ago", "ready 0.50 s ago")
+    assert history.lines(3.0) == ("started 2.00 s ago", "ready 0.50 s ago")
 
 
 def test_history_forgets_what_is_long_ago() -> None:
@@ -300,7 +300,7 @@ def test_history_forgets_what_is_long_ago() -> None:
     for number in range(20):
         history.note(0.0, f"event {number}")
 
-    story = history.tell(0.0)
+    story = history.lines(0.0)
     assert len(story) == 16
     assert story[-1] == "event 19 0.00 s ago"
 
