@@ -69,6 +69,10 @@ class Format(ABC):
         self._files = files
         self._options = {name.lower(): value for name, value in options.items()}
         self._columns = columns_of(schema) if schema is not None else None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Find out what is the same for all files."""
 
     @abstractmethod
     def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
@@ -125,22 +129,29 @@ class _Lines:
         self._stream.close()
 
 
-class _Text(Format):
+class _OfLines(Format):
+    """Reads a row, or none, of each line."""
+
     def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
+        number = 1
         with closing(_Lines(file, start)) as lines:
             for data in lines:
-                values = array_of(data.split(b"\n")[:-1], pa.binary())
-                yield Chunk(pa.table({"value": values}), lines.end)
+                yield Chunk(self._table(data, file, start, number), lines.end)
+                number += data.count(b"\n")
+
+    @abstractmethod
+    def _table(self, data: bytes, file: InputFile, start: int, number: int) -> pa.Table:
+        """Return the rows of lines, the first of which has that number behind start."""
 
 
-class _Csv(Format):
-    def __init__(
-        self,
-        files: Sequence[InputFile],
-        schema: str | None,
-        options: Mapping[str, str],
-    ) -> None:
-        super().__init__(files, schema, options)
+class _Text(_OfLines):
+    def _table(self, data: bytes, file: InputFile, start: int, number: int) -> pa.Table:
+        values = array_of(data.split(b"\n")[:-1], pa.binary())
+        return pa.table({"value": values})
+
+
+class _Csv(_OfLines):
+    def _prepare(self) -> None:
         self._sep = self._options.get("sep", self._options.get("delimiter", ","))
         self._escape = self._options.get("escape", "\\")
         self._header = self._options.get("header", "false").lower() == "true"
@@ -182,26 +193,17 @@ class _Csv(Format):
                         yield line.decode(errors="replace")
                         return
 
-    def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
-        number = 1
-        with closing(_Lines(file, start)) as lines:
-            skips = self._header and not start
-            for data in lines:
-                said = data
-                if skips:
-                    head = re.match(rb"(?:[\x00-\x20]*\n)?[^\n]*\n", data)
-                    said, skips = data[head.end() if head else 0 :], False
-                table = self._at_once(said)
-                if table is None:
-                    table = self._by_line(
-                        said, file, number + data.count(b"\n") - said.count(b"\n")
-                    )
-                if start:
-                    where = f"{file.path}, behind byte {start}"
-                else:
-                    where = f"{file.path}, lines from {number}"
-                number += data.count(b"\n")
-                yield Chunk(self._typed(table, where), lines.end)
+    def _table(self, data: bytes, file: InputFile, start: int, number: int) -> pa.Table:
+        where = f"behind byte {start}" if start else f"lines from {number}"
+        if self._header and not start and number == 1:
+            head = re.match(rb"(?:[\x00-\x20]*\n)?[^\n]*\n", data)
+            skipped = head.end() if head else 0
+            number += data.count(b"\n", 0, skipped)
+            data = data[skipped:]
+        table = self._at_once(data)
+        if table is None:
+            table = self._by_line(data, file, number)
+        return self._typed(table, f"{file.path}, {where}")
 
     def _at_once(self, data: bytes) -> pa.Table | None:
         """Return the cells by Arrow, or None if a line needs a closer look."""
@@ -326,18 +328,12 @@ def _cell_reader(kind: Type) -> Callable[[str], Any]:
     return one
 
 
-class _Json(Format):
-    def __init__(
-        self,
-        files: Sequence[InputFile],
-        schema: str | None,
-        options: Mapping[str, str],
-    ) -> None:
-        super().__init__(files, schema, options)
+class _Json(_OfLines):
+    def _prepare(self) -> None:
         columns = self._columns
         if columns is None:
             seen = Type("struct")
-            for file in files:
+            for file in self._files:
                 with closing(_Lines(file, 0)) as lines:
                     for where, row in _objects(lines, str(file.path)):
                         seen = _merged(seen, _type_of(row, where))
@@ -348,19 +344,14 @@ class _Json(Format):
             for c in columns
         ]
 
-    def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
-        behind = f"{file.path}, behind byte {start}" if start else str(file.path)
-        with closing(_Lines(file, start)) as lines:
-            number = 1
-            for data in lines:
-                rows = list(_objects([data], behind, number))
-                number += data.count(b"\n")
-                columns = [
-                    array_of(list(self._values(name, read, said, rows)), kind)
-                    for name, kind, read, said in self._readers
-                ]
-                names = [name for name, *_ in self._readers]
-                yield Chunk(pa.table(columns, names), lines.end)
+    def _table(self, data: bytes, file: InputFile, start: int, number: int) -> pa.Table:
+        where = f"{file.path}, behind byte {start}" if start else str(file.path)
+        rows = list(_objects([data], where, number))
+        columns = [
+            array_of(list(self._values(name, read, said, rows)), kind)
+            for name, kind, read, said in self._readers
+        ]
+        return pa.table(columns, [name for name, *_ in self._readers])
 
     def _values(
         self, name: str, read: Read, said: str, rows: Sequence[tuple[str, Any]]
@@ -495,21 +486,15 @@ def _as_text(value: object) -> str:
 
 
 class _Parquet(Format):
-    def __init__(
-        self,
-        files: Sequence[InputFile],
-        schema: str | None,
-        options: Mapping[str, str],
-    ) -> None:
-        super().__init__(files, schema, options)
+    def _prepare(self) -> None:
         self._schema = pa.schema([])
         if self._columns is not None:
             fields = [
                 (column.name, arrow_type(column.type)) for column in self._columns
             ]
             self._schema = pa.schema(fields)
-        elif files:
-            with self._opened(files[0]) as found:
+        elif self._files:
+            with self._opened(self._files[0]) as found:
                 fields = [
                     (field.name, _instant(field.type) if old else field.type)
                     for field, old in zip(found.schema_arrow, _olds(found), strict=True)

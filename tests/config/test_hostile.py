@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -22,12 +26,15 @@ ENDS: Final = """\
 extract: {worker: {command: [echo]}}
 load: {worker: {command: [echo]}}
 """
+MOST: Final = 1.0 if sys.gettrace() is None else 10.0
+"""Seconds; tracing of lines takes several times as long."""
 WRONG: Final = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
 
 
 def problems_of(path: Path) -> list[str]:
-    """Return what is wrong with a file; one that is never read is out of time."""
+    """Return what is wrong with a file; none takes a second of the processor."""
     problems: list[str] = []
+    begun = time.process_time()
     try:
         keys, document = examine(path)
         cases_of(keys, document)
@@ -36,6 +43,7 @@ def problems_of(path: Path) -> list[str]:
         problems = [
             problem.replace(f"{path.parent}/", "") for problem in error.problems
         ]
+    assert time.process_time() - begun < MOST
     return problems
 
 
@@ -206,3 +214,66 @@ def test_spoiled_files(tmp_path: Path) -> None:
 def test_many_spoiled_files(seed: int, tmp_path: Path) -> None:
     """The same for ten thousand, a quarter at a time."""
     spoil_many(2_500, seed, tmp_path)
+
+
+SCALARS: Final = (
+    *("a", "''", "null", "~", "9", "1e9", ".inf", "0o7", "!!int x", "!x y", "? a", "@"),
+    *("${HOME}", "'${'", "|\n b", '"\\ud800"', '"\\0"', "- a", "x: y", "worker", "2s"),
+)
+
+
+ANCHORS: Final = st.sampled_from([f"a{i}" for i in range(4)])
+KEYS: Final = st.sampled_from(["<<", "name", "worker", "dialect", "k", "a0", "a1"])
+LEAVES: Final = st.one_of(
+    st.sampled_from(SCALARS),
+    ANCHORS.map("*{}".format),
+    st.builds("&{} {}".format, ANCHORS, st.sampled_from(SCALARS)),
+)
+
+
+def holding(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Return lists and mappings of values, and values with anchors."""
+    pairs = st.builds("{}: {}".format, KEYS, inner)
+    return st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+        st.lists(pairs, max_size=3).map(lambda items: f"{{{', '.join(items)}}}"),
+        st.builds("&{} {}".format, ANCHORS, inner),
+    )
+
+
+NODES: Final = st.recursive(LEAVES, holding, max_leaves=12)
+"""Values in YAML that have anchors, aliases of them, and merges."""
+SHARED: Final = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
+TOP: Final = (
+    *("name", "engine", "delivery", "state", "spark", "extract", "transform", "load"),
+    *("tests", "faults", "dead_letters", "x-a"),
+)
+FILES: Final = st.lists(st.tuples(st.sampled_from(TOP), NODES), max_size=5)
+
+
+def read_text(tmp_path: Path, written: list[tuple[str, str]]) -> None:
+    """Read a file of these keys; those that it lacks are right."""
+    lines = [f"{key}: {value}" for key, value in written]
+    path = tmp_path / "p.yaml"
+    path.write_text("\n".join([*lines, "name: p", ENDS]))
+    problems_of(path)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=SHARED)
+@given(written=FILES)
+def test_text_with_anchors(tmp_path: Path, written: list[tuple[str, str]]) -> None:
+    """Whatever stands for what: it is read, or told with its place (issue 23)."""
+    read_text(tmp_path, written)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(
+    max_examples=2_500,
+    deadline=None,
+    suppress_health_check=SHARED,
+)
+@given(written=FILES)
+def test_many_texts(tmp_path: Path, written: list[tuple[str, str]]) -> None:
+    """The same for many."""
+    read_text(tmp_path, written)
