@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from etlstage.errors import ConfigError, Excerpt
-from etlstage.settings.problem import (
-    Loc,
-    dotted,
-)
+from etlstage.settings.problem import Loc, dotted
 
 __all__ = ("Document", "Place", "Problem", "Source", "Value", "excerpt")
 

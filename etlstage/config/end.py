@@ -40,13 +40,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.settings.ddl import DDL, columns_of
-from etlstage.settings.definition import (
-    Definition,
-    Place,
-    broken,
-    judged,
-    settings_of,
-)
+from etlstage.settings.definition import Definition, Place, broken, judged, settings_of
 from etlstage.settings.kind import Choice, Schema
 from etlstage.settings.problem import Loc, Problem
 from etlstage.settings.units import Argument, Count, Duration, Size
@@ -203,12 +197,10 @@ class _EndKeys(Keys):
 
     def about(self, stage: Any, site: Site) -> Iterator[tuple[str, str]]:  # noqa: ANN401
         """Yield what ``plan`` shows of it, by what it is about."""
-        del stage, site
         yield from ()
 
     def held(self, engine: str) -> int:
         """Return how many bytes it may have in memory beside its workers."""
-        del engine
         return 0
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
@@ -220,7 +212,6 @@ class _EndKeys(Keys):
             look: Finds files.
 
         """
-        del loc, look
         yield from ()
 
 
@@ -245,22 +236,18 @@ class SourceKeys(_EndKeys):
 
     def edge(self, stage: ExtractKeys, site: Site) -> str | None:
         """Return where messages wait that were read on engine local, if it is a disk."""
-        del stage, site
         return None
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield what does not go with the engine, or with other keys of the stage."""
-        del stage, pipeline
         yield from ()
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield why it can't be read on where a run broke off, and what would do."""
-        del stage, pipeline
         yield "needs positions from which extraction can go on"
 
     def goes_on(self, stage: ExtractKeys) -> bool:
         """Return whether a run that is repeated reads on behind what was loaded."""
-        del stage
         return False
 
     def tried(self) -> SourceKeys:
@@ -292,22 +279,18 @@ class SinkKeys(_EndKeys):
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield what does not go with the engine, or with other keys of the stage."""
-        del stage, pipeline
         yield from ()
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield why messages can't be loaded once from that source, and what would do."""
-        del stage, pipeline
         yield "needs an end that loads an epoch once, or none of it"
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
         """Return how often a message arrives and why, if it is no plain at least once."""
-        del stage, pipeline
         return None
 
     def again(self, engine: str) -> str:
         """Return what becomes of what was loaded when it is loaded again."""
-        del engine
         return "may load some messages twice"
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
@@ -319,12 +302,10 @@ class SinkKeys(_EndKeys):
             epoch: What the retry is called.
 
         """
-        del epoch
         return self, pipeline.delivery
 
     def notes(self, pipeline: PipelineKeys) -> bool:
         """Return whether the sink itself has a record of each epoch."""
-        del pipeline
         return False
 
     def writing(self, folder: Path) -> Self:
@@ -392,7 +373,6 @@ class RowSourceKeys(SourceKeys):
 
     def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
         """Yield where it is, and what a row becomes."""
-        del stage
         if self.path:
             yield "path", located(self.path, site.folder)
         by_default = "the only column if it is text or binary, else all as JSON"
@@ -421,12 +401,10 @@ class RowSourceKeys(SourceKeys):
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield nothing: each row has a position."""
-        del stage, pipeline
         yield from ()
 
     def goes_on(self, stage: ExtractKeys) -> bool:
         """Return True: each row has a position."""
-        del stage
         return True
 
 

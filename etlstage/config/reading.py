@@ -21,10 +21,7 @@ from etlstage.config.document import Document, Place, Problem, Source, Value, ex
 from etlstage.config.interpolation import Interpolator, read_file
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
-from etlstage.settings.problem import (
-    Loc,
-    dotted,
-)
+from etlstage.settings.problem import Loc, dotted
 
 __all__ = ("UNCHANGED", "Changes", "read")
 

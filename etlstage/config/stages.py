@@ -22,11 +22,7 @@ from etlstage.config.end import Keys, SinkKeys, SourceKeys, ends
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
-from etlstage.protocol.registry import (
-    DEFAULT,
-    dialect_class,
-    dialect_names,
-)
+from etlstage.protocol.registry import DEFAULT, dialect_class, dialect_names
 from etlstage.settings.definition import (
     Definition,
     Place,

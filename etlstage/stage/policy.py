@@ -15,17 +15,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from etlstage.messages import counted
 from etlstage.settings.definition import Definition, Place, broken
-from etlstage.settings.kind import (
-    REFERENCE,
-    Noun,
-    Schema,
-    Whole,
-    WholeOr,
-)
-from etlstage.settings.problem import (
-    Problem,
-    unexpected,
-)
+from etlstage.settings.kind import REFERENCE, Noun, Schema, Whole, WholeOr
+from etlstage.settings.problem import Problem, unexpected
 from etlstage.settings.units import (
     Argument,
     Count,

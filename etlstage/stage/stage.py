@@ -16,13 +16,7 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Shape
 from etlstage.protocol.registry import default_dialect
-from etlstage.settings.definition import (
-    Definition,
-    Place,
-    Section,
-    broken,
-    settings_of,
-)
+from etlstage.settings.definition import Definition, Place, Section, broken, settings_of
 from etlstage.settings.kind import Schema
 from etlstage.settings.problem import Problem, dotted
 from etlstage.settings.units import (

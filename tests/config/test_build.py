@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.config.build import (
-    pipeline_from_here,
-    pipeline_from_yaml,
-    state_folder,
-)
+from etlstage.config.build import pipeline_from_here, pipeline_from_yaml, state_folder
 from etlstage.config.reading import Changes, read
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind

@@ -10,10 +10,7 @@ import pytest
 from etlstage.config.document import Place
 from etlstage.config.reading import MAX_BYTES, Changes, read
 from etlstage.errors import ConfigError
-from etlstage.settings.problem import (
-    dotted,
-    shortened,
-)
+from etlstage.settings.problem import dotted, shortened
 
 
 def error_of(path: Path, content: bytes | str) -> str:

@@ -17,18 +17,9 @@ from etlstage.settings.definition import (
     judged,
     settings_of,
 )
-from etlstage.settings.kind import (
-    Noun,
-    Whole,
-)
-from etlstage.settings.problem import (
-    Invalid,
-    Problem,
-)
-from etlstage.settings.units import (
-    Count,
-    Duration,
-)
+from etlstage.settings.kind import Noun, Whole
+from etlstage.settings.problem import Invalid, Problem
+from etlstage.settings.units import Count, Duration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

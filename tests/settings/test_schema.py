@@ -6,12 +6,7 @@ from typing import Annotated, Any, ClassVar
 import jsonschema
 
 from etlstage.settings.definition import Definition, Section, Setting
-from etlstage.settings.kind import (
-    Flag,
-    ListOf,
-    Maybe,
-    Schema,
-)
+from etlstage.settings.kind import Flag, ListOf, Maybe, Schema
 from etlstage.settings.schema import documentation, json_schema
 from etlstage.settings.units import (
     Count,

@@ -170,7 +170,6 @@ class FileSinkKeys(RowSinkKeys):
 
     def held(self, engine: str) -> int:
         """Return what an epoch takes until it is written, its rows and their text."""
-        del engine
         return 3 * self.epoch.bytes
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
@@ -190,12 +189,10 @@ class FileSinkKeys(RowSinkKeys):
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield why what was loaded can't be recorded."""
-        del stage
         yield from unrecorded(pipeline)
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
         """Return what becomes of an epoch that was cut off."""
-        del stage
         if pipeline.delivery != "exactly-once":
             return None
         return (
@@ -205,7 +202,6 @@ class FileSinkKeys(RowSinkKeys):
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
         """Return what adds to what is there."""
-        del epoch
         return replace(self, mode="append"), pipeline.delivery
 
     def writing(self, folder: Path) -> Self:
@@ -215,7 +211,6 @@ class FileSinkKeys(RowSinkKeys):
 
     def rows_in(self, folder: Path, site: Site) -> list[bytes]:
         """Return the lines of that JSON."""
-        del site
         parts = sorted((folder / "rows").glob("part-*"))
         return [line for part in parts for line in part.read_bytes().splitlines()]
 

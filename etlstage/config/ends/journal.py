@@ -64,7 +64,6 @@ class JournalSourceKeys(SourceKeys):
 
     def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
         """Yield where it is, and who reads it."""
-        del stage
         yield "path", str(site.folder / self.path)
         yield "reader", self.reader
         yield "from", f"{self.from_}, without a position"
@@ -72,12 +71,10 @@ class JournalSourceKeys(SourceKeys):
 
     def edge(self, stage: ExtractKeys, site: Site) -> str | None:
         """Return where messages wait."""
-        del stage
         return f"journals on disk in {site.folder / self.path}, one run in memory"
 
     def held(self, engine: str) -> int:
         """Return what is held of open transactions: 16 frames."""
-        del engine
         return 64 << 20
 
     def source(self, stage: ExtractKeys, site: Site) -> Source:
@@ -101,7 +98,6 @@ class JournalSourceKeys(SourceKeys):
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield a pause, which following is."""
-        del pipeline
         if stage.every is not None:
             yield broken(
                 ("extract", "every"), "is not for journals: use journal.follow"
@@ -109,12 +105,10 @@ class JournalSourceKeys(SourceKeys):
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield nothing: each message has a position."""
-        del stage, pipeline
         yield from ()
 
     def goes_on(self, stage: ExtractKeys) -> bool:
         """Return True: the next run reads what came since."""
-        del stage
         return True
 
     def tried(self) -> JournalSourceKeys:
@@ -169,7 +163,6 @@ class JournalSinkKeys(SinkKeys):
 
     def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
         """Yield where it is, and how messages come into its journals."""
-        del stage
         yield "path", str(site.folder / self.path)
         if self.partitions is not None:
             yield "partitions", str(self.partitions)
@@ -180,7 +173,6 @@ class JournalSinkKeys(SinkKeys):
 
     def held(self, engine: str) -> int:
         """Return what is appended at once."""
-        del engine
         return 1 << 20
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
@@ -200,12 +192,10 @@ class JournalSinkKeys(SinkKeys):
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield what the record needs."""
-        del stage
         yield from unrecorded(pipeline)
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
         """Return how an epoch is committed."""
-        del stage
         if pipeline.delivery != "exactly-once":
             return None
         return (
@@ -217,7 +207,6 @@ class JournalSinkKeys(SinkKeys):
         self, pipeline: PipelineKeys, epoch: str
     ) -> tuple[JournalSinkKeys, str]:
         """Return what appends, at least once: a retry has no record of epochs."""
-        del pipeline, epoch
         return self, "at-least-once"
 
 

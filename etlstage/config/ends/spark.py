@@ -24,12 +24,7 @@ from etlstage.config.end import (
 from etlstage.settings.ddl import spark_ddl
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import (
-    FILES,
-    Argument,
-    local_path,
-    of_files,
-)
+from etlstage.settings.units import FILES, Argument, local_path, of_files
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -123,7 +118,6 @@ class SparkSourceKeys(RowSourceKeys):
 
     def edge(self, stage: ExtractKeys, site: Site) -> str | None:
         """Return where the spool is."""
-        del stage
         where = site.folder / self.spool if self.spool else "the temporary directory"
         return f"a spool on disk in {where}, all messages"
 
@@ -225,7 +219,6 @@ class SparkSinkKeys(RowSinkKeys):
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield a mode that a stream can't have."""
-        del stage
         if pipeline.engine == "streaming" and self.mode == "overwrite" and self._far:
             text = (
                 "can't be overwrite with engine streaming, but for a path of this machine"
@@ -235,7 +228,6 @@ class SparkSinkKeys(RowSinkKeys):
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
         """Yield why a DataFrame can't be loaded once, and what would do."""
-        del stage
         if self.format.lower() == "jdbc":
             if not {"url", "dbtable"} <= {name.lower() for name in self.options}:
                 yield "needs load.spark.options with url and dbtable"
@@ -258,7 +250,6 @@ class SparkSinkKeys(RowSinkKeys):
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
         """Return what becomes of an epoch, or of a batch, that was cut off."""
-        del stage
         folders = self.path is not None and of_files(self.format)
         if pipeline.engine == "streaming" and not folders:
             return (

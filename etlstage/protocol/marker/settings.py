@@ -26,14 +26,8 @@ from etlstage.settings.definition import (
     broken,
     settings_of,
 )
-from etlstage.settings.kind import (
-    Choice,
-    Maybe,
-    Text,
-)
-from etlstage.settings.problem import (
-    Problem,
-)
+from etlstage.settings.kind import Choice, Maybe, Text
+from etlstage.settings.problem import Problem
 
 __all__ = ("MarkerDialect",)
 
