@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from etlstage.messages import StageKind
 from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Session, Shape, Side
 from etlstage.protocol.marker import MarkerProtocol, Mode
@@ -67,6 +69,28 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert dialect.problem(StageKind.EXTRACT) is None
     assert dialect.connection is None
     assert dialect.fitted(batches=True, heartbeat=1.0) is dialect
+
+
+@pytest.mark.parametrize(
+    ("status", "stopped", "held", "unproven", "failed"),
+    [
+        (0, False, 0, 0, False),
+        (1, False, 0, 0, True),
+        (0, False, 3, 0, True),
+        (-15, True, 3, 0, False),
+        (0, True, 0, 3, False),
+        (1, True, 0, 3, True),
+    ],
+)
+def test_exit_is_a_failure_unless_it_was_asked_for(
+    status: int, stopped: bool, held: int, unproven: int, failed: bool
+) -> None:
+    """Of one that was, where only its exit shows whether it has loaded all."""
+    dialect = Silent()
+    assert not dialect.announces
+    assert (
+        dialect.failed(status, stopped=stopped, held=held, unproven=unproven) is failed
+    )
 
 
 def test_dialect_has_few_members() -> None:

@@ -151,7 +151,7 @@ class Frames:
 
     @property
     def end(self) -> int:
-        """Where the last frame ended, in bytes of all that was fed."""
+        """Where the frame ends that has just come, in bytes of all that was fed."""
         end: int = self._unpacker.tell()
         return end
 

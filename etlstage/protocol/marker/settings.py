@@ -143,12 +143,12 @@ class MarkerDialect(Definition, Dialect):
         life: float | None = None,
     ) -> MarkerProtocol:
         """Return a fresh session; where a stage's are opened, replies are proven."""
+        ours, alone = side is Side.SUPERVISOR, kind is not StageKind.TRANSFORM
         ahead = terms = None
-        if self.mode not in (Mode.PLAIN, Mode.BATCH_WORKER):
-            alone = kind is not StageKind.TRANSFORM
+        if ours and self.mode not in (Mode.PLAIN, Mode.BATCH_WORKER):
             ahead = Window(1 if alone and window is None else window)
-        if life is not None and self.mode is not Mode.PLAIN:
-            alone, loads = kind is not StageKind.TRANSFORM, kind is StageKind.LOAD
+        if ours and life is not None and self.mode is not Mode.PLAIN:
+            loads = kind is StageKind.LOAD
             terms = Terms(first=window or 1, life=life, alone=alone, loads=loads)
         return MarkerProtocol(
             side,
@@ -160,8 +160,8 @@ class MarkerDialect(Definition, Dialect):
             bnc_after_last=self.bnc_after_last,
             batch=batch,
             framing_of=_framing_of,
-            window=ahead if side is Side.SUPERVISOR else None,
-            terms=terms if side is Side.SUPERVISOR else None,
+            window=ahead,
+            terms=terms,
         )
 
     def variables(self) -> Mapping[str, str | None]:

@@ -39,6 +39,13 @@ def test_frames_come_when_they_are_complete() -> None:
     assert list(frames.feed(b"\x90")) == [(1, 0, ())]
 
 
+def test_end_of_each_frame_is_known_when_it_comes() -> None:
+    """In all that was fed."""
+    frames = Frames(100)
+    data = b"\x93\x01\x00\x90"
+    assert [frames.end for _ in frames.feed(data * 2 + b"\x93")] == [4, 8]
+
+
 def test_strings_of_all_kinds_are_read() -> None:
     """Raw, those of msgpack 1, and what is no UTF-8."""
     text = b"\xff" * 40

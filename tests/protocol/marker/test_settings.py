@@ -44,6 +44,28 @@ def test_modes_of_extraction_fit_extract_stages_alone(
     assert fits == (mode.extracts == (kind is StageKind.EXTRACT))
 
 
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [({}, Mode.PLAIN), ({"mode": "cyclic"}, Mode.CYCLIC)],
+)
+def test_extraction_has_a_mode(given: dict[str, object], mode: Mode) -> None:
+    """Plain unless it is said."""
+    read = MarkerDialect.section(StageKind.EXTRACT).read(given)
+    assert read == MarkerDialect(mode=mode)
+
+
+def test_supervisors_session_proves_replies_if_it_is_a_stages() -> None:
+    """A worker's never does, nor one in which nothing is asked."""
+    for dialect, side, life, proven in (
+        (MarkerDialect(), Side.SUPERVISOR, 100.0, True),
+        (MarkerDialect(), Side.SUPERVISOR, None, False),
+        (MarkerDialect(), Side.WORKER, 100.0, False),
+        (MarkerDialect(mode=Mode.PLAIN), Side.SUPERVISOR, 100.0, False),
+    ):
+        session = dialect.open(side, Limits(), life=life)
+        assert (session.proof is not None) is proven
+
+
 def test_session_has_the_settings() -> None:
     """Of both sides, with the limits of the stage."""
     session = ODD.open(Side.SUPERVISOR, Limits(max_message_bytes=3))
