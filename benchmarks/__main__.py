@@ -28,6 +28,7 @@ QUESTIONS = (
     "journal",
     "growth",
     "import_time",
+    "pipe",
     "local_engine",
     "files",
     "exactly_once",

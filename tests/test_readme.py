@@ -283,6 +283,15 @@ def test_trial(blocks: list[str], folder: Path) -> None:
     typed(steps(*blocks))
 
 
+@runs("As a filter in the shell 1")
+def test_filter(blocks: list[str], folder: Path) -> None:
+    """The first worker in the shell refuses the empty line."""
+    start = files("etlstage.examples") / "start"
+    shutil.copy(str(start / "worker.sh"), folder)
+    (folder / "worker.sh").chmod(0o700)  # as init does
+    typed(steps(*blocks))
+
+
 @runs("A worker that connects 1", "A worker that connects 2")
 def test_trial_of_a_worker_that_connects(blocks: list[str], folder: Path) -> None:
     """Frames are shown by name (issue 15)."""

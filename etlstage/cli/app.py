@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 import etlstage
+from etlstage.cli.arguments import Batch, Dialect, Markers
 from etlstage.cli.cocaine import cocaine
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
 from etlstage.cli.journals import journal
@@ -153,6 +155,85 @@ def _run(
 
             report_nothing(file, report=report, html=report_html)
             return FORCED
+
+
+class _Filter(TyperCommand):
+    """Takes what is behind ``--`` for the command of the worker, and no argument."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Parse the options and arguments in front of it."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["command"] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        """Return the words of the line on usage."""
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
+
+
+@app.command("pipe", cls=_Filter)
+def _pipe(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="Read it in place of stdin."),
+    ] = None,
+    *,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Processes of the worker.")
+    ] = 1,
+    null: Annotated[
+        bool,
+        typer.Option("--null", "-0", help="Messages end in NUL, and not in a newline."),
+    ] = False,
+    batch: Batch = None,
+    markers: Markers = None,
+    dialect: Dialect = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a key of the stage, as in timeout.message=10s; may be repeated.",
+        ),
+    ] = None,
+    dead_letters: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep messages there that the worker can't process, and go on.",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show no ledger; only log errors.")
+    ] = False,
+    log_level: Annotated[
+        Level, typer.Option(help="From what level on events are logged.")
+    ] = Level.WARNING,
+    debug: Debug = False,
+) -> int:
+    """
+    Run a worker as a supervised filter, from stdin to stdout.
+
+    Each line is a message; replies are written in the order of the messages, and the
+    ledger on stderr. Without Spark, and without a file:
+
+    tail -F log | etlstage pipe --workers 4 -- ./enrich | gzip >out.gz
+    """
+    with Signals(begun=False) as signals:
+        from etlstage.cli.pipe import pipe
+        from etlstage.cli.subject import Options
+
+        return pipe(
+            ctx.meta["command"],
+            Options(batch=batch, markers=markers, dialect=dialect),
+            signals,
+            file=file,
+            separator=b"\0" if null else b"\n",
+            values=[f"workers={workers}", *(values or ())],
+            dead_letters=dead_letters,
+            verbosity=Verbosity(debug, quiet, log_level),
+        )
 
 
 @app.command("validate")

@@ -13,13 +13,14 @@ from typing import Any, Final, NamedTuple
 
 from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys, LoadKeys, TransformKeys
+from etlstage.config.reading import set_values
 from etlstage.config.stages import StageKeys, stage_of, stage_section
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
 from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.base import Shape
 from etlstage.protocol.registry import DEFAULT, dialect_class
-from etlstage.settings.problem import Invalid, Loc
+from etlstage.settings.problem import Invalid, Loc, dotted
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 
@@ -67,20 +68,23 @@ class Program(NamedTuple):
         return harmless(self.secrets.conceal(text))
 
 
-def program_of(words: Sequence[str], options: Options) -> Program:
+def program_of(
+    words: Sequence[str], options: Options, values: Sequence[str] = ()
+) -> Program:
     """
     Return the worker that a command is about.
 
     Args:
         words: The command of the worker; or with a stage, the file that has it.
         options: What is said of it.
+        values: Keys of its stage that are set, each as in ``timeout.message=10s``.
 
     Raises:
         ConfigError: If anything is wrong, or contradicts itself.
 
     """
     if options.stage is None:
-        return _of_command(words, options)
+        return _of_command(words, options, values)
     if options.given:
         wrong = next(iter(options.given))
         raise ConfigError(f"--{wrong} can't be used with --stage: the file says it")
@@ -110,7 +114,9 @@ def refuse_who_commits(program: Program, verb: str) -> None:
         )
 
 
-def _of_command(words: Sequence[str], options: Options) -> Program:
+def _of_command(
+    words: Sequence[str], options: Options, values: Sequence[str]
+) -> Program:
     kind = options.kind or _kind_for(options.dialect)
     if kind not in _KEYS:
         raise ConfigError(
@@ -137,6 +143,7 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
         spoken["mode"] = options.mode or "cyclic"
     if options.offsets is not None:
         written["offsets"] = {"by": options.offsets}
+    set_values(written, values)
     try:
         keys: StageKeys = stage_section(_KEYS[kind]).read(written)
     except Invalid as error:
@@ -200,6 +207,8 @@ def _option(loc: Loc, options: Options) -> str:
     if keys[:1] == ["worker"]:
         return "command"
     if keys[:1] != ["dialect"]:
+        if keys[:1] and keys[0] not in options.given:
+            return f"--set {dotted(loc)}"
         return f"--{keys[0]}" if keys else "worker"
     of = {"mode": "--mode", "driver": "--batch"}.get(keys[-1])
     if of is not None:

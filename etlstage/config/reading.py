@@ -23,7 +23,7 @@ from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.settings.problem import Loc, dotted
 
-__all__ = ("UNCHANGED", "Changes", "read")
+__all__ = ("UNCHANGED", "Changes", "read", "set_values")
 
 MAX_BYTES: Final = 256 * 1024
 """ruamel.yaml takes about four seconds per megabyte."""
@@ -101,6 +101,32 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
             at = Place(1, 1, len(document.sources) - 1)
             document.problems.append(Problem(at, (), str(error)))
     return document
+
+
+def set_values(data: dict[str, Any], values: Sequence[str]) -> None:
+    """
+    Set single values in data that no file has.
+
+    Args:
+        data: A mapping of keys, as a file has them.
+        values: Each as in ``timeout.message=10s``.
+
+    Raises:
+        ConfigError: If one is no such text, or has no place in the data.
+
+    """
+    folder = Path.cwd()
+    document = Document(folder, folder)
+    document.data = data
+    reader = _Reader(document, Interpolator(folder), str)
+    for change in values:
+        key = change.partition("=")[0]
+        document.sources.append(Source(f"--set {key}"))
+        try:
+            _set(document, reader, change)
+        except ConfigError as error:
+            raise ConfigError(f"--set {key}: {error}") from None
+    document.check()
 
 
 STEP: Final = re.compile(

@@ -1,0 +1,205 @@
+"""
+Ends that are file descriptors: messages as bytes with a separator behind each.
+
+A descriptor may be a pipe, a terminal or a file, and other processes may have it, too.
+So it is left in the mode that it has: a pipe is read when there is something in it, all
+else in a thread, and what is written is written in a thread.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import stat
+import termios
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from etlstage.errors import SinkFailed, SourceFailed
+from etlstage.messages import Position, Run, counted
+from etlstage.pipeline.interfaces import Output, Sink, Source
+
+__all__ = ("DescriptorSink", "DescriptorSource", "Splitter")
+
+_CHUNK: Final = 1 << 20  # bytes a read, at most
+
+
+class Splitter:
+    """
+    Cuts a stream of bytes into messages, wherever its reads were cut.
+
+    Args:
+        separator: What stands behind each message.
+
+    Attributes:
+        pending: Bytes of the message that has not ended.
+
+    """
+
+    def __init__(self, separator: bytes) -> None:
+        self.pending: int = 0
+        self._separator = separator
+        self._parts: list[bytes] = []
+        self._tail = b""  # the end of them: a separator may begin in there
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the messages that have ended."""
+        self._parts.append(data)
+        self.pending += len(data)
+        seen = self._tail + data
+        if self._separator not in seen:
+            self._tail = seen[len(seen) - len(self._separator) + 1 :]
+            return []
+        messages = b"".join(self._parts).split(self._separator)
+        self._begin(messages.pop())
+        return messages
+
+    def end(self) -> list[bytes]:
+        """Return the last message, if there is one without a separator behind it."""
+        last = b"".join(self._parts)
+        self._begin(b"")
+        return [last] if last else []
+
+    def _begin(self, rest: bytes) -> None:
+        self._parts, self.pending = [rest], len(rest)
+        self._tail = rest[max(0, len(rest) - len(self._separator) + 1) :]
+
+
+class DescriptorSource(Source):
+    """
+    Reads messages from a file descriptor to its end; it is not closed.
+
+    Args:
+        descriptor: Where they are read from.
+        separator: What stands behind each message; behind the last it may be missing.
+        max_message: Bytes of a message, at most.
+        name: As reports and errors call it.
+
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        separator: bytes = b"\n",
+        *,
+        max_message: int,
+        name: str = "stdin",
+    ) -> None:
+        super().__init__(name)
+        self._descriptor = descriptor
+        self._separator = separator
+        self._max_message = max_message
+
+    @property
+    def input(self) -> str:
+        """The descriptor, by its name."""
+        return self.name
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """
+        Yield the messages of each read.
+
+        Raises:
+            SourceFailed: If it can't be read, or a message is too long.
+
+        """
+        splitter, count = Splitter(self._separator), 0
+        try:
+            mode = os.fstat(self._descriptor).st_mode
+            waits = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+            while data := await self._read(waits=waits):
+                if messages := splitter.feed(data):
+                    count += len(messages)
+                    yield messages
+                if splitter.pending > self._max_message:
+                    raise SourceFailed(
+                        f"{self.name}: message {count + 1} has"
+                        f" {counted(splitter.pending, 'byte')} and no end yet, expected"
+                        f" no more than {self._max_message}; see max_message",
+                        stage=self.name,
+                    )
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            raise SourceFailed(
+                f"{self.name} can't be read: {said}", stage=self.name
+            ) from error
+        if messages := splitter.end():
+            yield messages
+
+    async def _read(self, *, waits: bool) -> bytes:
+        if not waits:
+            return await anyio.to_thread.run_sync(
+                os.read, self._descriptor, _CHUNK, abandon_on_cancel=True
+            )
+        await anyio.wait_readable(self._descriptor)
+        # As many bytes as are there: memory for a whole chunk costs more than to ask.
+        there = array.array("i", [0])
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, there)
+        return os.read(self._descriptor, min(max(there[0], 1), _CHUNK))
+
+
+class DescriptorSink(Sink):
+    """
+    Writes messages to a file descriptor; it is not closed.
+
+    Args:
+        descriptor: Where they are written to.
+        separator: What is written behind each message.
+        name: As reports and errors call it.
+
+    """
+
+    def __init__(
+        self, descriptor: int, separator: bytes = b"\n", *, name: str = "stdout"
+    ) -> None:
+        super().__init__(name)
+        self._descriptor = descriptor
+        self._separator = separator
+
+    async def write(self, run: Run) -> None:
+        """
+        Write a run; return when the descriptor has taken it.
+
+        Raises:
+            SinkFailed: If it can't be written, nobody reads it any more, or a message
+                has a separator in it: who reads would take it for two.
+
+        """
+        self.account.received += len(run)
+        data = self._separator.join((*run, b""))
+        if data.count(self._separator) != len(run):
+            place = next(i for i, m in enumerate(run) if self._separator in m)
+            raise SinkFailed(
+                f"{self.name}: message {self.account.done + place + 1} has the separator"
+                f" {self._separator!r} in it, and would be read as two",
+                stage=self.name,
+            )
+        try:
+            await anyio.to_thread.run_sync(self._write, data)
+        except BrokenPipeError as error:
+            said = f"{self.name} was closed by what reads it"
+            done = counted(self.account.done, "message")
+            raise SinkFailed(f"{said}, after {done}", stage=self.name) from error
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            raise SinkFailed(
+                f"{self.name} can't be written: {said}", stage=self.name
+            ) from error
+        self.account.done += len(run)
+
+    def landed(self) -> str:
+        """Return how many messages were written."""
+        return f"{counted(self.account.done, 'message')} written to {self.name}"
+
+    def output(self) -> Output:
+        """Return the descriptor."""
+        return Output("descriptor", self.name)
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]

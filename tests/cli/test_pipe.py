@@ -1,0 +1,222 @@
+"""A worker as a filter, from stdin to stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.cli.conftest import UPPER, command, environment
+
+pytestmark = pytest.mark.process
+
+REFUSING = """\
+from etlstage import worker
+
+@worker.transform
+def upper(message):
+    if message == b"bad":
+        raise ValueError("no good")
+    return [message.upper()]
+"""
+DYING = """\
+import os, sys
+for line in sys.stdin.buffer:
+    number = int(line)
+    mark = f"{number // 50}.died"
+    if number % 50 == 49 and not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), 9)
+    sys.stdout.buffer.write(line + b"\\0")
+    sys.stdout.flush()
+"""
+
+
+class Filter:
+    """``etlstage pipe`` in a folder with a worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, *words: str, worker: str = UPPER) -> subprocess.Popen[bytes]:
+        """Start it; words are its options."""
+        (self.folder / "worker.py").write_text(worker)
+        return subprocess.Popen(
+            [*command(["pipe", *words]), "--", "python", "worker.py"],
+            cwd=self.folder,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __call__(
+        self, data: bytes, *words: str, worker: str = UPPER
+    ) -> tuple[int, bytes, str]:
+        """Return its exit status, and what it writes."""
+        with self.start(*words, worker=worker) as process:
+            out, err = process.communicate(data, timeout=60)
+        return process.returncode, out, err.decode()
+
+
+@pytest.fixture
+def filtered(tmp_path: Path) -> Filter:
+    """Return what runs the filter."""
+    return Filter(tmp_path)
+
+
+def test_lines_go_through(filtered: Filter) -> None:
+    """The ledger is on stderr; the last line needs no end."""
+    status, out, err = filtered(b"a\nb\n\nc")
+    assert (status, out) == (0, b"A\nB\n\nC\n")
+    assert "stdin" in err
+    assert "4 messages written to stdout\npipe: done in" in err
+
+
+def test_file_is_read_in_place_of_stdin(filtered: Filter) -> None:
+    """By several workers, in its order."""
+    lines = b"".join(b"line %d\n" % number for number in range(2000))
+    (filtered.folder / "in.txt").write_bytes(lines)
+    status, out, err = filtered(b"", "in.txt", "--workers", "3", "-q")
+    assert (status, out, err) == (0, lines.upper(), "")
+
+
+def test_messages_may_end_in_nul(filtered: Filter) -> None:
+    """Then there may be line ends in them, if the worker has another marker."""
+    worker = """\
+import sys
+data = b""
+while chunk := sys.stdin.buffer.read1():
+    *messages, data = (data + chunk).split(b"|")
+    for message in messages:
+        sys.stdout.buffer.write(message.upper() + b"|\\0")
+        sys.stdout.flush()
+"""
+    status, out, _ = filtered(b"a\nb\0c\0", "-0", "--markers", "eom=|", worker=worker)
+    assert (status, out) == (0, b"A\nB\0C\0")
+
+
+def test_replies_come_as_messages_come(filtered: Filter) -> None:
+    """Who follows a log sees each line at once."""
+    with filtered.start() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for word in b"one", b"two":
+            _write(process.stdin, word + b"\n")
+            assert process.stdout.readline() == word.upper() + b"\n"
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def test_first_refusal_ends_it_in_words(filtered: Filter) -> None:
+    """Nothing is dropped that is kept nowhere."""
+    status, out, err = filtered(b"a\nbad\nb\n", worker=REFUSING)
+    assert status == 1
+    assert out in {b"", b"A\n"}
+    assert "refused the message: ValueError: no good" in err
+
+
+def test_dead_letters_are_kept_where_asked(filtered: Filter) -> None:
+    """And shown by the command that the ledger names."""
+    budget = "on_error.budget=100%"
+    status, out, err = filtered(
+        b"a\nbad\nb\n", "--dead-letters", "dead", "--set", budget, worker=REFUSING
+    )
+    assert (status, out) == (0, b"A\nB\n")
+    assert "etlstage dlq ls dead" in err
+    shown = subprocess.run(
+        command(["dlq", "ls", "dead", "--json"]),
+        cwd=filtered.folder,
+        env=environment(),
+        capture_output=True,
+        check=True,
+    )
+    (letter,) = map(json.loads, shown.stdout.splitlines())
+    assert letter["stage"] == "worker"
+
+
+def test_killed_workers_lose_nothing(filtered: Filter) -> None:
+    """Each message once, in order; twenty workers die in the middle."""
+    lines = b"".join(b"%d\n" % number for number in range(1000))
+    words = "--workers", "2", "--set", "restart.max=100", "--set", "restart.delay=1ms"
+    status, out, _ = filtered(lines, *words, worker=DYING)
+    assert (status, out) == (0, lines)
+    assert len(list(filtered.folder.glob("*.died"))) == 20
+
+
+def test_reader_that_has_seen_enough_ends_it(filtered: Filter) -> None:
+    """It says so; a traceback or silence would be worse."""
+    with filtered.start() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        _write(process.stdin, b"a\n")
+        assert process.stdout.readline() == b"A\n"
+        process.stdout.close()
+        _write(process.stdin, b"b\n")
+        err = process.stderr.read().decode()
+        assert process.wait(60) == 1
+        process.stdin.close()
+    assert "stdout was closed by what reads it, after 1 message" in err
+
+
+def test_interrupt_drains(filtered: Filter) -> None:
+    """What was read is answered and written; exit 4."""
+    with filtered.start() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        _write(process.stdin, b"a\nb")
+        assert process.stdout.readline() == b"A\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 4
+        assert process.stdout.read() == b""
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--"], "expected the command of a worker, as in -- ./worker"),
+        (["cat"], "expected the command of a worker, as in -- ./worker"),
+        (["missing.txt", "--", "cat"], "missing.txt can't be read: no such file"),
+        (["--set", "timeout.mesage=1s", "--", "cat"], "--set timeout.mesage: unknown"),
+        (["--set", "workers", "--", "cat"], "--set workers: expected a place and"),
+        (["--dialect", "morse", "--", "cat"], "unknown dialect 'morse'"),
+    ],
+)
+def test_wrong_words_are_named(tmp_path: Path, words: list[str], said: str) -> None:
+    """One line, exit 2; nothing is read, nothing started."""
+    (tmp_path / "cat").touch()
+    done = subprocess.run(
+        command(["pipe", *words]),
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_help_names_the_command() -> None:
+    """The usage has what stands behind the dashes."""
+    done = subprocess.run(
+        command(["pipe", "--help"]),
+        env={**environment(), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "etlstage pipe [OPTIONS] [FILE] -- COMMAND..." in done.stdout
+
+
+def _write(stdin: IO[bytes], data: bytes) -> None:
+    os.write(stdin.fileno(), data)
