@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import anyio.to_thread
-
-from etlstage.cli.screen import silence
 from etlstage.config.build import pipeline_from_here
 from etlstage.config.fault import FaultKeys
 from etlstage.config.reading import Changes
 from etlstage.config.variant import DryRun
-from etlstage.errors import SinkFailed
-from etlstage.messages import Run, counted
-from etlstage.pipeline.delivery.folder import reason
-from etlstage.pipeline.interfaces import Output, Sink
+from etlstage.messages import counted
+from etlstage.pipeline.descriptor import DescriptorSink
+from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry import Meter
-from etlstage.telemetry.terminal import harmless
 from etlstage.transport import Launch, launch_worker
 from etlstage.transport.watchdog import scratch
 
@@ -132,17 +126,11 @@ class Trial:
         return launch
 
 
-class Printed(Sink):
-    """Prints messages on stdout, a line each; on a terminal, so that they are harmless."""
+class Printed(DescriptorSink):
+    """Prints messages on stdout, a line each, for a human."""
 
     def __init__(self) -> None:
-        super().__init__("stdout")
-
-    async def write(self, run: Run) -> None:
-        """Print a run; raises SinkFailed if stdout can't be written."""
-        self.account.received += len(run)
-        await anyio.to_thread.run_sync(self._print, run)
-        self.account.done += len(run)
+        super().__init__(1, exact=False)
 
     def landed(self) -> str:
         """Return how many were printed, for a human."""
@@ -151,21 +139,6 @@ class Printed(Sink):
     def output(self) -> Output:
         """Return that there is none but stdout."""
         return Output("stdout", "-")
-
-    def _print(self, run: Run) -> None:
-        out = sys.stdout
-        try:
-            if out.isatty():
-                texts = (message.decode(errors="backslashreplace") for message in run)
-                out.write("".join(f"{harmless(text)}\n" for text in texts))
-            else:
-                out.buffer.write(b"".join(message + b"\n" for message in run))
-            out.flush()
-        except OSError as error:
-            silence(out.fileno())
-            raise SinkFailed(
-                f"{self.name}: can't print messages: {reason(error)}", stage=self.name
-            ) from error
 
 
 PLAIN: Final = Trial()

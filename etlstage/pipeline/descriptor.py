@@ -22,6 +22,7 @@ import anyio.to_thread
 from etlstage.errors import SinkFailed, SourceFailed
 from etlstage.messages import Position, Run, counted
 from etlstage.pipeline.interfaces import Output, Sink, Source
+from etlstage.telemetry.terminal import harmless
 
 __all__ = ("DescriptorSink", "DescriptorSource", "Splitter")
 
@@ -146,19 +147,28 @@ class DescriptorSink(Sink):
     """
     Writes messages to a file descriptor; it is not closed.
 
+    On a terminal they are shown escaped: nothing that they say controls it.
+
     Args:
         descriptor: Where they are written to.
         separator: What is written behind each message.
+        exact: Whether what is written is to be read as the same messages.
         name: As reports and errors call it.
 
     """
 
     def __init__(
-        self, descriptor: int, separator: bytes = b"\n", *, name: str = "stdout"
+        self,
+        descriptor: int,
+        separator: bytes = b"\n",
+        *,
+        exact: bool = True,
+        name: str = "stdout",
     ) -> None:
         super().__init__(name)
         self._descriptor = descriptor
         self._separator = separator
+        self._exact = exact
 
     async def write(self, run: Run) -> None:
         """
@@ -170,8 +180,10 @@ class DescriptorSink(Sink):
 
         """
         self.account.received += len(run)
+        if os.isatty(self._descriptor):
+            run = [_escaped(message) for message in run]
         data = self._separator.join((*run, b""))
-        if data.count(self._separator) != len(run):
+        if self._exact and data.count(self._separator) != len(run):
             place = next(i for i, m in enumerate(run) if self._separator in m)
             raise SinkFailed(
                 f"{self.name}: message {self.account.done + place + 1} has the separator"
@@ -203,3 +215,7 @@ class DescriptorSink(Sink):
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
+
+
+def _escaped(message: bytes) -> bytes:
+    return harmless(message.decode(errors="backslashreplace")).encode()

@@ -147,6 +147,17 @@ async def test_message_with_a_separator_is_not_written_as_two(
     assert (sink.account.received, sink.account.done) == (3, 1)
 
 
+async def test_terminal_is_not_controlled_by_messages() -> None:
+    """What they say is escaped, and a line end in one is none."""
+    ours, theirs = os.openpty()
+    try:
+        await DescriptorSink(theirs).write([b"a\x1b[2Jb", b"c\nd\xff"])
+        assert os.read(ours, 100) == b"ab\r\nc\\nd\\xff\r\n"
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 async def test_reader_that_is_gone_ends_the_run(
     pipe: tuple[BinaryIO, BinaryIO],
 ) -> None:
