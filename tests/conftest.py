@@ -49,7 +49,6 @@ WITHOUT: Final = (
 """Those of them that decide and do nothing."""
 ON_BOTH_LOOPS: Final = (
     "supervisor/test_stop.py",
-    "supervisor/test_supervisor.py",
     "transport/test_launcher.py",
     "transport/test_process.py",
     "transport/test_socket.py",

@@ -4,8 +4,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
+import pytest
 
 from etlstage.supervisor.deadlines import Deadline
+
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 class Bell:

@@ -1,23 +1,22 @@
 from __future__ import annotations
 
-import hashlib
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
 from etlstage import errors as faults
-from etlstage.messages import Run, StageKind
+from etlstage.messages import Run
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
-from etlstage.supervisor import AsyncSupervisor, WorkerFailed, WorkerRestarting
+from etlstage.supervisor import WorkerFailed, WorkerRestarting
+from etlstage.testing import ScriptedWorker
+from tests.supervisor.acts import acting
 from tests.supervisor.workers import (
     QUICK,
     collect,
@@ -28,18 +27,20 @@ from tests.supervisor.workers import (
     told,
 )
 
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
+
 
 async def take(messages: AsyncIterator[bytes]) -> list[bytes]:
     """Return all messages of a round that must not hang."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(10_000):
         return [message async for message in messages]
 
 
 async def broken(run: Stage) -> tuple[list[bytes], str]:
     """Return what a round gave, and the error in which it ended."""
     seen: list[bytes] = []
-    async with AsyncSupervisor(run) as supervisor:
-        with anyio.fail_after(10), pytest.raises(faults.EtlstageError) as caught:
+    async with acting(run) as supervisor:
+        with anyio.fail_after(10_000), pytest.raises(faults.EtlstageError) as caught:
             await collect(seen, supervisor.extract())
     return seen, told(caught.value)
 
@@ -49,21 +50,21 @@ async def broken(run: Stage) -> tuple[list[bytes], str]:
 
 async def test_plain_round_is_one_run_of_the_program() -> None:
     """All it wrote, empty messages too; the next round is the next run."""
-    async with AsyncSupervisor(plain("extract", "one", "", "two")) as supervisor:
+    async with acting(plain("extract", "one", "", "two")) as supervisor:
         for _ in range(2):
             assert await take(supervisor.extract()) == [b"one", b"", b"two"]
 
 
 async def test_plain_round_may_be_empty() -> None:
     """A program that writes nothing has extracted nothing."""
-    async with AsyncSupervisor(plain("extract")) as supervisor:
+    async with acting(plain("extract")) as supervisor:
         assert await take(supervisor.extract()) == []
 
 
 async def test_last_message_may_lack_its_end_when_all_went_well() -> None:
     """The last line of a file often has no line end."""
     run = plain("extract_tail", 0, "two", "one")
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         assert await take(supervisor.extract()) == [b"one", b"two"]
 
 
@@ -82,7 +83,7 @@ async def test_last_message_without_end_is_dropped_when_it_failed() -> None:
 async def test_runs_are_lists_of_messages() -> None:
     """Who moves many messages takes them as they come; none is empty."""
     async with (
-        AsyncSupervisor(plain("ranges")) as supervisor,
+        acting(plain("ranges")) as supervisor,
         aclosing(supervisor.extract_runs()) as runs,
     ):
         seen = [run async for run, _ in zip_async(runs, 20)]
@@ -104,62 +105,12 @@ async def zip_async(
             return
 
 
-async def test_plain_round_may_be_broken_off() -> None:
-    """The worker is stopped then, and another round works."""
-    async with AsyncSupervisor(plain("ranges")) as supervisor:
-        for _ in range(2):
-            async with aclosing(supervisor.extract()) as messages:
-                async for message in messages:
-                    if message == b"5000":
-                        break
-
-
-async def test_endless_round_lets_others_run() -> None:
-    """A consumer that never waits, because there is always more, can be cancelled."""
-    with anyio.move_on_after(0.2) as scope:
-        async with AsyncSupervisor(plain("ranges")) as supervisor:
-            async for message in supervisor.extract():
-                hashlib.sha256(message).digest()
-
-    assert scope.cancelled_caught
-
-
-async def test_slow_consumer_stops_the_worker_through_the_pipe() -> None:
-    """It can't be more ahead than the pipe and one read hold."""
-    async with (
-        AsyncSupervisor(plain("extract_counted")) as supervisor,
-        aclosing(supervisor.extract()) as messages,
-    ):
-        with capture_logs() as logs:
-            assert await anext(messages) == b"x" * 100_000
-            for _ in range(50):
-                await anyio.wait_all_tasks_blocked()
-    counted = [int(entry["line"]) for entry in logs if "line" in entry]
-
-    assert max(counted, default=0) <= 21
-
-
 async def test_plain_worker_that_closes_stdout_and_lives() -> None:
     """It is stopped, and the text says why."""
     seen, error = await broken(plain("closes_stdout_later", timeout=QUICK))
 
     assert seen == [b"0"]
     assert "closed its stdout, but did not exit" in error
-
-
-async def test_plain_worker_whose_child_holds_the_pipe() -> None:
-    """It is waited for, but not for ever; what it would have written is not known."""
-    run = plain("extract_and_leave_child", timeout=QUICK)
-    with capture_logs() as logs:
-        seen, error = await broken(run)
-    assert seen == [b"one"]
-    assert (
-        "exited with status 0, but what it had started held its stdout open for 0.2 s"
-        in error
-    )
-    (child,) = (entry["line"].split()[1] for entry in logs if "line" in entry)
-
-    assert ends(int(child))
 
 
 async def test_plain_worker_that_writes_eop() -> None:
@@ -188,7 +139,7 @@ async def test_plain_message_that_is_too_long() -> None:
 async def test_worker_keeps_the_offsets() -> None:
     """One worker answers round after round to empty messages."""
     run = cyclic("rounds", "a b", "", "c")
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         rounds = [await take(supervisor.extract()) for _ in range(4)]
 
     assert rounds == [[b"a", b"b"], [], [b"c"], []]
@@ -196,7 +147,7 @@ async def test_worker_keeps_the_offsets() -> None:
 
 async def test_supervisor_keeps_the_offsets() -> None:
     """Each request carries a range, as JSON."""
-    async with AsyncSupervisor(cyclic("ranges", 12)) as supervisor:
+    async with acting(cyclic("ranges", 12)) as supervisor:
         first = await take(supervisor.extract(start=0, end=3))
         second = await take(supervisor.extract(start=10, end=20))
 
@@ -217,8 +168,8 @@ async def test_supervisor_keeps_the_offsets() -> None:
 )
 async def test_request(arguments: dict[str, object], request_: bytes) -> None:
     """Empty without offsets, a JSON object with them, or what the template says."""
-    async with AsyncSupervisor(cyclic("requests")) as supervisor:
-        with anyio.fail_after(10):
+    async with acting(cyclic("requests")) as supervisor:
+        with anyio.fail_after(10_000):
             runs = [
                 run
                 async for run in supervisor.extract_runs(**arguments)  # type: ignore[arg-type]
@@ -229,7 +180,7 @@ async def test_request(arguments: dict[str, object], request_: bytes) -> None:
 
 async def test_round_with_a_marker_in_its_request_is_refused() -> None:
     """Nothing is sent, and the next round works."""
-    async with AsyncSupervisor(cyclic("requests")) as supervisor:
+    async with acting(cyclic("requests")) as supervisor:
         with pytest.raises(faults.InvalidMessage, match="contains marker eom"):
             await take(
                 m async for run in supervisor.extract_runs(template="a\nb") for m in run
@@ -240,30 +191,20 @@ async def test_round_with_a_marker_in_its_request_is_refused() -> None:
 async def test_rounds_of_one_message_where_eop_is_eom() -> None:
     """Each request has exactly one message."""
     run = cyclic(
-        "one_to_one",
+        "echo",
         dialect=MarkerDialect(mode=Mode.CYCLIC, markers=Markers(eop=b"\n")),
     )
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         assert await take(supervisor.extract(start=1, end=2)) == [
             b'{"start": 1, "end": 2}'
         ]
         assert await take(supervisor.extract()) == [b""]
 
 
-async def test_request_that_does_not_fit_the_pipe() -> None:
-    """It is written as the worker reads it."""
-    async with AsyncSupervisor(cyclic("requests")) as supervisor:
-        runs = supervisor.extract_runs(template="x" * 3_000_000)
-        with anyio.fail_after(10):
-            messages = [message async for run in runs for message in run]
-
-    assert messages[0] == b"<" + b"x" * 3_000_000 + b">"
-
-
 async def test_cyclic_worker_that_closes_its_stdin() -> None:
     """It can't be asked any more, and does not answer."""
     run = cyclic("closes_stdin", timeout=Timeouts(message=1.0, stop=0.2))
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         assert await take(supervisor.extract()) == numbers(100)
         with pytest.raises(faults.StageError, match="closed its stdin, but did not"):
             await take(supervisor.extract())
@@ -277,7 +218,7 @@ async def test_rounds_wait_for_each_other() -> None:
         rounds.append(await take(supervisor.extract(start=start, end=start + 2)))
 
     async with (
-        AsyncSupervisor(cyclic("ranges")) as supervisor,
+        acting(cyclic("ranges")) as supervisor,
         anyio.create_task_group() as tasks,
     ):
         for start in 0, 2, 4:
@@ -286,19 +227,17 @@ async def test_rounds_wait_for_each_other() -> None:
     assert sorted(rounds) == [[b"0", b"1"], [b"2", b"3"], [b"4", b"5"]]
 
 
-async def test_round_may_be_broken_off(tmp_path: Path) -> None:
+async def test_round_may_be_broken_off() -> None:
     """What the worker writes next belongs to no round: another worker takes over."""
-    cue = tmp_path / "cue"
-    async with AsyncSupervisor(cyclic("slow_round", cue)) as supervisor:
+    async with acting(cyclic("slow_round")) as supervisor:
         async with aclosing(supervisor.extract()) as messages:
             assert await anext(messages) == b"first"
-        cue.touch()
         assert await take(supervisor.extract()) == [b"first", b"second"]
 
 
 async def test_round_that_is_left_open_does_not_block_the_next() -> None:
     """Without ``aclosing`` the event loop closes the generator, in its own task."""
-    async with AsyncSupervisor(cyclic("ranges")) as supervisor:
+    async with acting(cyclic("ranges")) as supervisor:
         messages = supervisor.extract(start=0, end=1_000_000)
         assert await anext(messages) == b"0"
 
@@ -327,7 +266,7 @@ async def test_worker_that_dies_in_every_round() -> None:
 async def test_round_survives_its_worker() -> None:
     """Where the worker keeps the offsets, it may give the same again (issue 10)."""
     stage = cyclic("killed_in_range", 2, restart=RestartPolicy(max=1))
-    async with AsyncSupervisor(stage) as supervisor:
+    async with acting(stage) as supervisor:
         assert await take(supervisor.extract()) == [b"0", b"1", *numbers(100)]
         assert await take(supervisor.extract()) == []
 
@@ -337,7 +276,7 @@ async def test_range_survives_workers_that_are_killed() -> None:
     policy = RestartPolicy(max=1, delay=0.01)
     stage = cyclic("killed_in_range", 1, 8, 9, 19, 21, 26, restart=policy)
     with capture_logs() as logs:
-        async with AsyncSupervisor(stage) as supervisor:
+        async with acting(stage) as supervisor:
             for start in 0, 20:
                 expected = [b"%d" % n for n in range(start, start + 20)]
                 seen = await take(supervisor.extract(start=start, end=start + 20))
@@ -352,8 +291,8 @@ async def test_range_that_kills_its_worker_each_time() -> None:
     policy = RestartPolicy(max=2, delay=0.01)
     stage = cyclic("killed_before", 8, restart=policy)
     seen: list[bytes] = []
-    async with AsyncSupervisor(stage) as supervisor:
-        with anyio.fail_after(10), pytest.raises(faults.WorkerLost) as caught:
+    async with acting(stage) as supervisor:
+        with anyio.fail_after(10_000), pytest.raises(faults.WorkerLost) as caught:
             await collect(seen, supervisor.extract(start=0, end=20))
     assert seen == [b"%d" % n for n in range(8)]
     assert "killed by SIGKILL while it held 1 message, after 3 tr" in str(caught.value)
@@ -363,8 +302,8 @@ async def test_range_that_gives_other_messages_when_it_is_asked_again() -> None:
     """It is told; no message is left out in place of another (issue 10)."""
     seen: list[bytes] = []
     stage = cyclic("dies_after_pid", restart=RestartPolicy(delay=0.01))
-    async with AsyncSupervisor(stage) as supervisor:
-        with anyio.fail_after(10), pytest.raises(faults.SourceFailed) as caught:
+    async with acting(stage) as supervisor:
+        with anyio.fail_after(10_000), pytest.raises(faults.SourceFailed) as caught:
             await collect(seen, supervisor.extract(start=0, end=20))
     assert len(seen) == 1
     assert "had given 1 messages of a range; asked for it again" in str(caught.value)
@@ -372,7 +311,7 @@ async def test_range_that_gives_other_messages_when_it_is_asked_again() -> None:
 
 async def test_worker_that_exits_between_rounds() -> None:
     """It answered all it was asked: a new one is started."""
-    async with AsyncSupervisor(cyclic("ends_after_round")) as supervisor:
+    async with acting(cyclic("ends_after_round")) as supervisor:
         with supervisor.events() as events:
             first = await take(supervisor.extract())
             assert ends(int(first[0]))
@@ -383,14 +322,12 @@ async def test_worker_that_exits_between_rounds() -> None:
     assert first != second
 
 
-async def test_worker_that_talks_between_rounds(tmp_path: Path) -> None:
+async def test_worker_that_talks_between_rounds() -> None:
     """Its words would be taken for an answer: another worker answers the next round."""
-    cue = tmp_path / "cue"
-    run = cyclic("talks_between_rounds", cue, timeout=Timeouts(stop=0.2))
-    async with AsyncSupervisor(run) as supervisor:
-        with supervisor.events() as events, anyio.fail_after(10):
+    run = cyclic("talks_between_rounds", timeout=Timeouts(stop=0.2))
+    async with acting(run) as supervisor:
+        with supervisor.events() as events, anyio.fail_after(10_000):
             assert await take(supervisor.extract()) == [b""]
-            cue.touch()
             failed = await events.receive()
             while not isinstance(failed, WorkerFailed):
                 failed = await events.receive()
@@ -441,10 +378,10 @@ LONG = Timeouts(stop=3600)
 )
 async def test_supervisor_closed_in_the_middle_of_a_round(run: Stage) -> None:
     """Who reads on has an error, and not half a round that looks whole."""
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         messages = supervisor.extract_runs()
         assert await anext(messages)
-        with anyio.fail_after(10):
+        with anyio.fail_after(10_000):
             await supervisor.aclose()
             with pytest.raises(faults.WorkerLost, match=r"was stopped") as caught:
                 async for _ in messages:
@@ -463,7 +400,7 @@ async def test_supervisor_closed_while_a_round_waits() -> None:
 
     async with (
         anyio.create_task_group() as tasks,
-        AsyncSupervisor(plain("sleeps", timeout=QUICK)) as supervisor,
+        acting(plain("sleeps", timeout=QUICK)) as supervisor,
     ):
         tasks.start_soon(extract)
         await anyio.wait_all_tasks_blocked()
@@ -475,7 +412,7 @@ async def test_supervisor_closed_while_a_round_waits() -> None:
 async def test_host_cancelled_in_the_middle_of_a_round(run: Stage) -> None:
     """The worker is gone with the block."""
     with anyio.CancelScope() as scope:
-        async with AsyncSupervisor(run) as supervisor:
+        async with acting(run) as supervisor:
             async for _ in supervisor.extract():
                 scope.cancel()
 
@@ -484,20 +421,16 @@ async def test_host_cancelled_in_the_middle_of_a_round(run: Stage) -> None:
 
 async def test_round_that_failed_is_tried_again() -> None:
     """Unless something was passed on; tries before a round that ended don't count."""
-    code = (
-        "import os, sys; n = int(os.environ['ETLSTAGE_START']);"
-        " sys.exit('no') if n % 2 else print(n)"
-    )
-    run = Stage(
-        name="e",
-        worker=(sys.executable, "-S", "-c", code),
-        kind=StageKind.EXTRACT,
-        dialect=MarkerDialect(mode=Mode.PLAIN),
-        restart=RestartPolicy(max=1, delay=0.01),
-    )
-    with anyio.fail_after(10):
-        async with AsyncSupervisor(run) as supervisor:
-            rounds = [await take(supervisor.extract()) for _ in range(4)]
+
+    async def fail_at_first(worker: ScriptedWorker) -> int:
+        if worker.start % 2:
+            return 1
+        await worker.write(b"%d\n" % worker.start)
+        return 0
+
+    run = plain("extract", restart=RestartPolicy(max=1))
+    async with acting(run, fail_at_first) as supervisor:
+        rounds = [await take(supervisor.extract()) for _ in range(4)]
 
     assert rounds == [[b"2"], [b"4"], [b"6"], [b"8"]]
 
@@ -507,8 +440,8 @@ async def test_nothing_is_started_once_the_supervisor_is_closed() -> None:
     run = replace(
         plain("exits", 3), restart=RestartPolicy(delay=30.0), on_error=ErrorPolicy()
     )
-    with anyio.fail_after(10):
-        async with AsyncSupervisor(run) as supervisor:
+    with anyio.fail_after(10_000):
+        async with acting(run) as supervisor:
             with supervisor.events() as events:
                 async with anyio.create_task_group() as tasks:
 

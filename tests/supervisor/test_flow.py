@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from etlstage.messages import Position, Run, StageKind
 from etlstage.stage import Order
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.exchange import Outcome
-from tests.supervisor.workers import memory, numbers, outputs, stage
+from tests.supervisor.workers import cyclic, memory, numbers, outputs, plain, stage
 
 # --- windows -------------------------------------------------------------------------
 
@@ -53,6 +55,16 @@ async def test_window_of_two_is_two_ahead_though_messages_are_big() -> None:
 # --- pipes ---------------------------------------------------------------------------
 
 
+async def test_many_messages_come_back_in_order() -> None:
+    """More than a pipe holds: the worker is read while it is written to."""
+    messages = [b"%07d" % n * 10 for n in range(50_000)]
+    async with AsyncSupervisor(stage("fast")) as supervisor:
+        results = await supervisor.submit(messages)
+
+    assert [r.message for r in results] == messages
+    assert outputs(results) == [(m,) for m in messages]
+
+
 async def test_big_message_in_both_directions() -> None:
     """Ten megabytes, more than any pipe holds."""
     message = os.urandom(5_000_000).hex().encode()
@@ -79,6 +91,54 @@ async def test_full_pipes_are_no_deadlock() -> None:
             results = await supervisor.submit([b"x" * 10_000_000, b"last"])
 
     assert [len(o[0]) for o in outputs(results)] == [4_000_000] * 2
+
+
+# --- extraction ----------------------------------------------------------------------
+
+
+async def test_plain_round_may_be_broken_off() -> None:
+    """The worker is stopped then, and another round works."""
+    async with AsyncSupervisor(plain("ranges")) as supervisor:
+        for _ in range(2):
+            async with aclosing(supervisor.extract()) as messages:
+                async for message in messages:
+                    if message == b"5000":
+                        break
+
+
+async def test_endless_round_lets_others_run() -> None:
+    """A consumer that never waits, because there is always more, can be cancelled."""
+    with anyio.move_on_after(0.2) as scope:
+        async with AsyncSupervisor(plain("ranges")) as supervisor:
+            async for message in supervisor.extract():
+                hashlib.sha256(message).digest()
+
+    assert scope.cancelled_caught
+
+
+async def test_slow_consumer_stops_the_worker_through_the_pipe() -> None:
+    """It can't be more ahead than the pipe and one read hold."""
+    async with (
+        AsyncSupervisor(plain("extract_counted")) as supervisor,
+        aclosing(supervisor.extract()) as messages,
+    ):
+        with capture_logs() as logs:
+            assert await anext(messages) == b"x" * 100_000
+            for _ in range(50):
+                await anyio.wait_all_tasks_blocked()
+    counted = [int(entry["line"]) for entry in logs if "line" in entry]
+
+    assert max(counted, default=0) <= 21
+
+
+async def test_request_that_does_not_fit_the_pipe() -> None:
+    """It is written as the worker reads it."""
+    async with AsyncSupervisor(cyclic("requests")) as supervisor:
+        runs = supervisor.extract_runs(template="x" * 3_000_000)
+        with anyio.fail_after(10):
+            messages = [message async for run in runs for message in run]
+
+    assert messages[0] == b"<" + b"x" * 3_000_000 + b">"
 
 
 # --- back-pressure -------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import resource
 import shlex
 import stat
@@ -565,3 +566,15 @@ def test_what_is_missing(tmp_path: Path) -> None:
 def test_which_word_is_a_script(command: str, place: int | None) -> None:
     """One behind a flag that is not known may be anything."""
     assert script(command.split()) == place
+
+
+async def test_repr_tells_what_a_worker_owes() -> None:
+    """Its name, its pid, and the exchanges that it has not answered."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        assert supervisor._pool is not None
+        (running,) = supervisor._pool._running.values()
+        text = repr(running)
+
+    assert re.fullmatch(
+        r"<WorkerProcess 't-1' <PipeChild pid=\d+ running> owed=0>", text
+    )

@@ -8,14 +8,17 @@ import pytest
 from etlstage.errors import WorkerRefusal
 from etlstage.messages import Result
 from etlstage.stage import ErrorPolicy, Stage
-from etlstage.supervisor import AsyncSupervisor, WorkerStarted, failure
+from etlstage.supervisor import WorkerStarted, failure
+from tests.supervisor.acts import acting
 from tests.supervisor.workers import stage
+
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 async def submit(run: Stage, messages: list[bytes]) -> tuple[list[Result], int]:
     """Return the results, and how often a worker was started."""
-    with anyio.fail_after(10):
-        async with AsyncSupervisor(run) as supervisor:
+    with anyio.fail_after(1000):
+        async with acting(run) as supervisor:
             events = supervisor.events()
             results = await supervisor.submit(messages)
         async with events:
@@ -30,7 +33,7 @@ async def test_refusal_is_that_message_s_alone(
     window: int | None, workers: int
 ) -> None:
     """All others are answered, and no worker is started again."""
-    messages = [b"bad %d" % n if n % 7 == 3 else b"%d" % n for n in range(2000)]
+    messages = [b"bad %d" % n if n % 7 == 3 else b"%d" % n for n in range(500)]
     run = stage("refuses", "bad", window=window, workers=workers)
     results, starts = await submit(run, messages)
 

@@ -12,7 +12,7 @@ import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 from structlog.testing import capture_logs
 
-from etlstage.errors import WorkerLost
+from etlstage.errors import EtlstageError, WorkerLost
 from etlstage.messages import Result, StageKind
 from etlstage.stage import RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import (
@@ -23,7 +23,17 @@ from etlstage.supervisor import (
 )
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.transport import Child, LaunchRequest, Wire
-from tests.supervisor.workers import QUICK, ends, load, numbers, outputs, plain, runs
+from tests.supervisor.workers import (
+    QUICK,
+    collect,
+    ends,
+    load,
+    numbers,
+    outputs,
+    plain,
+    runs,
+    told,
+)
 
 LONG = Timeouts(stop=3600)
 ENDLESS = "sleep 3600 & echo $!"
@@ -277,3 +287,21 @@ def test_not_too_many_have_time_at_once() -> None:
         run_virtually(partial(main))
     assert living == []
     assert 10 < most < 20
+
+
+async def test_plain_worker_whose_child_holds_the_pipe() -> None:
+    """It is waited for, but not for ever; what it would have written is not known."""
+    run = plain("extract_and_leave_child", timeout=QUICK)
+    seen: list[bytes] = []
+    with capture_logs() as logs:
+        async with AsyncSupervisor(run) as supervisor:
+            with anyio.fail_after(10), pytest.raises(EtlstageError) as caught:
+                await collect(seen, supervisor.extract())
+    assert seen == [b"one"]
+    assert (
+        "exited with status 0, but what it had started held its stdout open for 0.2 s"
+        in told(caught.value)
+    )
+    (child,) = (entry["line"].split()[1] for entry in logs if "line" in entry)
+
+    assert ends(int(child))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import anyio
@@ -237,3 +238,39 @@ async def test_error_of_our_own_leaves_no_process(
         async with AsyncSupervisor(stage("echo")) as supervisor:
             await supervisor.submit([b"x"])
     assert caught.group_contains(TypeError)
+
+
+# --- inside plain asyncio ------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_embedded_in_plain_asyncio() -> None:
+    """Tasks of asyncio submit side by side, and one of them is cancelled."""
+    async with AsyncSupervisor(stage("gated", "/dev/zero")) as supervisor:
+        tasks = [asyncio.create_task(supervisor.submit(numbers(n))) for n in range(10)]
+        doomed = asyncio.create_task(supervisor.submit(numbers(100)))
+        await asyncio.sleep(0)
+        doomed.cancel()
+        results = await asyncio.gather(*tasks)
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+
+    assert [len(outputs(r)) for r in results] == list(range(10))
+
+
+@pytest.mark.asyncio
+async def test_task_of_asyncio_that_holds_a_supervisor_is_cancelled() -> None:
+    """The workers are gone when the task is."""
+    inside = asyncio.Event()
+
+    async def hold() -> None:
+        async with AsyncSupervisor(stage("echo")) as supervisor:
+            await supervisor.submit([b"one"])
+            inside.set()
+            await asyncio.sleep(3600)
+
+    task = asyncio.create_task(hold())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,26 +1,34 @@
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from pathlib import Path
 
 import anyio
 import pytest
 
 from etlstage import errors as faults
-from etlstage.messages import Result, StageKind
+from etlstage.messages import Result
 from etlstage.stage import Timeouts
 from etlstage.supervisor import AsyncSupervisor
-from tests.supervisor.workers import collect, errors, numbers, outputs, plain, stage
+from tests.supervisor.acts import acting
+from tests.supervisor.workers import (
+    collect,
+    errors,
+    load,
+    numbers,
+    outputs,
+    plain,
+    stage,
+)
+
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 # --- submit ------------------------------------------------------------------------
 
 
 async def test_each_message_has_its_outputs() -> None:
     """Zero, one and many replies, and those of an empty message, stay apart."""
-    async with AsyncSupervisor(stage("words")) as supervisor:
+    async with acting(stage("words")) as supervisor:
         results = await supervisor.submit([b"one", b"", b"two three four", b" ", b"5"])
 
     assert results == [
@@ -34,7 +42,7 @@ async def test_each_message_has_its_outputs() -> None:
 
 async def test_empty_message_can_be_an_output() -> None:
     """An output without bytes is one, and not none."""
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         assert outputs(await supervisor.submit([b"", b"x", b""])) == [
             (b"",),
             (b"x",),
@@ -44,33 +52,23 @@ async def test_empty_message_can_be_an_output() -> None:
 
 async def test_nothing_to_submit_gives_nothing() -> None:
     """No message, no result, and no wait."""
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         assert await supervisor.submit([]) == []
         assert await supervisor.submit(iter([])) == []
 
 
 async def test_any_iterable_can_be_submitted() -> None:
     """A generator does as well as a list."""
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         results = await supervisor.submit(b"%d" % n for n in range(3))
 
     assert [r.message for r in results] == numbers(3)
 
 
-async def test_many_messages_come_back_in_order() -> None:
-    """More than a pipe holds: the worker is read while it is written to."""
-    messages = [b"%07d" % n * 10 for n in range(50_000)]
-    async with AsyncSupervisor(stage("fast")) as supervisor:
-        results = await supervisor.submit(messages)
-
-    assert [r.message for r in results] == messages
-    assert outputs(results) == [(m,) for m in messages]
-
-
 async def test_three_workers_keep_the_order() -> None:
     """Workers of random speed share the messages; results are in input order."""
     messages = numbers(300)
-    async with AsyncSupervisor(stage("uneven", 1, workers=3, window=2)) as supervisor:
+    async with acting(stage("uneven", 1, workers=3, window=2)) as supervisor:
         results = await supervisor.submit(messages)
 
     assert [r.message for r in results] == messages
@@ -80,7 +78,7 @@ async def test_three_workers_keep_the_order() -> None:
 
 async def test_idle_workers_take_messages_first() -> None:
     """Three messages for three workers: one each."""
-    async with AsyncSupervisor(stage("signed", workers=3)) as supervisor:
+    async with acting(stage("signed", workers=3)) as supervisor:
         results = await supervisor.submit(numbers(3))
 
     assert len({o[1] for o in outputs(results)}) == 3
@@ -95,7 +93,7 @@ async def test_two_hundred_tasks_submit_at_once() -> None:
         answers[number] = outputs(await supervisor.submit(messages))
 
     async with (
-        AsyncSupervisor(stage("echo", workers=2)) as supervisor,
+        acting(stage("echo", workers=2)) as supervisor,
         anyio.create_task_group() as tasks,
     ):
         for number in range(200):
@@ -107,14 +105,10 @@ async def test_two_hundred_tasks_submit_at_once() -> None:
     }
 
 
-async def test_load_stage_answers_with_nothing(tmp_path: Path) -> None:
+async def test_load_stage_answers_with_nothing() -> None:
     """An L worker's receipt is an EOP alone."""
-    target = tmp_path / "target"
-    load = stage("append", target, kind=StageKind.LOAD)
-    async with AsyncSupervisor(load) as supervisor:
+    async with acting(load("silent")) as supervisor:
         assert outputs(await supervisor.submit(numbers(3))) == [(), (), ()]
-
-    assert target.read_bytes() == b"0\n1\n2\n"
 
 
 # --- stream ------------------------------------------------------------------------
@@ -122,7 +116,7 @@ async def test_load_stage_answers_with_nothing(tmp_path: Path) -> None:
 
 async def test_stream_takes_a_plain_iterable() -> None:
     """A generator that is no coroutine is read as far as there is room."""
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         stream = supervisor.stream(b"%d" % n for n in range(5000))
         results = [result async for result in stream]
 
@@ -139,7 +133,7 @@ async def test_stream_takes_an_async_iterable() -> None:
         yield b"second"
 
     seen = []
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         with anyio.fail_after(10):
             async for result in supervisor.stream(messages()):
                 seen.append(result.message)
@@ -155,7 +149,7 @@ async def test_stream_takes_what_is_no_generator() -> None:
         for message in numbers(3):
             send.send_nowait(message)
         send.close()
-        async with AsyncSupervisor(stage("echo")) as supervisor:
+        async with acting(stage("echo")) as supervisor:
             results = [r async for r in supervisor.stream(receive)]
         assert receive.statistics().open_receive_streams == 1
 
@@ -169,7 +163,7 @@ async def test_stream_of_nothing_ends() -> None:
         for message in list[bytes]():
             yield message
 
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         assert [r async for r in supervisor.stream([])] == []
         assert [r async for r in supervisor.stream(nothing())] == []
 
@@ -183,7 +177,7 @@ async def test_error_of_the_input_comes_behind_the_results_before_it() -> None:
         raise LookupError("no three")
 
     seen: list[Result] = []
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         with pytest.raises(LookupError, match="no three"):
             await collect(seen, supervisor.stream(messages()))
         again = await supervisor.submit([b"four"])
@@ -200,7 +194,7 @@ async def test_error_of_a_plain_iterable_is_raised_too() -> None:
         raise LookupError("no more")
 
     seen: list[Result] = []
-    async with AsyncSupervisor(stage("fast")) as supervisor:
+    async with acting(stage("fast")) as supervisor:
         with pytest.raises(LookupError, match="no more"):
             await collect(seen, supervisor.stream(messages()))
 
@@ -226,7 +220,7 @@ async def test_consumer_may_break_off(plainly: bool) -> None:
         finally:
             closed.append(True)
 
-    async with AsyncSupervisor(stage("fast"), max_messages=100) as supervisor:
+    async with acting(stage("fast"), max_messages=100) as supervisor:
         messages = endless() if plainly else endless_too()
         async with aclosing(supervisor.stream(messages)) as stream:
             async for result in stream:
@@ -245,7 +239,7 @@ async def test_input_is_left_alone_once_the_stream_is_closed() -> None:
         await anyio.sleep_forever()
 
     async with (
-        AsyncSupervisor(stage("echo")) as supervisor,
+        acting(stage("echo")) as supervisor,
         aclosing(endless()) as messages,
         aclosing(supervisor.stream(messages)) as stream,
     ):
@@ -264,7 +258,7 @@ async def test_consumer_may_be_cancelled() -> None:
         finally:
             ended.set()
 
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         with anyio.CancelScope() as scope:
             async with aclosing(supervisor.stream(endless())) as stream:
                 async for _ in stream:
@@ -276,7 +270,7 @@ async def test_consumer_may_be_cancelled() -> None:
 
 async def test_submit_may_be_cancelled() -> None:
     """Messages of a caller that is gone are answered to nobody."""
-    async with AsyncSupervisor(stage("ahead", 2, window=1)) as supervisor:
+    async with acting(stage("ahead", 2, window=1)) as supervisor:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervisor.submit, numbers(9))
@@ -294,7 +288,7 @@ async def test_stream_may_be_left_open_at_the_end_of_the_block() -> None:
         await anyio.sleep_forever()
 
     with anyio.fail_after(10):
-        async with AsyncSupervisor(stage("echo")) as supervisor:
+        async with acting(stage("echo")) as supervisor:
             stream = supervisor.stream(endless())
             first = await anext(stream)
         with pytest.raises(
@@ -313,7 +307,7 @@ async def test_error_in_a_loop_over_a_stream_passes() -> None:
             yield b"one"
 
     async def body() -> None:
-        async with AsyncSupervisor(stage("echo"), max_messages=10) as supervisor:
+        async with acting(stage("echo"), max_messages=10) as supervisor:
             streams.append(supervisor.stream(endless()))
             async for _ in streams[0]:
                 raise LookupError("body")
@@ -330,7 +324,7 @@ async def test_error_in_a_loop_over_a_stream_passes() -> None:
 async def test_message_with_a_marker_fails_alone() -> None:
     """It fails with a text that says which marker and where; the others pass."""
     messages = [b"good", b"ba\0d", b"better", b"worse\n", b"\x17", b"\x05", b"best"]
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         with anyio.fail_after(10):
             results = await supervisor.submit(messages)
 
@@ -377,7 +371,7 @@ async def test_bad_messages_anywhere_stop_nothing(
     """However many of them come in a row, what is behind them passes."""
     messages = [b"bad\n"] * 3 + [b"good", b"bad\n"] * 50 + [b"bad\n"] * 3000 + [b"end"]
     run = stage("echo", window=window, workers=workers)
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         with anyio.fail_after(10):
             results = await supervisor.submit(messages)
 
@@ -387,7 +381,7 @@ async def test_bad_messages_anywhere_stop_nothing(
 async def test_message_that_is_too_long_fails_alone() -> None:
     """The text has the size, the limit and the setting."""
     run = stage("echo", max_message=10)
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         results = await supervisor.submit([b"x" * 10, b"x" * 11, b"x"])
 
     assert errors(results) == [
@@ -405,7 +399,7 @@ async def test_message_that_is_too_long_fails_alone() -> None:
 
 async def test_supervisor_can_be_entered_only_once() -> None:
     """Its workers are gone after the first time."""
-    supervisor = AsyncSupervisor(stage("echo"))
+    supervisor = acting(stage("echo"))
     async with supervisor:
         with pytest.raises(faults.InvalidState, match="was entered already"):
             await supervisor.__aenter__()
@@ -422,7 +416,7 @@ def test_stage_is_expected_first(wrong: object) -> None:
 
 async def test_supervisor_must_be_entered_first() -> None:
     """The text says how."""
-    supervisor = AsyncSupervisor(stage("echo"))
+    supervisor = acting(stage("echo"))
 
     with pytest.raises(
         faults.InvalidState,
@@ -434,7 +428,7 @@ async def test_supervisor_must_be_entered_first() -> None:
 
 async def test_transform_stage_does_not_extract() -> None:
     """The text names the stage and its kind."""
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         with pytest.raises(
             faults.LocalProtocolError,
             match="stage t is of kind transform: it can't extract",
@@ -444,7 +438,7 @@ async def test_transform_stage_does_not_extract() -> None:
 
 async def test_extract_stage_takes_no_messages() -> None:
     """The text names the stage."""
-    async with AsyncSupervisor(plain("extract", "one")) as supervisor:
+    async with acting(plain("extract", "one")) as supervisor:
         with pytest.raises(
             faults.LocalProtocolError, match="stage e extracts: it takes no messages"
         ):
@@ -453,7 +447,7 @@ async def test_extract_stage_takes_no_messages() -> None:
 
 async def test_repr_tells_how_many_workers_live() -> None:
     """Before, while and after."""
-    supervisor = AsyncSupervisor(stage("echo", workers=2))
+    supervisor = acting(stage("echo", workers=2))
     seen = [repr(supervisor)]
     async with supervisor:
         seen.append(repr(supervisor))
@@ -462,56 +456,8 @@ async def test_repr_tells_how_many_workers_live() -> None:
     assert seen == [f"<AsyncSupervisor 't' workers={n}>" for n in (0, 2, 0)]
 
 
-async def test_repr_tells_what_a_worker_owes() -> None:
-    """Its name, its pid, and the exchanges that it has not answered."""
-    async with AsyncSupervisor(stage("echo")) as supervisor:
-        assert supervisor._pool is not None
-        (running,) = supervisor._pool._running.values()
-        text = repr(running)
-
-    assert re.fullmatch(
-        r"<WorkerProcess 't-1' <PipeChild pid=\d+ running> owed=0>", text
-    )
-
-
 async def test_answers_may_take_for_ever() -> None:
     """Without a limit none is watched for."""
     run = stage("echo", timeout=Timeouts(message=None))
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         assert outputs(await supervisor.submit([b"one"])) == [(b"one",)]
-
-
-# --- inside plain asyncio ------------------------------------------------------------
-
-
-@pytest.mark.asyncio
-async def test_embedded_in_plain_asyncio() -> None:
-    """Tasks of asyncio submit side by side, and one of them is cancelled."""
-    async with AsyncSupervisor(stage("gated", "/dev/zero")) as supervisor:
-        tasks = [asyncio.create_task(supervisor.submit(numbers(n))) for n in range(10)]
-        doomed = asyncio.create_task(supervisor.submit(numbers(100)))
-        await asyncio.sleep(0)
-        doomed.cancel()
-        results = await asyncio.gather(*tasks)
-        with pytest.raises(asyncio.CancelledError):
-            await doomed
-
-    assert [len(outputs(r)) for r in results] == list(range(10))
-
-
-@pytest.mark.asyncio
-async def test_task_of_asyncio_that_holds_a_supervisor_is_cancelled() -> None:
-    """The workers are gone when the task is."""
-    inside = asyncio.Event()
-
-    async def hold() -> None:
-        async with AsyncSupervisor(stage("echo")) as supervisor:
-            await supervisor.submit([b"one"])
-            inside.set()
-            await asyncio.sleep(3600)
-
-    task = asyncio.create_task(hold())
-    await inside.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task

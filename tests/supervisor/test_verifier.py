@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import anyio
 import pytest
@@ -14,40 +14,58 @@ from etlstage.messages import Result, StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
-from etlstage.supervisor import AsyncSupervisor, WorkerFailed
+from etlstage.supervisor import WorkerFailed
+from etlstage.testing import ScriptedWorker
+from etlstage.testing.scripted import Script
+from tests.supervisor.acts import acting
 
-HEAD = """
-import sys, time
-i, o = sys.stdin.buffer, sys.stdout.buffer
-def say(data):
-    o.write(data)
-    o.flush()
-"""
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
+
 MANY = [b"m-%d" % n for n in range(150)]
 
 
-def planted(code: str, **settings: object) -> Stage:
-    """Return a stage whose worker runs some code."""
-    command = (sys.executable, "-S", "-c", HEAD + code)
+def planted(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
+    """Return a stage whose workers a script is for."""
     restart = RestartPolicy(delay=0.001)
-    return Stage(name="t", worker=command, restart=restart, **settings)  # type: ignore[arg-type]
+    return Stage(name="t", worker=("scripted",), restart=restart, **settings)
 
 
-def single(fault: str, *, before: str = "pass", every: int = 50) -> str:
-    """Return the code of a worker with a fault at every so many messages."""
-    return f"""
-{before}
-for line in i:
-    fault = int(line.rpartition(b"-")[2]) % {every} == {every - 1}
-    reply = line.upper() + b"\\0"
-    {fault}
-"""
+Fault = Callable[[ScriptedWorker, bytes], Coroutine[Any, Any, None]]
 
 
-async def run(stage: Stage, messages: Sequence[bytes]) -> tuple[list[Result], int]:
+def single(fault: Fault, *, every: int = 50, greeting: bytes = b"") -> Script:
+    """Return a worker with a fault at every so many messages."""
+
+    async def answer(worker: ScriptedWorker) -> int:
+        await worker.write(greeting)
+        async for message in worker.messages():
+            reply = message.upper() + b"\n\0"
+            if int(message.rpartition(b"-")[2]) % every == every - 1:
+                await fault(worker, reply)
+            else:
+                await worker.write(reply)
+        return 0
+
+    return answer
+
+
+def twice(late: float) -> Fault:
+    """Return a fault: one EOP too many, so many seconds behind the reply."""
+
+    async def answer(worker: ScriptedWorker, reply: bytes) -> None:
+        await worker.write(reply)
+        await anyio.sleep(late)
+        await worker.write(b"\0")
+
+    return answer
+
+
+async def run(
+    stage: Stage, script: Script, messages: Sequence[bytes]
+) -> tuple[list[Result], int]:
     """Return the results, and how many were doubtful."""
-    with anyio.fail_after(30):
-        async with AsyncSupervisor(stage) as supervisor:
+    with anyio.fail_after(3000):
+        async with acting(stage, script) as supervisor:
             results = await supervisor.submit(messages)
     return results, supervisor.doubtful
 
@@ -71,9 +89,8 @@ WAYS = pytest.mark.parametrize(
 @pytest.mark.parametrize("late", [0.0, 0.001, 0.01])
 async def test_reply_too_many(window: int | None, workers: int, late: float) -> None:
     """Its message is found, however late it comes; all others are right (issue 10)."""
-    say = f"say(reply); fault and (time.sleep({late}), say(b'\\0'))"
-    stage = planted(single(say), window=window, workers=workers)
-    results, doubtful = await run(stage, MANY)
+    stage = planted(window=window, workers=workers)
+    results, doubtful = await run(stage, single(twice(late)), MANY)
 
     assert wrong(results) == []
     culprits = {b"m-49", b"m-99", b"m-149"}
@@ -87,14 +104,12 @@ async def test_reply_too_many(window: int | None, workers: int, late: float) -> 
 @WAYS
 async def test_reply_too_few(window: int | None, workers: int) -> None:
     """It is missed at the end of its block, and its message found (issue 10)."""
-    say = "say(reply[:-1] if fault else reply)"
-    stage = planted(
-        single(say, every=120),
-        window=window,
-        workers=workers,
-        timeout=Timeouts(message=0.5),
-    )
-    results, doubtful = await run(stage, MANY)
+
+    async def forget(worker: ScriptedWorker, reply: bytes) -> None:
+        await worker.write(reply[:-1])
+
+    stage = planted(window=window, workers=workers, timeout=Timeouts(message=0.5))
+    results, doubtful = await run(stage, single(forget, every=120), MANY)
 
     assert (wrong(results), failed(results), doubtful) == ([], [b"m-119"], 0)
     (error,) = (r.error for r in results if r.error is not None)
@@ -105,12 +120,9 @@ async def test_reply_too_few(window: int | None, workers: int) -> None:
 @pytest.mark.parametrize("lines", [1, 100])
 async def test_worker_that_greets(window: int | None, workers: int, lines: int) -> None:
     """No message is blamed, and no restart helps: the stage fails (issue 10)."""
-    stage = planted(
-        single("say(reply)", before=f"say(b'hello\\n' * {lines})"),
-        window=window,
-        workers=workers,
-    )
-    results, _ = await run(stage, MANY)
+    stage = planted(window=window, workers=workers)
+    script = single(ScriptedWorker.write, greeting=b"hello\n" * lines)
+    results, _ = await run(stage, script, MANY)
 
     assert {type(r.error) for r in results} == {StageFailed}
     text = str(results[0].error)
@@ -121,10 +133,9 @@ async def test_worker_that_greets(window: int | None, workers: int, lines: int) 
 
 async def test_reply_too_many_behind_the_last_is_doubtful() -> None:
     """It was returned already; the supervisor says so when it ends (issue 10)."""
-    say = "say(reply); fault and (time.sleep(0.2), say(b'\\0'))"
-    stage = planted(single(say, every=10), window=1)
+    script = single(twice(0.2), every=10)
     with anyio.fail_after(10):
-        async with AsyncSupervisor(stage) as supervisor:
+        async with acting(planted(window=1), script) as supervisor:
             for n in range(10):
                 results = await supervisor.submit([b"m-%d" % n])
                 assert wrong(results) == []
@@ -135,11 +146,14 @@ async def test_reply_too_many_behind_the_last_is_doubtful() -> None:
 
 async def test_load_worker_that_answers_twice_is_doubtful() -> None:
     """What it has loaded can't be taken back (issue 10)."""
-    stage = planted(
-        "for line in i: say(b'\\0\\0' if line == b'x\\n' else b'\\0')",
-        kind=StageKind.LOAD,
-    )
-    results, doubtful = await run(stage, [b"a", b"x", b"b"])
+
+    async def answer(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.write(b"\0\0" if message == b"x" else b"\0")
+        return 0
+
+    stage = planted(kind=StageKind.LOAD)
+    results, doubtful = await run(stage, answer, [b"a", b"x", b"b"])
 
     assert failed(results) == [b"x"]
     assert doubtful >= 1
@@ -148,107 +162,113 @@ async def test_load_worker_that_answers_twice_is_doubtful() -> None:
 @pytest.mark.parametrize("kind", [StageKind.LOAD, StageKind.TRANSFORM])
 async def test_load_worker_never_has_a_part_of_a_message(kind: StageKind) -> None:
     """Were we killed then, it might load that (issue 10)."""
-    code = """
-import os
-while data := os.read(0, 99):
-    part = 0 if data.endswith(b"\\n") else 1
-    while not data.endswith(b"\\n"):
-        data += os.read(0, 99)
-    os.write(1, (b"part\\n" if part else b"whole\\n") + b"\\0")
-"""
-    results, _ = await run(planted(code, kind=kind, window=1), MANY[:20])
+
+    async def answer(worker: ScriptedWorker) -> int:
+        while data := await worker.read(99):
+            whole = data.endswith(b"\n")
+            while not data.endswith(b"\n"):
+                data += await worker.read(99)
+            await worker.reply(b"whole" if whole else b"part")
+        return 0
+
+    results, _ = await run(planted(kind=kind, window=1), answer, MANY[:20])
     parts = [r for r in results if r.outputs == (b"part",)]
 
     assert bool(parts) is (kind is StageKind.TRANSFORM)
 
 
 BATCHES = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
-COUNTS = """
-batch, data = [], b""
-while True:
-    byte = i.read(1)
-    if not byte:
-        break
-    if byte == b"\\n":
-        batch.append(data)
-        data = b""
-        if len(batch) == 4:
-            say(b"+".join(batch) + b"\\n\\0")
-            batch = []
-    elif byte == b"\\x17":
-        ANSWER
-    else:
-        data += byte
-"""
+
+
+class Batches:
+    """
+    A worker that reads byte by byte, and knows what is in its batch.
+
+    Args:
+        full: What it does at its fourth message: answer, or ask for more.
+        asks: Whether it asks for more at all others.
+
+    """
+
+    def __init__(self, *, full: bool = True, asks: bool = False) -> None:
+        self._full, self._asks = full, asks
+
+    async def __call__(self, worker: ScriptedWorker) -> int:
+        """Work until the end of the input."""
+        batch, data = list[bytes](), b""
+        while byte := await worker.read(1):
+            if byte == b"\n":
+                batch.append(data)
+                data = b""
+                if self._full and len(batch) == 4:
+                    await self._answer(worker, batch)
+                elif self._asks:
+                    await worker.write(b"\x05")
+            elif byte == b"\x17":
+                await self._answer(worker, batch)
+            else:
+                data += byte
+        return 0
+
+    async def _answer(self, worker: ScriptedWorker, batch: list[bytes]) -> None:
+        outputs = b"".join(message.upper() + b"\n" for message in batch)
+        await worker.write(outputs + b"\0" * (1 + (b"m-7!" in batch)))
+        batch.clear()
 
 
 async def test_worker_that_answers_a_full_batch_and_its_end() -> None:
     """Nothing of it is taken for anything else; smaller ones are right (issue 10)."""
-    code = COUNTS.replace("ANSWER", 'say(b"+".join(batch) + b"\\n\\0"); batch = []')
-    stage = planted(code, dialect=BATCHES, batch=BatchPolicy(size=4, seconds=0.01))
-    results, doubtful = await run(stage, MANY[:40])
+    stage = planted(dialect=BATCHES, batch=BatchPolicy(size=4, seconds=0.01))
+    results, doubtful = await run(stage, Batches(), MANY[:40])
 
     assert (failed(results), doubtful) == ([], 0)
-    outputs = [o for r in results for o in r.outputs]
-    assert b"+".join(outputs).split(b"+") == MANY[:40]
+    assert [o.lower() for r in results for o in r.outputs] == MANY[:40]
 
 
 async def test_worker_that_closes_full_batches_by_itself() -> None:
     """It is not told that they are full (issue 10)."""
-    code = COUNTS.replace("ANSWER", 'say(b"+".join(batch) + b"\\n\\0"); batch = []')
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR, eob_after_full=False)
-    stage = planted(code, dialect=dialect, batch=BatchPolicy(size=4, seconds=0.01))
-    results, doubtful = await run(stage, MANY[:42])
+    stage = planted(dialect=dialect, batch=BatchPolicy(size=4, seconds=0.01))
+    results, doubtful = await run(stage, Batches(), MANY[:42])
 
     assert (failed(results), doubtful) == ([], 0)
     replies = [r.outputs for r in results if r.outputs]
-    assert replies[:2] == [(b"m-0+m-1+m-2+m-3",), (b"m-4+m-5+m-6+m-7",)]
+    assert replies[:2] == [
+        (b"M-0", b"M-1", b"M-2", b"M-3"),
+        (b"M-4", b"M-5", b"M-6", b"M-7"),
+    ]
     assert len(replies) == 11
 
 
 @pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
 async def test_batch_with_a_reply_too_many(mode: Mode) -> None:
     """The batch is halved until the message is found (issue 10)."""
-    ask = "say(b'\\x05')" if mode is Mode.BATCH_WORKER else "pass"
-    code = f"""
-batch, data = [], b""
-def answer():
-    global batch
-    say(b"".join(m.upper() + b"\\n" for m in batch) + b"\\0" * (1 + (b"m-7" in batch)))
-    batch = []
-while byte := i.read(1):
-    if byte == b"\\n":
-        batch.append(data)
-        data = b""
-        if len(batch) == 4 and "{mode.name}" == "BATCH_WORKER":
-            answer()
-        else:
-            {ask}
-    elif byte == b"\\x17":
-        answer()
-    else:
-        data += byte
-"""
+    driven = mode is Mode.BATCH_WORKER
+    messages = [m.replace(b"m-7", b"m-7!") for m in MANY[:40]]
     stage = planted(
-        code, dialect=MarkerDialect(mode=mode), batch=BatchPolicy(size=4, seconds=0.01)
+        dialect=MarkerDialect(mode=mode), batch=BatchPolicy(size=4, seconds=0.01)
     )
-    results, doubtful = await run(stage, MANY[:40])
+    results, doubtful = await run(stage, Batches(full=driven, asks=driven), messages)
 
-    assert (failed(results), doubtful) == ([b"m-7"], 0)
+    assert (failed(results), doubtful) == ([b"m-7!"], 0)
     outputs = [o for r in results for o in r.outputs]
-    assert outputs == [m.upper() for m in MANY[:40] if m != b"m-7"]
+    assert outputs == [m.upper() for m in messages if m != b"m-7!"]
 
 
 async def test_extractor_that_greets() -> None:
     """Its greeting is no row (issue 10)."""
-    stage = planted(
-        "say(b'hello\\n')\nfor line in i: say(b'row\\n\\0')",
-        kind=StageKind.EXTRACT,
-        dialect=MarkerDialect(mode=Mode.CYCLIC),
-    )
+
+    async def greet(worker: ScriptedWorker) -> int:
+        await worker.write(b"hello\n")
+        async for _ in worker.messages():
+            await worker.reply(b"row")
+        return 0
+
+    dialect = MarkerDialect(mode=Mode.CYCLIC)
+    stage = planted(kind=StageKind.EXTRACT, dialect=dialect)
     rows: list[bytes] = []
-    with anyio.fail_after(10):
-        async with AsyncSupervisor(stage) as supervisor:
+    with anyio.fail_after(1000):
+        async with acting(stage, greet) as supervisor:
             with pytest.raises((StageFailed, RemoteProtocolError)):
                 rows += [row async for row in supervisor.extract()]
     assert rows == []
@@ -259,11 +279,16 @@ async def test_worker_that_passes_on_byte_by_byte_is_no_fault(
     window: int | None,
 ) -> None:
     """It echoes the byte that is written ahead."""
-    code = "import os\nwhile b := os.read(0, 3): os.write(1, b)"
-    stage = planted(
-        code, dialect=MarkerDialect(markers=Markers(eop=b"\n")), window=window
+
+    async def pass_on(worker: ScriptedWorker) -> int:
+        while data := await worker.read(3):
+            await worker.write(data)
+        return 0
+
+    dialect = MarkerDialect(markers=Markers(eop=b"\n"))
+    results, doubtful = await run(
+        planted(dialect=dialect, window=window), pass_on, MANY
     )
-    results, doubtful = await run(stage, MANY)
 
     assert [r.outputs for r in results] == [(m,) for m in MANY]
     assert doubtful == 0
@@ -271,10 +296,9 @@ async def test_worker_that_passes_on_byte_by_byte_is_no_fault(
 
 async def test_fault_sends_the_stage_into_lock_step_once() -> None:
     """The log and the events say why (issue 10)."""
-    say = "say(reply); fault and say(b'\\0')"
     causes: list[str] = []
     with structlog.testing.capture_logs() as logs:
-        async with AsyncSupervisor(planted(single(say), window=8)) as supervisor:
+        async with acting(planted(window=8), single(twice(0))) as supervisor:
             with supervisor.events() as events, anyio.fail_after(20):
                 await supervisor.submit(MANY)
                 while len(causes) < 2:

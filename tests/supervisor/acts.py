@@ -1,0 +1,322 @@
+"""
+The workers of the tests without processes, by the names that they have in ``workers``.
+
+``acting(stage)`` is a supervisor whose workers run here, in memory and in virtual time:
+for what we decide. ``AsyncSupervisor(stage)`` starts programs, for what an operating
+system does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from random import Random
+from signal import SIGTERM
+from typing import Any, Final, Self
+
+import anyio
+
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.testing import FaultPlan, ScriptedLaunch, ScriptedWorker
+from etlstage.testing.scripted import Script
+from etlstage.testing.simulate.worker import SimulatedWorker, Work
+from tests.supervisor.workers import PROGRAM
+
+__all__ = ("acting",)
+
+EOM, EOP, EOB, BNC = b"\n", b"\0", b"\x17", b"\x05"
+
+
+def acting(
+    stage: Stage,
+    script: Script | None = None,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> AsyncSupervisor:
+    """Return a supervisor whose workers are no processes: they do what its are to do."""
+    launch = ScriptedLaunch(script or _script(stage))
+    return AsyncSupervisor(stage, launch=launch, **settings)
+
+
+def _script(stage: Stage) -> Script:
+    words = stage.program.command
+    if words[2] == str(PROGRAM):
+        return lambda worker: ACTS[words[3]](worker, *words[4:])
+    *_, driver, size, transform, plan = words
+    faults = FaultPlan.from_json(plan)
+    if driver in ("plain", "cyclic"):
+        return lambda worker: _Extractor(worker, stage, faults, int(size)).run()
+    work: Work = (lambda _: ()) if transform == "nothing" else (lambda one: (one,))
+    return lambda worker: SimulatedWorker(
+        worker, stage, work, faults, lambda _: None, lambda _: None
+    ).run()
+
+
+class _Extractor(SimulatedWorker):
+    """Gives the numbers of ranges, as the hostile worker does."""
+
+    def __init__(
+        self, worker: ScriptedWorker, stage: Stage, faults: FaultPlan, count: int
+    ) -> None:
+        super().__init__(
+            worker, stage, lambda _: (), faults, lambda _: None, lambda _: None
+        )
+        self._count = count
+        self._plain = not worker.request.stdin
+        self._offset = 0
+
+    async def run(self) -> int:
+        if not self._plain:
+            return await super().run()
+        await self._misbehave("start")
+        await self._extract(0, self._count)
+        await self._misbehave("end")
+        if self._mute:
+            await anyio.sleep_forever()
+        return 0
+
+    async def _take_message(self, message: bytes) -> None:
+        asked = json.loads(message) if message else {}
+        start = asked.get("start", self._offset)
+        self._offset = min(asked.get("end", self._count), self._count)
+        await self._extract(start, self._offset)
+        spoilt, self._spoilt = self._spoilt, {}
+        await self._write_reply([], spoilt)
+
+    async def _extract(self, start: int, end: int) -> None:
+        if "message" not in self._plan:
+            for number in range(start, end, 1000):
+                some = range(number, min(number + 1000, end))
+                await self._write(b"".join(b"%d\n" % n for n in some))
+            return
+        for number in range(start, end):
+            self._number += 1
+            await self._misbehave("message", b"%d" % number)
+            if "skip" not in self._spoilt:
+                await self._write(b"%d\n" % number)
+
+
+class _Batches:
+    """The batches of stdin; no generator, which a script that ends had to close."""
+
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self._worker = worker
+        self._whole: list[list[bytes]] = []
+        self._rest = b""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        while not self._whole:
+            if not (data := await self._worker.read()):
+                raise StopAsyncIteration
+            *whole, self._rest = (self._rest + data).split(EOB)
+            self._whole = [batch.split(EOM)[:-1] for batch in whole]
+        return self._whole.pop(0)
+
+
+async def echo(worker: ScriptedWorker) -> None:
+    """Answer each message with itself."""
+    worker.show_life()
+    async for message in worker.messages():
+        await worker.reply(message)
+
+
+async def fast(worker: ScriptedWorker) -> None:
+    """Do as ``echo``, a chunk at a time."""
+    rest = b""
+    while chunk := await worker.read():
+        *whole, rest = (rest + chunk).split(EOM)
+        await worker.write(b"".join(message + EOM + EOP for message in whole))
+
+
+async def words(worker: ScriptedWorker) -> None:
+    """Answer each message with its words: none, one or many."""
+    async for message in worker.messages():
+        await worker.reply(*message.split())
+
+
+async def signed(worker: ScriptedWorker) -> None:
+    """Answer each message with our pid, too."""
+    async for message in worker.messages():
+        await worker.reply(message, str(worker.pid).encode())
+
+
+async def uneven(worker: ScriptedWorker, seed: str) -> None:
+    """Answer now at once and now after a moment; say who we are."""
+    dice = Random(int(seed) + worker.pid)  # noqa: S311 - no secret
+    async for message in worker.messages():
+        await anyio.sleep(dice.randrange(4) / 1000)
+        await worker.reply(message, str(worker.pid).encode())
+
+
+async def lock_step(worker: ScriptedWorker) -> None:
+    """Answer each message with how many bytes came behind it unasked."""
+    while data := await worker.read():
+        while EOM not in data:
+            data += await worker.read()
+        _, _, rest = data.partition(EOM)
+        with anyio.move_on_after(1):
+            rest += await worker.read()
+        await worker.reply(b"%d" % len(rest))
+
+
+async def ahead(worker: ScriptedWorker, count: str) -> None:
+    """Answer only when ``count`` messages are here: with how many those are."""
+    held = 0
+    while data := await worker.read():
+        held += data.count(EOM)
+        if held < int(count):
+            continue
+        with anyio.move_on_after(1):
+            held += (await worker.read()).count(EOM)
+        for answer in [b"%d" % held] * held:
+            await worker.reply(answer)
+        held = 0
+
+
+async def answers_too_late(worker: ScriptedWorker) -> None:
+    """Answer all messages when told to go."""
+    worker.ignored.add(SIGTERM)
+    held = [message async for message in worker.messages()]
+    while SIGTERM not in worker.signals:  # noqa: ASYNC110 - there is no event for it
+        await anyio.sleep(0.01)
+    for message in held:
+        await worker.reply(message)
+
+
+async def batch(worker: ScriptedWorker) -> None:
+    """Answer each batch with its messages, joined."""
+    async for messages in _Batches(worker):
+        await worker.reply(b" ".join(messages))
+
+
+async def dies_at_batch(worker: ScriptedWorker, number: str) -> int:
+    """Exit at the end of that batch, without an answer."""
+    count = 0
+    async for messages in _Batches(worker):
+        count += 1
+        if count == int(number):
+            return 4
+        await worker.reply(b" ".join(messages))
+    return 0
+
+
+async def asks_less_again(worker: ScriptedWorker, size: str) -> int:
+    """Die at a full batch; from the second start on fill batches with one message."""
+    wanted, count = int(size) if worker.start == 1 else 1, 0
+    async for message in worker.messages():
+        count += 1
+        if count < wanted:
+            await worker.write(BNC)
+        elif wanted > 1:
+            return 4
+        else:
+            await worker.reply(message)
+    return 0
+
+
+async def asking(worker: ScriptedWorker, size: str, style: str = "") -> None:
+    """
+    Fill batches with BNC; answer each with its messages, joined.
+
+    Styles: ``literal`` writes BNC also after the last message, as the page does;
+    ``deaf`` sees EOB only when an EOM follows, and answers that with BNC.
+    """
+    buffer, held = b"", list[bytes]()
+    while data := await worker.read():
+        buffer += data
+        while buffer:
+            if buffer.startswith(EOB):
+                if style == "deaf" and EOM not in buffer:
+                    break
+                # The EOM behind it is an empty message to a deaf worker.
+                buffer = buffer[1 + (style == "deaf") :]
+                await worker.reply(b" ".join(held))
+                held = []
+                if style == "deaf":
+                    await worker.write(BNC)
+                continue
+            message, found, rest = buffer.partition(EOM)
+            if not found:
+                break
+            buffer = rest
+            held.append(message)
+            full = len(held) == int(size)
+            if not full or style == "literal":
+                await worker.write(BNC)
+            if full:
+                await worker.reply(b" ".join(held))
+                held = []
+
+
+async def extract(worker: ScriptedWorker, *outputs: str) -> None:
+    """Write the arguments, each with EOM."""
+    await worker.write(b"".join(text.encode() + EOM for text in outputs))
+
+
+async def extract_tail(
+    worker: ScriptedWorker, status: str, tail: str, *outputs: str
+) -> int:
+    """Write messages, a tail without EOM, and exit."""
+    await extract(worker, *outputs)
+    await worker.write(tail.encode())
+    await worker.complain("that was all")
+    return int(status)
+
+
+async def rounds(worker: ScriptedWorker, *outputs: str) -> None:
+    """Answer request number n with the n-th argument's words; then with nothing."""
+    rest = list(outputs)
+    async for _ in worker.messages():
+        await worker.reply(*(rest.pop(0).encode().split() if rest else ()))
+
+
+async def requests(worker: ScriptedWorker) -> None:
+    """Answer each request with itself, and with our pid."""
+    async for message in worker.messages():
+        await worker.reply(b"<" + message + b">", str(worker.pid).encode())
+
+
+async def slow_round(worker: ScriptedWorker) -> None:
+    """Write a message, wait, and write another one."""
+    async for _ in worker.messages():
+        await worker.write(b"first" + EOM)
+        await anyio.sleep(1)
+        await worker.reply(b"second")
+
+
+async def dies_after_pid(worker: ScriptedWorker) -> int:
+    """Answer each request with our pid, and die in the middle of it."""
+    async for _ in worker.messages():
+        await worker.write(b"%d" % worker.pid + EOM)
+        break
+    return 1
+
+
+async def ends_after_round(worker: ScriptedWorker) -> None:
+    """Answer one request, say with which pid, and exit."""
+    async for _ in worker.messages():
+        await worker.reply(str(worker.pid).encode())
+        break
+
+
+async def talks_between_rounds(worker: ScriptedWorker) -> None:
+    """Write something behind EOP, some time before the next request."""
+    async for message in worker.messages():
+        await worker.reply(message)
+        if worker.start == 1:
+            await anyio.sleep(1)
+            await worker.write(b"by the way" + EOM)
+
+
+ACTS: Final[Mapping[str, Callable[..., Coroutine[Any, Any, int | None]]]] = {
+    act.__name__: act
+    for act in (
+        *(echo, fast, words, signed, uneven, lock_step, ahead, answers_too_late),
+        *(batch, dies_at_batch, asks_less_again, asking, extract, extract_tail),
+        *(rounds, requests, slow_round, dies_after_pid, ends_after_round),
+        talks_between_rounds,
+    )
+}
