@@ -104,12 +104,6 @@ def one_to_one() -> None:
         write(message + EOM)
 
 
-def signed() -> None:
-    """Answer each message with our pid, too."""
-    for message in messages():
-        reply(message, str(os.getpid()).encode())
-
-
 def uneven(seed: str) -> None:
     """Answer now at once and now after a moment; say who we are."""
     state = int(seed) + os.getpid()
@@ -199,26 +193,6 @@ def batch() -> None:
     """Answer each batch with its messages, joined."""
     for messages in batches():
         reply(b" ".join(messages))
-
-
-def dies_at_batch(number: str) -> None:
-    """Exit at the end of that batch, without an answer."""
-    for count, messages in enumerate(batches(), 1):
-        if count == int(number):
-            sys.exit(4)
-        reply(b" ".join(messages))
-
-
-def asks_less_again(size: str) -> None:
-    """Die at a full batch; from the second start on fill batches with one message."""
-    wanted = int(size) if os.environ["ETLSTAGE_START"] == "1" else 1
-    for count, message in enumerate(messages(), 1):
-        if count < wanted:
-            write(BNC)
-        elif wanted > 1:
-            sys.exit(4)
-        else:
-            reply(message)
 
 
 def asking(size: str, style: str = "") -> None:
@@ -413,39 +387,6 @@ def requests() -> None:
     """Answer each request with itself, and with our pid."""
     for message in messages():
         reply(b"<" + message + b">", str(os.getpid()).encode())
-
-
-def slow_round(cue: str) -> None:
-    """Write a message, wait until a file is there, and write another one."""
-    for _ in messages():
-        write(b"first" + EOM)
-        while not Path(cue).exists():
-            time.sleep(0.001)
-        reply(b"second")
-
-
-def dies_after_pid() -> None:
-    """Answer each request with our pid, and die in the middle of it."""
-    for _ in messages():
-        write(b"%d" % os.getpid() + EOM)
-        sys.exit(1)
-
-
-def ends_after_round() -> None:
-    """Answer one request, say with which pid, and exit."""
-    next(messages())
-    reply(str(os.getpid()).encode())
-
-
-def talks_between_rounds(cue: str) -> None:
-    """Write something behind EOP, before the next request, when a file is there."""
-    for message in messages():
-        reply(message)
-        while not Path(cue).exists():
-            time.sleep(0.001)
-        # Gone before a word is out: whoever replaces this worker is not to see it.
-        Path(cue).unlink()
-        write(b"by the way" + EOM)
 
 
 # --- loading -----------------------------------------------------------------------
