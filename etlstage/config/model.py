@@ -19,9 +19,9 @@ from etlstage.config.fault import FaultKeys
 from etlstage.config.stages import StageKeys, Stages, stage_section
 from etlstage.messages import StageKind
 from etlstage.settings.definition import Place, broken
-from etlstage.settings.kind import Choice, Instance, Pattern, Schema
+from etlstage.settings.kind import Choice, Instance, Noun, Pattern, Schema, Whole
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import Argument, Command, Duration, Name
+from etlstage.settings.units import Argument, Command, Duration, Name, Pointer
 from etlstage.stage import OffsetPolicy, Stage
 
 __all__ = (
@@ -30,6 +30,7 @@ __all__ = (
     "LoadKeys",
     "PipelineKeys",
     "SessionKeys",
+    "ShardKeys",
     "TransformKeys",
 )
 
@@ -60,6 +61,27 @@ class TransformKeys(StageKeys):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ShardKeys(Keys):
+    """
+    How the input is cut into shards, for a worker that commits.
+
+    Each shard has a worker of its own, and is committed in its own time.
+    """
+
+    label: ClassVar[tuple[str, ...]] = ("shards",)
+    count: Annotated[int, Whole(1, 1000)] = 1
+    """Shards, each with a worker."""
+    key: Pointer | None = None
+    """A JSON pointer: messages that have the same there are in one shard, in their
+    order; by default a hash of the message says in which."""
+    at_end: Annotated[Literal["shard_ended", "shutdown"], Noun("end of the input")] = (
+        "shard_ended"
+    )
+    """What workers are told at the end of the input: that their shard has ended, or
+    that they are to shut down and it goes on with the next run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadKeys(StageKeys):
     """Where messages end: a DataFrame or a worker."""
 
@@ -72,6 +94,8 @@ class LoadKeys(StageKeys):
     """Makes final what the workers have loaded in an epoch, for exactly-once."""
     abort: Annotated[Command | None, Place.LOAD] = None
     """Undoes an epoch, whether it is final or not."""
+    shards: Annotated[ShardKeys | None, Place.LOAD] = None
+    """Parts of the input that have a worker each, in a dialect whose workers commit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

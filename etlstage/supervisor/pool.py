@@ -341,10 +341,10 @@ class WorkerPool:
         """Have :attr:`commits` store a position; ``answer`` is called later."""
         self._tasks.start_soon(self.commits.store, worker, exchange, position, answer)
 
-    def complete(self) -> None:
+    def complete(self, why: FarewellReason) -> None:
         """Let the workers end once all is answered: nothing more will come."""
         self._complete = self.closing = True
-        self.farewell_reason = FarewellReason.ENDED
+        self.farewell_reason = why
         self.end_if_answered()
 
     def end_if_answered(self) -> None:

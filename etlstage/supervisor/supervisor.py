@@ -194,15 +194,19 @@ class AsyncSupervisor:
             await self._pool.drain()
         await self._stop(patient=True)
 
-    def finish(self) -> None:
+    def finish(self, *, why: FarewellReason = FarewellReason.ENDED) -> None:
         """
         Let the workers end when all is answered: nothing more will be submitted.
 
         The end of their input is sent to them, where their dialect does so, and they may
         commit once more. What none has committed then ends with :class:`NotCommitted`.
+
+        Args:
+            why: The reason that is sent.
+
         """
         self._running()
-        self._pool.complete()
+        self._pool.complete(why)
 
     async def _stop(self, *, patient: bool) -> None:
         if self._tasks is None:

@@ -28,10 +28,10 @@ from etlstage.testing.dialect import FrameReader, kit_of
 from etlstage.testing.kcl import MARKS, Faults, ProcessorUnderTest
 from etlstage.testing.transcript import Channel, WorkerMisbehaved
 
-__all__ = ("Record", "Shard", "records_of", "shards_of", "simulate")
+__all__ = ("StreamRecord", "StreamShard", "records_of", "shards_of", "simulate")
 
 
-class Record(NamedTuple):
+class StreamRecord(NamedTuple):
     """What is put into a stream once."""
 
     data: bytes
@@ -40,12 +40,12 @@ class Record(NamedTuple):
     """When it arrived, in milliseconds since 1970; None: now."""
 
 
-class Shard(NamedTuple):
+class StreamShard(NamedTuple):
     """A part of a stream, in order."""
 
     name: str
     numbers: list[int]
-    records: list[Record]
+    records: list[StreamRecord]
 
     def run(self, begin: int, end: int) -> Run:
         """Return some of its records, as a session takes them."""
@@ -59,7 +59,7 @@ class Shard(NamedTuple):
         return AnnotatedRun([record.data for record in records], **columns)
 
 
-def records_of(lines: Sequence[bytes]) -> list[Record]:
+def records_of(lines: Sequence[bytes]) -> list[StreamRecord]:
     """
     Return the records of a file.
 
@@ -74,13 +74,13 @@ def records_of(lines: Sequence[bytes]) -> list[Record]:
     return [_record(number, line) for number, line in enumerate(lines, 1)]
 
 
-def _record(number: int, line: bytes) -> Record:
+def _record(number: int, line: bytes) -> StreamRecord:
     try:
         said = json.loads(line)
     except ValueError:
         said = None
     if not isinstance(said, dict) or not {"data", "base64"} & said.keys():
-        return Record(line, hashed_key(line))
+        return StreamRecord(line, hashed_key(line))
     text = said.get("data")
     data = (text if isinstance(text, str) else json.dumps(text)).encode()
     if "base64" in said:
@@ -98,12 +98,12 @@ def _record(number: int, line: bytes) -> Record:
         raise ConfigError(
             f"record {number}: time is {arrival!r}, expected milliseconds since 1970"
         )
-    return Record(data, key, arrival)
+    return StreamRecord(data, key, arrival)
 
 
-def shards_of(records: Sequence[Record], count: int) -> list[Shard]:
+def shards_of(records: Sequence[StreamRecord], count: int) -> list[StreamShard]:
     """Return shards, each with the records whose keys fall to it, as Kinesis has it."""
-    shards = [Shard(f"shardId-{n:012}", [], []) for n in range(count)]
+    shards = [StreamShard(f"shardId-{n:012}", [], []) for n in range(count)]
     for number, record in enumerate(records, 1):
         place = int.from_bytes(md5(record.key.encode(), usedforsecurity=False).digest())
         shard = shards[place * count >> 128]
@@ -114,7 +114,7 @@ def shards_of(records: Sequence[Record], count: int) -> list[Shard]:
 
 async def simulate(
     stage: Stage,
-    shards: Sequence[Shard],
+    shards: Sequence[StreamShard],
     *,
     size: int,
     tell: Callable[[str], None],
@@ -146,9 +146,9 @@ async def simulate(
     well = True
     unstarted: WorkerStartFailed | None = None
 
-    async def live(shard: Shard) -> None:
+    async def live(shard: StreamShard) -> None:
         nonlocal well, unstarted
-        life = _Life(
+        life = _ShardRun(
             shard, kit_of(stage.dialect).reader(), tell, alone=len(shards) == 1
         )
         processor = ProcessorUnderTest(
@@ -192,12 +192,12 @@ def _position(text: str) -> Checkpoint:
         raise ConfigError(f"--from: {error}") from None
 
 
-class _Life:
+class _ShardRun:
     """One life of a processor, and what is told of it."""
 
     def __init__(
         self,
-        shard: Shard,
+        shard: StreamShard,
         reader: FrameReader | None,
         tell: Callable[[str], None],
         *,

@@ -45,3 +45,45 @@ def test_file_with_an_unmodified_processor(tmp_path: Path, die_at: str) -> None:
     assert "10 messages loaded; output complete" in ended.stdout
     lines = (tmp_path / "effects").read_text().splitlines()
     assert [*dict.fromkeys(lines)] == [f"{n + 1} {n}" for n in range(10)]
+
+
+SHARDED = """\
+name: clicks
+state: state
+extract: {worker: {command: [cat, clicks.jsonl]}}
+load:
+  worker:
+    command: [python, processor.py, effects, "14"]
+    env: {PYTHONPATH: %s}
+  dialect: kcl
+  batch: {size: 5}
+  shards: {count: 3, key: /user}
+"""
+
+
+def test_shards_of_an_unmodified_processor(tmp_path: Path) -> None:
+    """One of three is killed; a message without a key is a dead letter."""
+    clicks = [f'{{"user": {n % 13}, "n": {n}}}' for n in range(100)]
+    clicks[40] = '{"n": 40}'
+    (tmp_path / "clicks.jsonl").write_text("\n".join([*clicks, ""]))
+    (tmp_path / "processor.py").write_text(BUFFERING)
+    (tmp_path / "clicks.yaml").write_text(SHARDED % os.fspath(downloaded(CURRENT)))
+    ended = subprocess.run(
+        [sys.executable, "-m", "etlstage", "run", "clicks.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "99 messages loaded in 3 shards; output complete" in ended.stdout
+    assert "its partition key is 0 characters" in ended.stderr
+    lines = [line.split(" ", 1) for line in _lines(tmp_path / "effects")]
+    assert {text for _, text in lines} == {*clicks} - {clicks[40]}
+    # A record that comes again has the number that it had.
+    assert len({number for number, _ in lines}) == 99
+    assert (tmp_path / "effects.died").exists()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()

@@ -14,7 +14,7 @@ from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import Stage, WorkerProgram
 from etlstage.testing.kcl import Faults
-from etlstage.testing.kcl_daemon import Record, records_of, shards_of, simulate
+from etlstage.testing.kcl_daemon import StreamRecord, records_of, shards_of, simulate
 from tests.kcl.client import CURRENT, downloaded
 from tests.kcl.processors import BUFFERING
 
@@ -191,9 +191,9 @@ def test_records_of_a_file() -> None:
     ]
     plain, full, binary, nested, other = records_of(lines)
     assert plain.data == b"plain"
-    assert full == Record(b"x", "k", 5)
+    assert full == StreamRecord(b"x", "k", 5)
     assert binary.data == b"\0\1"
-    assert nested == Record(b'{"a": 1}', "k")
+    assert nested == StreamRecord(b'{"a": 1}', "k")
     assert other.data == lines[-1]
 
 

@@ -173,12 +173,16 @@ class Committer:
         self.commits: list[int] = []
         self.partings: list[str] = []
         self.steps = 0
+        self.begin: int | None = None
+        """Where its share begins, if that was read for it."""
         self._done, self._every = done, every
         self._die_at, self._poison = die_at, poison
 
     async def __call__(self, worker: ScriptedWorker) -> int:
         self._lines: list[bytes] = []
         self._held = b""
+        if self.begin is not None:
+            self._lines.append(_frame("begin", "", self.begin))
         try:
             return await self._live(worker)
         except _Death as death:

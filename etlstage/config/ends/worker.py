@@ -11,15 +11,18 @@ from etlstage.config.end import End, SinkKeys, Site, SourceKeys, one_load, unrec
 from etlstage.config.stages import command_of, stage_of
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.shard_sink import CheckpointFile, ShardedSink
 from etlstage.pipeline.worker_sink import CommittingSink, WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.protocol.base import Shape
+from etlstage.protocol.events import FarewellReason
 from etlstage.settings.definition import Place, broken
 from etlstage.settings.problem import Problem
 from etlstage.settings.units import FILES
+from etlstage.stage import Stage
 
 if TYPE_CHECKING:
-    from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+    from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys, ShardKeys
     from etlstage.spark.engine.stage_job import Origin
     from etlstage.spark.sink import SparkSink
 
@@ -123,6 +126,8 @@ class WorkerSinkKeys(SinkKeys):
                 meter=site.meter,
                 launch=site.launch,
             )
+        if stage.shards is not None:
+            return _sharded(stage.shards, made, site)
         commits = made.dialect.shape is Shape.COMMITTED
         return (CommittingSink if commits else WorkerSink)(
             made, dead_letters=site.letters, meter=site.meter, launch=site.launch
@@ -142,6 +147,12 @@ class WorkerSinkKeys(SinkKeys):
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         """Yield programs that nothing would run, and an engine that can't commit."""
         commits = stage.dialect.shape is Shape.COMMITTED
+        if stage.shards is not None and not commits:
+            text = (
+                "is for a worker that commits, as one of dialect kcl does; others share"
+                " the input as workers and order say"
+            )
+            yield broken(("load", "shards"), text)
         if commits and pipeline.engine != "local":
             text = (
                 f"needs engine local with dialect {stage.dialect.name}: Spark's tasks have"
@@ -196,6 +207,21 @@ class WorkerSinkKeys(SinkKeys):
         if engine == "local":
             return text
         return f"{text}; a load task that is retried may have loaded some already"
+
+
+def _sharded(keys: ShardKeys, stage: Stage, site: Site) -> ShardedSink:
+    path = None if site.state is None else site.state / "shards.json"
+    ends = keys.at_end == "shard_ended"
+    return ShardedSink(
+        stage,
+        shards=keys.count,
+        key=keys.key,
+        why=FarewellReason.ENDED if ends else FarewellReason.DRAIN,
+        checkpoints=CheckpointFile(path, {"count": keys.count, "key": keys.key}),
+        dead_letters=site.letters,
+        meter=site.meter,
+        launch=site.launch,
+    )
 
 
 WORKER: Final = End("worker", WorkerSourceKeys, WorkerSinkKeys)

@@ -1,0 +1,384 @@
+"""
+Workers that commit as the sink of a pipeline, one for each shard of the input.
+
+A message falls to a shard by its key, and gets a number that rises and is never used
+again, in this run or another one. Shards are committed each in its own time; the
+position of the source follows the first message of all that is not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from hashlib import md5
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+from zlib import crc32
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+from anyio.streams.memory import MemoryObjectSendStream
+
+from etlstage.errors import EtlstageError, NotCommitted, StateUnusable
+from etlstage.messages import AnnotatedRun, Run, counted
+from etlstage.pipeline.dead_letter.policy import (
+    OF_A_MESSAGE,
+    DeadLetterPolicy,
+    config_of,
+)
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.position import load, store
+from etlstage.pipeline.interfaces import Output, Sink
+from etlstage.protocol.events import FarewellReason
+from etlstage.stage import Stage
+from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
+from etlstage.supervisor.exchange.keyed import key_text, point
+from etlstage.telemetry import Meter
+from etlstage.transport import Launch, launch_worker
+
+__all__ = ("CheckpointFile", "ShardedSink")
+
+_FORMAT: Final = 1
+_RESERVED: Final = 1_000_000  # numbers that are taken from the file at once
+_Failed: TypeAlias = tuple[EtlstageError, bytes]
+
+
+class CheckpointFile:
+    """
+    Where shards are committed up to, and which numbers have been used.
+
+    Args:
+        path: The file; None: it is kept in memory.
+        made: What makes the shards what they are, by setting: another file is refused.
+
+    """
+
+    def __init__(self, path: Path | None, made: Mapping[str, object]) -> None:
+        self._path = path
+        self._made = dict(made)
+        self._positions: dict[str, Any] = {}
+        self._next = self._end = 1
+
+    def open(self) -> None:
+        """
+        Read it.
+
+        Raises:
+            StateUnusable: If it can't be read, or is of other shards.
+
+        """
+        path = self._path
+        if path is None or not path.exists():
+            return
+        try:
+            found = load(path)
+            made, positions = dict(found["made"]), dict(found["positions"])
+            self._next = self._end = int(found["next"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StateUnusable(f"can't read the checkpoints in {path}: {error}") from (
+                error
+            )
+        if found.get("format") != _FORMAT:
+            raise StateUnusable(
+                f"the checkpoints in {path} have format {found.get('format')}, expected"
+                f" {_FORMAT}: another version of etlstage wrote them"
+            )
+        for name, value in self._made.items():
+            if made.get(name) != value:
+                raise StateUnusable(
+                    f"the checkpoints in {path} are of shards with {name}"
+                    f" {made.get(name)}, found {name} {value}: set it as it was, or"
+                    " remove the file"
+                )
+        self._positions = positions
+
+    def position(self, shard: str) -> object:
+        """Return up to where a shard is committed; None: it has no checkpoint."""
+        return self._positions.get(shard)
+
+    def store(self, shard: str, position: object) -> None:
+        """Store that a shard is committed up to there; raises as :meth:`take`."""
+        self._positions[shard] = position
+        self._write()
+
+    def take(self, count: int) -> int:
+        """
+        Return the first of so many numbers that no message has had.
+
+        Raises:
+            StateUnusable: If the file can't be written.
+
+        """
+        first, self._next = self._next, self._next + count
+        if self._next > self._end:
+            self._end = self._next + _RESERVED
+            self._write()
+        return first
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        value = {
+            "format": _FORMAT,
+            "made": self._made,
+            "next": self._end,
+            "positions": self._positions,
+        }
+        try:
+            store(self._path, value)
+        except OSError as error:
+            raise StateUnusable(
+                f"can't store checkpoints in {self._path}: {error.strerror}"
+            ) from error
+
+
+class ShardedSink(Sink):
+    """
+    Loads with a worker for each shard: a message is loaded once it is committed.
+
+    Args:
+        stage: The stage; its dialect is of workers that commit.
+        shards: How many there are.
+        key: A JSON pointer: messages that have the same there are in one shard, in
+            their order; None: a hash of the message.
+        why: What the workers are told at the end of the input.
+        checkpoints: Where it is stored how far shards are committed.
+        dead_letters: Where messages go that the workers can't load; None: the first
+            one ends the run.
+        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
+        launch: What starts the workers.
+
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        shards: int,
+        key: str | None = None,
+        why: FarewellReason = FarewellReason.ENDED,
+        checkpoints: CheckpointFile | None = None,
+        dead_letters: DeadLetters | None = None,
+        meter: Meter | None = None,
+        launch: Launch = launch_worker,
+    ) -> None:
+        super().__init__(stage.name)
+        self._tokens = None if key is None else point(key)
+        self._why = why
+        self._file = checkpoints or CheckpointFile(None, {})
+        self._policy = DeadLetterPolicy(
+            self.account, stage.on_error, config_of(stage), dead_letters
+        )
+        self._of_supervisor: dict[str, Any] = {"meter": meter, "launch": launch}
+        self._stage = stage
+        self._shards = [_Shard(f"shardId-{n:012}") for n in range(shards)]
+        self._settled: dict[int, _Failed | None] = {}  # ahead of the first that is not
+        self._settling = anyio.Lock(fast_acquire=True)
+        self._first = 0  # message of all that is not settled
+        self._failure: EtlstageError | None = None
+        self._finishing = self._finished = False
+        self._tasks: TaskGroup
+
+    async def __aenter__(self) -> Self:
+        """Start a worker for each shard."""
+        self._file.open()
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        try:
+            for shard in self._shards:
+                await self._tasks.start(self._live, shard)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the workers."""
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        for shard in self._shards:
+            if shard.supervisor is not None:
+                self.account.add_faults(shard.supervisor.faults)
+
+    async def _live(self, shard: _Shard, *, task_status: TaskStatus[None]) -> None:
+        """Have the worker of a shard, and book what becomes of its messages."""
+        share = Assignment(shard.name, self._file.position(shard.name))
+        commit = partial(self._store, shard)
+        shard.supervisor = AsyncSupervisor(
+            self._stage, commit=commit, assignment=share, **self._of_supervisor
+        )
+        shard.runs, runs = anyio.create_memory_object_stream[Run](0)
+        async with shard.supervisor as supervisor:
+            task_status.started()
+            try:
+                with runs:
+                    async with aclosing(supervisor.answers(runs)) as answers:
+                        async for answer in answers:
+                            for part in answer.parts():
+                                self._note(shard, part.messages, part.error)
+                            await self._advance()
+            except EtlstageError as error:
+                self._failure = self._failure or error
+            finally:
+                shard.settled.set()
+            await anyio.sleep_forever()  # until all are stopped
+
+    async def write(self, run: Run) -> None:
+        """
+        Have the workers take a run, each its part, when they may be given more.
+
+        Raises:
+            EtlstageError: If a shard has failed.
+
+        """
+        self._check()
+        place = self.account.received
+        self.account.received += len(run)
+        number = self._file.take(len(run))
+        parts: dict[int, _Part] = {}
+        for at, message in enumerate(run):
+            key = self._key(message)
+            mine = parts.setdefault(self._shard_of(key), _Part())
+            mine.add(message, key, number + at, place + at)
+        for which, part in parts.items():
+            shard = self._shards[which]
+            shard.places.extend(part.places)
+            with suppress(anyio.BrokenResourceError):
+                await shard.runs.send(part.run())
+            self._check()
+
+    def _key(self, message: bytes) -> str:
+        if self._tokens is None:
+            return f"{crc32(message):08x}"
+        # Without a key it is refused, and dead-lettered: no shard is its own.
+        return key_text(message, self._tokens) or ""
+
+    def _shard_of(self, key: str) -> int:
+        # As Kinesis has it: each shard has a part of the range of hashes.
+        place = int.from_bytes(md5(key.encode(), usedforsecurity=False).digest(), "big")
+        return place * len(self._shards) >> 128
+
+    async def _store(self, shard: _Shard, request: CommitRequest) -> None:
+        # Where the input has ended the position may be the end of the shard, behind
+        # which nothing would be given in the next run.
+        if not (self._finishing and self._why is FarewellReason.ENDED):
+            self._file.store(shard.name, request.position)
+
+    def _note(self, shard: _Shard, messages: Run, error: EtlstageError | None) -> None:
+        """Take what became of messages of a shard, the oldest that are open."""
+        if error is not None and not isinstance(error, OF_A_MESSAGE):
+            self._failure = self._failure or error
+            return
+        for message in messages:
+            place = shard.places.popleft()
+            self._settled[place] = None if error is None else (error, message)
+
+    async def _advance(self) -> None:
+        """Book what has an outcome, up to the first message that has none."""
+        async with self._settling:
+            while self._first in self._settled:
+                failed = self._settled.pop(self._first)
+                self._first += 1
+                if failed is None:
+                    self.account.done += 1
+                else:
+                    error, message = failed
+                    place = self._first - 1
+                    await self._policy.settle(error, [message], place=place)
+
+    async def flush(self) -> None:
+        """Make nothing durable: when they commit is the workers' decision."""
+        self._check()
+
+    async def finish(self) -> None:
+        """
+        End the input of all shards, and wait for what is committed then.
+
+        Raises:
+            NotCommitted: If not all is committed that was answered.
+
+        """
+        self._finishing = True
+        for shard in self._shards:
+            shard.worker.finish(why=self._why)
+            shard.runs.close()
+        for shard in self._shards:
+            await shard.settled.wait()
+        self._check()
+        self._finished = True
+
+    async def stop(self) -> None:
+        """End the workers; what they do not commit then, the next run gives again."""
+        for shard in self._shards:
+            shard.runs.close()
+        async with anyio.create_task_group() as tasks:
+            for shard in self._shards:
+                tasks.start_soon(shard.worker.aclose)
+        for shard in self._shards:
+            await shard.settled.wait()
+        if not isinstance(self._failure, NotCommitted):
+            self._check()
+
+    def landed(self) -> str:
+        """Return how many messages the workers have loaded."""
+        complete = "complete" if self._finished else "incomplete"
+        shards = counted(len(self._shards), "shard")
+        loaded = counted(self.account.done, "message")
+        return f"{loaded} loaded in {shards}; output {complete}"
+
+    def output(self) -> Output:
+        """Return that workers have them."""
+        return Output("workers", self.name)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class _Shard:
+    """A part of the input, and its worker."""
+
+    runs: MemoryObjectSendStream[Run]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.supervisor: AsyncSupervisor | None = None
+        self.places: deque[int] = deque()  # of its messages that are open
+        self.settled = anyio.Event()
+
+    @property
+    def worker(self) -> AsyncSupervisor:
+        """What has its worker, once that is started."""
+        assert self.supervisor is not None
+        return self.supervisor
+
+
+class _Part:
+    """What a shard gets of a run; columns as workers that commit have them."""
+
+    def __init__(self) -> None:
+        self._messages: list[bytes] = []
+        self._keys: list[str] = []
+        self._numbers: list[int] = []
+        self.places: list[int] = []
+
+    def add(self, message: bytes, key: str, number: int, place: int) -> None:
+        """Add a message."""
+        self._messages.append(message)
+        self._keys.append(key)
+        self._numbers.append(number)
+        self.places.append(place)
+
+    def run(self) -> Run:
+        """Return it."""
+        return AnnotatedRun(
+            self._messages, sequence=self._numbers, partition=self._keys
+        )

@@ -1,0 +1,225 @@
+"""Shards of an input, each with a worker that commits; all in memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etlstage.errors import NotCommitted, StateUnusable
+from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.interfaces import Source
+from etlstage.pipeline.shard_sink import CheckpointFile, ShardedSink
+from etlstage.protocol.events import FarewellReason
+from etlstage.stage import Stage
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
+from tests.supervisor.toy_commits import Committer, CommittingDialect
+
+pytestmark = pytest.mark.core
+
+COUNT = 30
+RECORDS = [json.dumps({"user": n % 7, "n": n}).encode() for n in range(COUNT)]
+
+
+class Records(Source):
+    """The records, three a run, with a position behind each run."""
+
+    def __init__(self, begin: int = 0) -> None:
+        super().__init__("records")
+        self.reached: list[int] = []
+        self._begin = begin
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield those that are left."""
+        for n in range(self._begin, COUNT, 3):
+            yield RECORDS[n : n + 3]
+            yield Position(n + 3)
+
+    async def acknowledge(self, position: Position) -> None:
+        """Note how far it is."""
+        assert isinstance(position.value, int)
+        self.reached.append(position.value)
+
+
+class Workers:
+    """
+    What workers have done, by their shards.
+
+    Args:
+        of_first: What the first worker of each shard is besides; by shard, if at all.
+
+    """
+
+    def __init__(self, **of_first: Any) -> None:  # noqa: ANN401 - passed on
+        self.done: dict[str, list[tuple[int, str]]] = {}
+        self.partings: list[str] = []
+        self._of_first = of_first
+        self._starts: Counter[str] = Counter()
+
+    async def __call__(self, worker: ScriptedWorker) -> int:
+        """Live as the worker of one shard."""
+        held = b""
+        while b"\n" not in held:
+            held += await worker.read()
+        _, shard, begin = json.loads(held)
+        self._starts[shard] += 1
+        settings = self._of_first if self._starts[shard] == 1 else {}
+        committer = Committer(self.done.setdefault(shard, []), **settings)
+        committer.begin = begin
+        status = await committer(worker)
+        self.partings += committer.partings
+        return status
+
+
+async def load(workers: Workers, source: Source, **settings: Any) -> Report:  # noqa: ANN401
+    """Return what becomes of a load by the user."""
+    stage = Stage(
+        name="t", worker=("toy",), dialect=CommittingDialect(), kind=StageKind.LOAD
+    )
+    sink = ShardedSink(
+        stage, shards=3, key="/user", launch=ScriptedLaunch(workers), **settings
+    )
+    return await Pipeline(name="p", source=source, sink=sink).run()
+
+
+def virtually(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run a test in virtual time."""
+
+    def run() -> None:
+        run_virtually(test)
+
+    run.__doc__, run.__name__ = test.__doc__, test.__name__
+    return run
+
+
+def users(workers: Workers) -> dict[str, set[int]]:
+    """Return whose messages are in each shard."""
+    return {
+        shard: {json.loads(record)["user"] for _, record in done}
+        for shard, done in workers.done.items()
+    }
+
+
+@virtually
+async def test_messages_of_a_key_are_in_one_shard() -> None:
+    """In their order; each shard is told that it has ended."""
+    workers, source = Workers(), Records()
+    report = await load(workers, source)
+
+    assert report.status == "done", report.error
+    assert source.reached[-1] == COUNT
+    seen = [json.loads(r)["n"] for done in workers.done.values() for _, r in done]
+    assert sorted(seen) == [*range(COUNT)]
+    for done in workers.done.values():
+        numbers = [json.loads(record)["n"] for _, record in done]
+        assert numbers == sorted(numbers)
+    assert sum(map(len, users(workers).values())) == 7
+    assert workers.partings == ["ended"] * 3
+
+
+@virtually
+async def test_shard_goes_on_with_the_next_run() -> None:
+    """Its worker is told to shut down."""
+    workers = Workers()
+    report = await load(workers, Records(), why=FarewellReason.DRAIN)
+
+    assert report.status == "done", report.error
+    assert workers.partings == ["drain"] * 3
+
+
+@virtually
+async def test_workers_are_killed_at_each_step() -> None:
+    """Of each shard the first; none of its messages is lost, and others go on."""
+    for step in range(12):
+        workers, source = Workers(die_at=step, every=3), Records()
+        report = await load(workers, source)
+
+        assert report.status == "done", (step, report.error)
+        for done in workers.done.values():
+            numbers = [*dict.fromkeys(json.loads(record)["n"] for _, record in done)]
+            assert numbers == sorted(numbers), step
+        seen = {json.loads(r)["n"] for done in workers.done.values() for _, r in done}
+        assert seen == {*range(COUNT)}, step
+        assert source.reached == sorted(source.reached)
+
+
+@virtually
+async def test_position_stays_behind_the_slowest_shard() -> None:
+    """What others have committed is ahead of it, and comes again."""
+
+    class Late(Workers):
+        async def __call__(self, worker: ScriptedWorker) -> int:
+            first = not self.done
+            self._of_first = {"every": None} if first else {"every": 1}
+            if first:
+                self.done["claimed"] = []
+            status = await super().__call__(worker)
+            return status if not first else 0
+
+    workers, source = Late(), Records()
+    report = await load(workers, source, why=FarewellReason.LOST)
+
+    assert isinstance(report.error, NotCommitted)
+    (late,) = (
+        shard
+        for shard, done in workers.done.items()
+        if done and shard == "shardId-000000000000"
+    )
+    first = min(json.loads(record)["n"] for _, record in workers.done[late])
+    assert all(reached <= first for reached in source.reached)
+    account = report.ledger[-1]
+    assert account.done == first
+    assert account.unprocessed == COUNT - first
+
+
+def test_numbers_are_never_used_again(tmp_path: Path) -> None:
+    """Not by another run either; checkpoints are there again."""
+    path = tmp_path / "state" / "shards.json"
+    file = CheckpointFile(path, {"count": 2})
+    file.open()
+    assert [file.take(3), file.take(2)] == [1, 4]
+    file.store("a", ["5", 0])
+
+    again = CheckpointFile(path, {"count": 2})
+    again.open()
+    assert again.position("a") == ["5", 0]
+    assert again.position("b") is None
+    assert again.take(1) > 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "can't read the checkpoints"),
+        ('{"format": 1}', "can't read the checkpoints"),
+        (
+            '{"format": 2, "made": {}, "positions": {}, "next": 1}',
+            "have format 2, expected 1",
+        ),
+        (
+            '{"format": 1, "made": {"count": 4}, "positions": {}, "next": 1}',
+            "are of shards with count 4, found count 2: set it as it was",
+        ),
+    ],
+)
+def test_file_of_other_shards_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    """Nothing is written then."""
+    path = tmp_path / "shards.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(StateUnusable, match=said):
+        CheckpointFile(path, {"count": 2}).open()
+    assert path.read_text() == text
+
+
+def test_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """It is named."""
+    (tmp_path / "state").write_text("")
+    file = CheckpointFile(tmp_path / "state" / "shards.json", {})
+    with pytest.raises(StateUnusable, match="can't store checkpoints in"):
+        file.take(1)
