@@ -15,35 +15,19 @@ Only who is given an end by its name imports the module.
 
 from __future__ import annotations
 
-import glob
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    NamedTuple,
-    Self,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
-from etlstage.errors import ConfigError, guess
-from etlstage.messages import counted
+from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.interfaces import Sink, Source
-from etlstage.settings.ddl import DDL, columns_of
-from etlstage.settings.definition import Definition, Place, broken, judged, settings_of
-from etlstage.settings.kind import Choice, Schema
+from etlstage.settings.definition import Definition, Place, settings_of
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import Argument, Count, Duration, Size
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
 
@@ -61,14 +45,10 @@ __all__ = (
     "GROUP",
     "SCHEME",
     "End",
-    "EpochKeys",
     "Keys",
-    "RowSinkKeys",
-    "RowSourceKeys",
     "SinkKeys",
     "Site",
     "SourceKeys",
-    "absent_input",
     "ends",
     "located",
     "name_of",
@@ -79,9 +59,6 @@ __all__ = (
 GROUP: Final = "etlstage.ends"
 """Of entry points, by which packages of others are found."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-
-MANY: Final = set("*?[{")
-"""In a path that stands for any number of files."""
 
 _OURS: Final = ("spark", "worker", "files", "journal")
 """Modules of ``etlstage.config.ends``, in the order in which they are named."""
@@ -315,232 +292,6 @@ class SinkKeys(_EndKeys):
     def rows_in(self, folder: Path, site: Site) -> list[bytes]:
         """Return the rows, JSON objects, that :meth:`writing` has left in a folder."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochKeys(Keys):
-    """How much is written at once."""
-
-    messages: Count = 1_000_000
-    """Messages, at most; with exactly-once see etlstage plan."""
-    bytes: Size = 128 << 20
-    """Bytes, at most, unless a single message has more; likewise."""
-    seconds: Duration = 60.0
-    """Time that messages wait for an epoch to be full, with exactly-once."""
-
-    def text(self, pipeline: PipelineKeys) -> str:
-        """Return how much one covers on engine local."""
-        size = settings_of(EpochKeys)["bytes"].kind.written(self.bytes)
-        return f"{counted(self.messages, 'message')} or {size}{_uncut(pipeline)}"
-
-    def bounds(self) -> Bounds:
-        """Return the bounds of an epoch."""
-        return Bounds(messages=self.messages, bytes=self.bytes, seconds=self.seconds)
-
-
-class Missing(Choice):
-    """What becomes of what lacks a column; ``null`` is a word here, and no value."""
-
-    def __init__(self) -> None:
-        super().__init__("missing", {"dead_letter": "dead_letter", "null": "null"})
-
-    def read(self, value: Any) -> Any:  # noqa: ANN401 - as Kind has it
-        return super().read("null" if value is None else value)
-
-    def schema(self) -> Schema:
-        found = super().schema()
-        return {"anyOf": [*found["anyOf"], {"type": "null"}]}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowSourceKeys(SourceKeys):
-    """The keys of an end whose rows become messages."""
-
-    rows: ClassVar[bool] = True
-    path: Argument | None = None
-    """Where it is, relative to the file's folder."""
-    format: str | None = None
-    """What it is."""
-    options: dict[str, str] = field(default_factory=dict)
-    """Options of the format."""
-    schema_: Annotated[str, DDL] | None = None
-    """Its columns, as in "id long, title string"; a stream of files needs them."""
-    message: str | None = None
-    """The column that is the message; without it the only one if it is text or binary,
-    else all columns as JSON, with nulls."""
-    key: str | None = None
-    """A column, for order: key of the next stage."""
-
-    def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield where it is, and what a row becomes."""
-        if self.path:
-            yield "path", located(self.path, site.folder)
-        by_default = "the only column if it is text or binary, else all as JSON"
-        yield "message", self.message or by_default
-        if self.key:
-            yield "key", self.key
-        if self.schema_:
-            yield "schema", " ".join(self.schema_.split())
-
-    @property
-    def keyed(self) -> bool:
-        """Whether there is a key beside each message."""
-        return self.key is not None
-
-    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield a pause that only a stream makes."""
-        if stage.every is not None and pipeline.engine != "streaming":
-            text = "is only for a worker on engine local, or for engine streaming"
-            yield broken(("extract", "every"), text)
-
-    def cut(self, pipeline: PipelineKeys, messages: int, size: int) -> tuple[int, int]:
-        """Return what a run may have at most, so that epochs keep to their bounds."""
-        once = pipeline.delivery == "exactly-once"
-        most = pipeline.load.end.bounds() if once else Bounds()
-        return min(messages, most.messages), min(size, most.bytes)
-
-    def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield nothing: each row has a position."""
-        yield from ()
-
-    def goes_on(self, stage: ExtractKeys) -> bool:
-        """Return True: each row has a position."""
-        return True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowSinkKeys(SinkKeys):
-    """The keys of an end where messages become rows."""
-
-    rows: ClassVar[bool] = True
-    path: Argument | None = None
-    """Where it goes, relative to the file's folder."""
-    format: str = "parquet"
-    """What it is."""
-    options: dict[str, str] = field(default_factory=dict)
-    """Options of the format."""
-    mode: Literal["append", "overwrite", "error"] = "error"
-    """What is done about what is there."""
-    schema_: Annotated[str, DDL] | None = None
-    """Columns that JSON messages become; without it one column, value."""
-    missing_: Annotated[str, Missing()] = "dead_letter"
-    """What becomes of a message without a column that is not said to be null."""
-    extra: Literal["dead_letter", "ignore"] = "ignore"
-    """What becomes of a message with a field that is no column."""
-    partition_by: tuple[str, ...] = ()
-    """Columns that become directories."""
-    epoch: EpochKeys = field(default_factory=EpochKeys)
-    """How much is written at once."""
-
-    def found(self, look: Look) -> Path | None:
-        """Return where files would be, if that is on this machine."""
-        return look.path(self.path) if self.path else None
-
-    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield the output, if there must be none; columns that the schema has not."""
-        yield from judged(self._present(loc, look))
-        yield from judged(self._unknown(loc))
-
-    def _present(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        if not look.loads or self.mode != "error":
-            return
-        place, state = self.found(look), look.state / "checkpoint"
-        begun = look.engine == "streaming" and os.path.exists(state)
-        if place is not None and os.path.exists(place) and not begun:
-            text = "exists already: remove it, or set mode to append or overwrite"
-            hidden = f"what is there {text}"
-            yield Problem((*loc, "path"), f"{place} {text}", hidden=hidden)
-
-    def _unknown(self, loc: Loc) -> Iterator[Problem]:
-        schema = columns_of(self.schema_ or "value string")
-        columns = [column.name for column in schema]
-        for i, name in enumerate(self.partition_by):
-            if name not in columns:
-                expected = f", expected one of {', '.join(columns)}"
-                yield Problem(
-                    (*loc, "partition_by", i),
-                    f"no column {{got}} in the schema{guess(name, columns) or expected}",
-                    name,
-                    hidden=f"no such column in the schema{expected}",
-                )
-
-    def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
-        """Yield where it goes, what becomes columns, and how much is written at once."""
-        if self.path:
-            yield "path", located(self.path, site.folder)
-        yield "mode", self.mode
-        by_default = "value, the message as text"
-        yield "columns", " ".join((self.schema_ or by_default).split())
-        if self.partition_by:
-            yield "folders by", ", ".join(self.partition_by)
-        yield "epoch", self._epoch(site.pipeline)
-        if self.schema_:
-            yield "errors", stage.on_error.text(retries=False)
-
-    def _epoch(self, pipeline: PipelineKeys) -> str:
-        if pipeline.engine == "local":
-            return self.epoch.text(pipeline)
-        what = (
-            "a batch of the stream"
-            if pipeline.engine == "streaming"
-            else "the whole run"
-        )
-        return f"{what}, which is not cut"
-
-    def bounds(self) -> Bounds:
-        """Return the bounds of an epoch."""
-        return self.epoch.bounds()
-
-    def again(self, engine: str) -> str:
-        """Return what the mode does with what is there."""
-        texts = {
-            "append": "may load some messages twice",
-            "overwrite": "replaces what was loaded",
-            "error": "is refused while there is output",
-        }
-        if engine == "local":
-            return texts[self.mode]
-        return f"{texts[self.mode]}; nothing is loaded of a run that fails before"
-
-    def written(self, stage: LoadKeys, site: Site) -> dict[str, Any]:
-        """Return what a sink is told of rows, and of messages that become none."""
-        return {
-            "schema": self.schema_,
-            "missing": self.missing_,
-            "extra": self.extra,
-            "name": stage.name,
-            "on_error": stage.on_error,
-            "dead_letters": site.letters,
-        }
-
-
-def _uncut(pipeline: PipelineKeys) -> str:
-    """Return where an epoch may exceed its bounds, for the source can't be cut."""
-    if pipeline.delivery != "exactly-once":
-        return ""
-    extract = pipeline.extract.name
-    if pipeline.extract.offsets is not None:
-        return (
-            f", but what comes of a range of {pipeline.extract.offsets.step:,} offsets"
-            f" of {extract}, which can't be cut: for smaller epochs set"
-            " extract.offsets.step"
-        )
-    if pipeline.transform:
-        return f" of {extract}; what stages make of a message is not cut"
-    return ""
-
-
-def absent_input(
-    path: str, place: Path | None, loc: Loc, look: Look
-) -> Iterator[Problem]:
-    """Yield the files of a source, which would be at ``place``, if there are none."""
-    if place is None or {"{", "\\"} & set(path):
-        return  # Hadoop knows alternatives and escapes, glob does not.
-    if not MANY & set(path):
-        if not os.path.exists(place):
-            yield look.absent((*loc, "path"), "file or folder", place)
-    elif not any(glob.iglob(str(place))):
-        yield look.absent((*loc, "path"), "file that matches", place)
 
 
 def unrecorded(pipeline: PipelineKeys) -> Iterator[str]:

@@ -8,15 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from etlstage.config.end import (
-    End,
-    RowSinkKeys,
-    RowSourceKeys,
-    Site,
-    absent_input,
-    one_load,
-    unrecorded,
-)
+from etlstage.config.end import End, Site, one_load, unrecorded
+from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input
 from etlstage.errors import guess
 from etlstage.settings.ddl import DDL, Type, columns_of
 from etlstage.settings.definition import UNREAD, broken

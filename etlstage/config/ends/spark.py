@@ -10,17 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from etlstage.config.end import (
-    End,
-    Keys,
-    RowSinkKeys,
-    RowSourceKeys,
-    Site,
-    absent_input,
-    located,
-    one_load,
-    unrecorded,
-)
+from etlstage.config.end import End, Keys, Site, located, one_load, unrecorded
+from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input
 from etlstage.settings.ddl import spark_ddl
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
