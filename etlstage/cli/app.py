@@ -25,7 +25,7 @@ from etlstage.cli.kept import dlq, state
 from etlstage.cli.options import Debug, File, Overlays, Values, changes_of
 from etlstage.cli.programs import programs
 from etlstage.cli.signals import FORCED, Signals
-from etlstage.cli.verbosity import Format, Level, Verbosity
+from etlstage.cli.verbosity import Level, LogFormat, Verbosity
 
 __all__ = ("app", "main")
 
@@ -118,7 +118,7 @@ def _run(
         Level, typer.Option(help="From what level on events are logged.")
     ] = Level.INFO,
     log_format: Annotated[
-        Format | None,
+        LogFormat | None,
         typer.Option(
             help="How they are logged; default: console on a terminal, else json.",
             show_default=False,

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from etlstage.cli.rows import Rows
+from etlstage.cli.rows import RowEnds
 from etlstage.config.case import Items, LetterKeys, MessageText, flat
 from etlstage.config.document import Document
-from etlstage.config.loader import Case
+from etlstage.config.loader import LoadedCase
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.stages import StageKeys, stage_of
 from etlstage.errors import EtlstageError
@@ -31,13 +31,13 @@ from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.stage import PoolPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
-__all__ = ("CaseRun", "Failure")
+__all__ = ("CaseFailure", "CaseRun")
 
 DELAY: Final = 0.001  # seconds before a restart
 SHOWN: Final = 20  # lines of a difference
 
 
-class Failure(NamedTuple):
+class CaseFailure(NamedTuple):
     """What was otherwise than expected."""
 
     where: str
@@ -71,10 +71,10 @@ class CaseRun:
         self,
         keys: PipelineKeys,
         document: Document,
-        case: Case,
+        case: LoadedCase,
         folder: Path,
         *,
-        rows: Rows,
+        rows: RowEnds,
     ) -> None:
         self._keys = keys
         self._rows = rows
@@ -93,7 +93,7 @@ class CaseRun:
             del self._stages[-1]
         self._letters: list[Letter] = []
 
-    async def run(self) -> list[Failure]:
+    async def run(self) -> list[CaseFailure]:
         """Run the test; return what was wrong, nothing if it has passed."""
         wanted = self._case.keys
         try:
@@ -177,7 +177,7 @@ class CaseRun:
 
     # --- what is wrong --------------------------------------------------------------
 
-    def _wrong_output(self, batches: list[list[bytes]]) -> Iterator[Failure]:
+    def _wrong_output(self, batches: list[list[bytes]]) -> Iterator[CaseFailure]:
         wanted = self._case.keys.output
         if wanted is None:
             return
@@ -191,7 +191,7 @@ class CaseRun:
 
     def _different(
         self, key: str, wanted: Sequence[MessageText], made: list[bytes], what: str = ""
-    ) -> Iterator[Failure]:
+    ) -> Iterator[CaseFailure]:
         same = [w.matches(m) for w, m in zip(wanted, made, strict=False)]
         if len(wanted) == len(made) and all(same):
             return
@@ -202,7 +202,7 @@ class CaseRun:
         ]
         yield self._failure(key, f"{key}{what} differs", _diff(map(str, wanted), found))
 
-    def _wrong_rows(self) -> Iterator[Failure]:
+    def _wrong_rows(self) -> Iterator[CaseFailure]:
         wanted = self._case.keys.output_rows
         if wanted is None:
             return
@@ -217,7 +217,7 @@ class CaseRun:
             lines = [*missing, *(f"+ {_shown(row)}" for row in made)]
             yield self._failure("output_rows", "rows differ", lines)
 
-    def _wrong_letters(self) -> Iterator[Failure]:
+    def _wrong_letters(self) -> Iterator[CaseFailure]:
         wanted, letters = self._case.keys.dead_letters, self._letters
         fits = (_fits(w, x) for w, x in zip(wanted, letters, strict=False))
         if len(wanted) == len(letters) and all(fits):
@@ -227,7 +227,7 @@ class CaseRun:
         lines = [f"- {line}" for line in expected] + [f"+ {line}" for line in found]
         yield self._failure("dead_letters", "dead letters differ", lines)
 
-    def _files(self) -> Iterator[Failure]:
+    def _files(self) -> Iterator[CaseFailure]:
         for name, wanted in self._case.keys.files.items():
             try:
                 made = (self._own / name).read_bytes()
@@ -239,10 +239,10 @@ class CaseRun:
                 lines = _diff(str(wanted).splitlines(), _shown(made).splitlines())
                 yield self._failure("files", f"file {name} differs", lines)
 
-    def _failure(self, key: str, what: str, lines: Sequence[str] = ()) -> Failure:
+    def _failure(self, key: str, what: str, lines: Sequence[str] = ()) -> CaseFailure:
         if len(lines) > SHOWN:
             lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} lines more"]
-        return Failure(self._case.where(key), what, tuple(lines))
+        return CaseFailure(self._case.where(key), what, tuple(lines))
 
 
 def _batches(items: Items) -> list[list[bytes]]:

@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from etlstage.cli.failure import FAILED
-from etlstage.cli.junit import Case, junit, write
+from etlstage.cli.junit import XmlCase, junit, write
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import Options, Program, program_of
@@ -131,8 +131,8 @@ def _plain(command: str, findings: Sequence[Finding]) -> dict[str, object]:
     }
 
 
-def _case(finding: Finding, program: Program) -> Case:
-    case = Case(finding.check.name, finding.seconds)
+def _case(finding: Finding, program: Program) -> XmlCase:
+    case = XmlCase(finding.check.name, finding.seconds)
     text = program.secrets.conceal("\n".join(finding.lines()))
     match finding.verdict:
         case Verdict.FAILED:

@@ -24,7 +24,12 @@ from etlstage.cli.screen import Screen
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.letter import Causes, DeadLetter, Group, first_clause
+from etlstage.pipeline.dead_letter.letter import (
+    Causes,
+    DeadLetter,
+    LetterGroup,
+    first_clause,
+)
 from etlstage.telemetry.terminal import harmless
 
 __all__ = ("list_groups", "list_letters", "show_letter")
@@ -175,7 +180,7 @@ def _total(count: int, stage: str | None) -> str:
     return (counted(count, "dead letter") if count else "no dead letters") + of
 
 
-def _table(groups: Iterable[Group], wide: int) -> Iterator[str]:
+def _table(groups: Iterable[LetterGroup], wide: int) -> Iterator[str]:
     """Yield a row for each group, and below it why."""
     heads = GROUP.format(*GROUP_HEADS, wide=wide)
     for number, group in enumerate(groups):

@@ -11,7 +11,7 @@ from html import escape
 from itertools import pairwise
 from typing import Final
 
-from etlstage.cli.history import Span
+from etlstage.cli.history import RunSpan
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.telemetry.terminal import harmless
@@ -105,7 +105,7 @@ def _edge(start: Account, end: Account, x: int) -> Iterator[str]:
         yield f'<text class="deadly" x="{middle}" y="{y + 18}">{text}</text>'
 
 
-def plot(spans: Sequence[Span], number: int) -> str:
+def plot(spans: Sequence[RunSpan], number: int) -> str:
     """
     Return how fast one stage was, as steps.
 

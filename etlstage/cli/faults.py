@@ -16,7 +16,7 @@ from etlstage.testing.faulty.launch import FaultyLaunch, unknown
 from etlstage.testing.faulty.victim import Occurrence
 from etlstage.transport import Launch
 
-__all__ = ("Faults",)
+__all__ = ("InjectedFaults",)
 
 _CONDITIONS: Final = (
     *("at", "message", "equals", "contains", "probability", "start", "worker"),
@@ -25,7 +25,7 @@ _CONDITIONS: Final = (
 _TIMES: Final = 1000  # that a report has of each fault
 
 
-class Faults:
+class InjectedFaults:
     """
     What goes wrong in a run.
 

@@ -35,7 +35,7 @@ from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.subject import examine_sample
 from etlstage.testing.fuzzing.case import CaseFailed
-from etlstage.testing.fuzzing.failures import FOLDER, Failure, Failures, Origin
+from etlstage.testing.fuzzing.failures import FOLDER, Failure, FailureOrigin, Failures
 from etlstage.testing.fuzzing.oracle import Oracles, model_of
 from etlstage.testing.fuzzing.sessions import SessionCase, case_class
 
@@ -118,7 +118,7 @@ def fuzz(
     _examine(program.stage, wanted)
     fuzzer = _fuzzer(program.stage, wanted)
     kept = Failures(find=_find)
-    origin = Origin(tuple(words), wanted.options.stage)
+    origin = FailureOrigin(tuple(words), wanted.options.stage)
     with interruptible():
         if _still_fails(out, kept, origin, program):
             return FAILED
@@ -235,7 +235,7 @@ def replay_failures() -> int:
 
 
 def _still_fails(
-    out: Screen, failures: Failures, origin: Origin, program: Program
+    out: Screen, failures: Failures, origin: FailureOrigin, program: Program
 ) -> bool:
     """Play what failed before; drop what does not any more."""
     for kept in list(failures.of(origin)):

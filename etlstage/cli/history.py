@@ -14,14 +14,14 @@ import anyio
 
 from etlstage.pipeline.ledger import Ledger
 
-__all__ = ("History", "Span")
+__all__ = ("History", "RunSpan")
 
 EVERY: Final = 0.25
 MOST: Final = 240
 """Samples: a plot has no more points to show them. An even number keeps the last."""
 
 
-class Span(NamedTuple):
+class RunSpan(NamedTuple):
     """The time between two samples, in seconds from the first."""
 
     start: float
@@ -67,11 +67,11 @@ class History:
             self._samples = samples[::2]
             self.every *= 2
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[RunSpan]:
         """Return the rates between the samples."""
         begin = self._samples[0][0] if self._samples else 0.0
         return [
-            Span(
+            RunSpan(
                 start - begin,
                 end - begin,
                 [(b - a) / (end - start) for a, b in zip(before, after, strict=True)],

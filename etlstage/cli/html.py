@@ -15,10 +15,10 @@ from datetime import datetime
 from typing import Final
 
 from etlstage.cli.drawing import clean, graph, plot
-from etlstage.cli.history import Span
+from etlstage.cli.history import RunSpan
 from etlstage.cli.style import STYLE
 from etlstage.messages import StageKind, counted
-from etlstage.pipeline.dead_letter.letter import Group, first_clause
+from etlstage.pipeline.dead_letter.letter import LetterGroup, first_clause
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.report import ENDINGS, Report, balance
 
@@ -44,7 +44,9 @@ COLUMNS: Final = {
 """Of tables, those that are no numbers."""
 
 
-def page(report: Report, spans: Sequence[Span], causes: Sequence[Group]) -> str:
+def page(
+    report: Report, spans: Sequence[RunSpan], causes: Sequence[LetterGroup]
+) -> str:
     """
     Return a report as HTML.
 
@@ -138,7 +140,7 @@ def _number(account: Account, word: str) -> str:
     return f'<span class="bad">{count:,}</span>' if bad else f"{count:,}"
 
 
-def _plots(report: Report, spans: Sequence[Span]) -> Iterator[str]:
+def _plots(report: Report, spans: Sequence[RunSpan]) -> Iterator[str]:
     if not spans:
         yield "<p>The run was too short.</p>"
         return
@@ -185,7 +187,7 @@ def _workers(report: Report) -> Iterator[str]:
         yield _table(["time (UTC)", "worker", "what happened"], rows)
 
 
-def _letters(report: Report, causes: Sequence[Group]) -> Iterator[str]:
+def _letters(report: Report, causes: Sequence[LetterGroup]) -> Iterator[str]:
     if not report.dead_letters.messages:
         yield "<p>No message was dead-lettered.</p>"
         return

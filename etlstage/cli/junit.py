@@ -10,10 +10,10 @@ from typing import NamedTuple
 from etlstage.errors import ConfigError
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("Case", "junit", "write")
+__all__ = ("XmlCase", "junit", "write")
 
 
-class Case(NamedTuple):
+class XmlCase(NamedTuple):
     """What became of one test."""
 
     name: str
@@ -26,7 +26,7 @@ class Case(NamedTuple):
     """What was said although it has passed."""
 
 
-def junit(name: str, cases: Sequence[Case]) -> str:
+def junit(name: str, cases: Sequence[XmlCase]) -> str:
     """Return the document of a suite of that name."""
     failed = sum(1 for case in cases if case.failures)
     skipped = sum(1 for case in cases if case.skipped)

@@ -65,7 +65,7 @@ def _simulate(
     ] = 30.0,
 ) -> int:
     """Run a record processor under a daemon on the terminal: no AWS, no Java."""
-    from etlstage.testing.kcl import Faults
+    from etlstage.testing.kcl import ProcessorFaults
     from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
 
     structlog.configure(processors=[drop])
@@ -75,7 +75,7 @@ def _simulate(
     if records is not None:
         lines = lines_of(records)
     parts = shards_of(records_of(lines), shards)
-    faults = Faults.parse(fault or ())
+    faults = ProcessorFaults.parse(fault or ())
     screen = Screen()
 
     async def main() -> bool:

@@ -16,10 +16,10 @@ from etlstage.messages import Position
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 
-__all__ = ("Rows",)
+__all__ = ("RowEnds",)
 
 
-class Rows:
+class RowEnds:
     """
     One Spark session for all tests that have rows; started with the first.
 

@@ -12,15 +12,15 @@ import anyio
 import structlog
 
 from etlstage.cli import junit as xml
-from etlstage.cli.case import CaseRun, Failure
+from etlstage.cli.case import CaseFailure, CaseRun
 from etlstage.cli.failure import FAILED
 from etlstage.cli.logs import configure
-from etlstage.cli.rows import Rows
+from etlstage.cli.rows import RowEnds
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import hidden_texts
-from etlstage.config.loader import Case, cases_of, load
+from etlstage.config.loader import LoadedCase, cases_of, load
 from etlstage.config.model import PipelineKeys
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
@@ -35,8 +35,8 @@ __all__ = ("test",)
 class CaseResult(NamedTuple):
     """What became of a test."""
 
-    case: Case
-    failures: Sequence[Failure]
+    case: LoadedCase
+    failures: Sequence[CaseFailure]
     seconds: float
 
 
@@ -81,8 +81,8 @@ def test(file: Path, changes: Changes, *, junit: Path | None, debug: bool) -> in
 
 
 @contextmanager
-def _rows(keys: PipelineKeys) -> Iterator[Rows]:
-    rows = Rows(keys)
+def _rows(keys: PipelineKeys) -> Iterator[RowEnds]:
+    rows = RowEnds(keys)
     try:
         yield rows
     finally:
@@ -93,7 +93,7 @@ def _drop(*_: object) -> NoReturn:
     raise structlog.DropEvent
 
 
-def _outcome(trial: CaseRun, case: Case, secrets: Secrets) -> CaseResult:
+def _outcome(trial: CaseRun, case: LoadedCase, secrets: Secrets) -> CaseResult:
     began = time.monotonic()
     failures = [
         failure._replace(
@@ -113,9 +113,9 @@ def _lines(outcome: CaseResult) -> Iterator[str]:
         yield from (f"       {harmless(line)}" for line in failure.lines)
 
 
-def _case(outcome: CaseResult) -> xml.Case:
+def _case(outcome: CaseResult) -> xml.XmlCase:
     failures = [
         (failure.what, "\n".join((f"{failure.where}: {failure.what}", *failure.lines)))
         for failure in outcome.failures
     ]
-    return xml.Case(outcome.case.keys.name, outcome.seconds, failures)
+    return xml.XmlCase(outcome.case.keys.name, outcome.seconds, failures)

@@ -20,7 +20,7 @@ from etlstage.transport import Launch, launch_worker
 from etlstage.transport.watchdog import scratch
 
 if TYPE_CHECKING:
-    from etlstage.cli.faults import Faults
+    from etlstage.cli.faults import InjectedFaults
     from etlstage.testing.recording.recorder import RecordingFolder
 
 __all__ = ("PLAIN", "Printed", "Trial")
@@ -58,16 +58,16 @@ class Trial:
         self.until: str | None = until
         self._most = most
         self._recordings: RecordingFolder | None = None
-        self._faults: Faults | None = None
+        self._faults: InjectedFaults | None = None
         # Imported for few runs only.
         if record is not None:
             from etlstage.cli.recordings import recording_folder
 
             self._recordings = recording_folder(record, limit, blank=blank)
         if seed is not None:
-            from etlstage.cli.faults import Faults
+            from etlstage.cli.faults import InjectedFaults
 
-            self._faults = Faults(seed)
+            self._faults = InjectedFaults(seed)
 
     def build(
         self, file: Path, changes: Changes, meter: Meter | None, stack: ExitStack

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from etlstage.cli.screen import Screen
 
-__all__ = ("NORMAL", "Format", "Level", "Verbosity")
+__all__ = ("NORMAL", "Level", "LogFormat", "Verbosity")
 
 
 class Level(Enum):
@@ -28,7 +28,7 @@ class Level(Enum):
         return number
 
 
-class Format(Enum):
+class LogFormat(Enum):
     """How events are told."""
 
     CONSOLE = "console"
@@ -46,14 +46,14 @@ class Verbosity:
     quiet: bool = False
     """Nothing but what is wrong."""
     level: Level = Level.INFO
-    format: Format | None = None
+    format: LogFormat | None = None
     """None: for people on a terminal, JSON everywhere else."""
 
     def for_people(self, screen: Screen) -> bool:
         """Whether what is told on ``screen`` is for people."""
         if self.format is None:
             return screen.watched
-        return self.format is Format.CONSOLE
+        return self.format is LogFormat.CONSOLE
 
     @property
     def threshold(self) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from etlstage.errors import ConfigError, Excerpt
 from etlstage.settings.problem import Loc, dotted
 
-__all__ = ("Document", "Place", "Problem", "Source", "Value", "excerpt")
+__all__ = ("Document", "Place", "Problem", "SourceText", "Value", "excerpt")
 
 Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
 
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     """Which file, or value that was set."""
 
 
-class Source(NamedTuple):
+class SourceText(NamedTuple):
     """Where data come from."""
 
     name: str
@@ -65,7 +65,7 @@ class Document:
 
     path: Path
     folder: Path
-    sources: list[Source] = field(default_factory=list, repr=False)
+    sources: list[SourceText] = field(default_factory=list, repr=False)
     data: dict[str, Value] = field(default_factory=dict, repr=False)
     keys: dict[Loc, Place] = field(default_factory=dict)
     values: dict[Loc, Place] = field(default_factory=dict)

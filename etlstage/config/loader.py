@@ -20,7 +20,7 @@ from etlstage.config.rules import broken_rules, case_rules
 from etlstage.settings.definition import Definition, Section
 from etlstage.settings.problem import Invalid, Loc, Problem
 
-__all__ = ("Case", "cases_of", "examine", "load", "readable_keys")
+__all__ = ("LoadedCase", "cases_of", "examine", "load", "readable_keys")
 
 M = TypeVar("M", bound=Definition)
 
@@ -64,7 +64,7 @@ def examine(
     return keys, document
 
 
-class Case(NamedTuple):
+class LoadedCase(NamedTuple):
     """A test, and where it stands."""
 
     keys: CaseKeys
@@ -76,7 +76,7 @@ class Case(NamedTuple):
         return self.document.where((*self.loc, key) if key else self.loc)
 
 
-def cases_of(keys: PipelineKeys, document: Document) -> list[Case]:
+def cases_of(keys: PipelineKeys, document: Document) -> list[LoadedCase]:
     """
     Return the tests of a pipeline: its own, and those of the file beside it.
 
@@ -94,7 +94,7 @@ def cases_of(keys: PipelineKeys, document: Document) -> list[Case]:
         _finish(others, [*problems, *case_rules(keys, made.tests)])
         found.append((made.tests, others))
     return [
-        Case(case, source, ("tests", i))
+        LoadedCase(case, source, ("tests", i))
         for cases, source in found
         for i, case in enumerate(cases)
     ]

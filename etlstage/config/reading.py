@@ -17,7 +17,14 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from etlstage.config.document import Document, Place, Problem, Source, Value, excerpt
+from etlstage.config.document import (
+    Document,
+    Place,
+    Problem,
+    SourceText,
+    Value,
+    excerpt,
+)
 from etlstage.config.interpolation import Interpolator, read_file
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
@@ -83,7 +90,7 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
         node = _compose(str(file), text)
         if node is None:
             raise ConfigError(f"{file}: is empty, expected a pipeline")
-        document.sources.append(Source(str(file), text.splitlines()))
+        document.sources.append(SourceText(str(file), text.splitlines()))
         if isinstance(node, MappingNode):
             reader.add(node)
         else:
@@ -94,7 +101,7 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
     for change in changes.values:
         # Without "=" it may be a value alone, such as a password.
         place, found, _ = change.partition("=")
-        document.sources.append(Source(f"--set {place}" if found else "--set"))
+        document.sources.append(SourceText(f"--set {place}" if found else "--set"))
         try:
             _set(document, reader, change)
         except ConfigError as error:

@@ -89,18 +89,18 @@ def columns_of(ddl: str) -> list[DeclaredColumn]:
         ValueError: If it is no DDL; the text says where.
 
     """
-    return _Reader(ddl).columns
+    return _DdlReader(ddl).columns
 
 
 def spark_ddl(ddl: str) -> str:
     """Return the same columns as Spark reads them; raises as :func:`columns_of`."""
     text = ddl
-    for start, end in reversed(_Reader(ddl).nulls):
+    for start, end in reversed(_DdlReader(ddl).nulls):
         text = text[:start] + text[end:]
     return text
 
 
-class _Reader:
+class _DdlReader:
     """Reads one text, once."""
 
     def __init__(self, ddl: str) -> None:

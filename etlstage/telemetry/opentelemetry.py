@@ -54,12 +54,12 @@ class OpenTelemetryMeter:
         """Return the counter with this name and these labels."""
         name = name.removesuffix("_total")
         made = self._meter.create_counter(name, _unit(name), description)
-        return _Series(made.add, labels)
+        return _InstrumentSeries(made.add, labels)
 
     def gauge(self, name: str, description: str, labels: Mapping[str, str]) -> Gauge:
         """Return the gauge, for OpenTelemetry an up-down counter."""
         made = self._meter.create_up_down_counter(name, _unit(name), description)
-        return _Series(made.add, labels)
+        return _InstrumentSeries(made.add, labels)
 
     def histogram(
         self,
@@ -75,10 +75,10 @@ class OpenTelemetryMeter:
             description,
             explicit_bucket_boundaries_advisory=bounds,
         )
-        return _Series(made.record, labels)
+        return _InstrumentSeries(made.record, labels)
 
 
-class _Series:
+class _InstrumentSeries:
     """An instrument with its labels."""
 
     def __init__(

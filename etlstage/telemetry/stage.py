@@ -110,7 +110,7 @@ class StageMetrics:
         self._meter = meter
         self._stage = stage
         self._complained = False
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _WorkerMetrics] = {}
         self._told: set[str] = set()  # names that workers gave to what they count
         self._in_flight: dict[str, _Level] = {}
         self._bind()
@@ -279,7 +279,7 @@ class StageMetrics:
                     error=repr(error),
                 )
 
-    def _worker(self, worker: str) -> _Worker:
+    def _worker(self, worker: str) -> _WorkerMetrics:
         if bound := self._workers.get(worker):
             return bound
         worker = self._label(worker)
@@ -287,12 +287,12 @@ class StageMetrics:
             self._workers[worker] = self._bind_worker(worker)
         return self._workers[worker]
 
-    def _bind_worker(self, worker: str) -> _Worker:
+    def _bind_worker(self, worker: str) -> _WorkerMetrics:
         def counter(name: str, description: str) -> Counter:
             return self._counter(f"etlstage_{name}_total", description, worker=worker)
 
         assert self._meter is not None
-        return _Worker(
+        return _WorkerMetrics(
             starts=counter("worker_starts", "Worker processes started."),
             restarts=counter(
                 "worker_restarts",
@@ -346,7 +346,7 @@ class StageMetrics:
         return worker if known else _OTHERS
 
 
-class _Worker(NamedTuple):
+class _WorkerMetrics(NamedTuple):
     """What is bound to one worker."""
 
     starts: Counter

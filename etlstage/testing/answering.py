@@ -9,7 +9,7 @@ import anyio
 
 from etlstage.protocol.base import SEND_EOF
 from etlstage.testing.process import Process
-from etlstage.testing.replies import Replies
+from etlstage.testing.replies import ReplyReader
 
 __all__ = ("Answers",)
 
@@ -28,7 +28,7 @@ class Answers:
 
     """
 
-    def __init__(self, said: Replies, process: Process, *, mute: bool) -> None:
+    def __init__(self, said: ReplyReader, process: Process, *, mute: bool) -> None:
         # Who is alone is not to let others do something first.
         self.writing: anyio.Lock = anyio.Lock(fast_acquire=True)
         self._said = said

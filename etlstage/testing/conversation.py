@@ -35,7 +35,7 @@ from etlstage.telemetry.terminal import harmless
 from etlstage.testing.answering import Answers
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.process import DRAIN, Process
-from etlstage.testing.replies import TAIL, Replies, Reply
+from etlstage.testing.replies import TAIL, Reply, ReplyReader
 from etlstage.testing.transcript import Channel, Transcript, WorkerMisbehaved, cut
 from etlstage.transport import Launch, launch_worker
 
@@ -72,7 +72,7 @@ class WorkerUnderTest:
         self.stage = stage
         self.timeout = timeout
         limits = Limits(stage.max_message, stage.max_reply)
-        self._said = Replies(stage.dialect, limits, stage.kind, stage.batch.size)
+        self._said = ReplyReader(stage.dialect, limits, stage.kind, stage.batch.size)
         self._process = Process(stage, launch, self._understand)
         self._answers = Answers(self._said, self._process, mute=mute)
         self._dismissed = False  # it was told to end

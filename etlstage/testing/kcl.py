@@ -10,7 +10,7 @@ A daemon for one record processor, without Java and without AWS.
 
 No restart and no pool: a processor is given what a test gives it, and everything that
 went both ways is kept. Its checkpoints are judged as the daemon's library does it, and
-:class:`Faults` says which of them fail.
+:class:`ProcessorFaults` says which of them fail.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from etlstage.testing.process import Process
 from etlstage.testing.transcript import Channel, Transcript, WorkerMisbehaved
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("MARKS", "Asked", "Faults", "ProcessorUnderTest")
+__all__ = ("MARKS", "Asked", "ProcessorFaults", "ProcessorUnderTest")
 
 MARKS: Final = {
     Channel.STDIN: (Side.SUPERVISOR, ">"),
@@ -71,7 +71,7 @@ class Asked(NamedTuple):
 
 
 @dataclass
-class Faults:
+class ProcessorFaults:
     """
     What goes wrong in the life of a processor, and when.
 
@@ -157,7 +157,7 @@ class ProcessorUnderTest:
         stage: Stage,
         assignment: Assignment,
         *,
-        faults: Faults | None = None,
+        faults: ProcessorFaults | None = None,
         launch: Launch = launch_worker,
         timeout: float = 10.0,
         told: Callable[[Channel, bytes], None] | None = None,
@@ -172,7 +172,7 @@ class ProcessorUnderTest:
         self.asked: list[Asked] = []
         self.noise: list[bytes] = []
         self.given: int = 0
-        self.faults = faults or Faults()
+        self.faults = faults or ProcessorFaults()
         self._process = Process(stage, launch, self._take)
         self._told = told
         self._shown = 0  # entries of the transcript that were told

@@ -20,12 +20,12 @@ from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import AnnotatedRun, Run, counted
 from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of, rank
-from etlstage.protocol.kcl.lines import Column, hashed_key
+from etlstage.protocol.kcl.lines import RecordColumn, hashed_key
 from etlstage.protocol.kcl.uncommitted import LONGEST_KEY
 from etlstage.stage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import FrameReader, kit_of
-from etlstage.testing.kcl import MARKS, Faults, ProcessorUnderTest
+from etlstage.testing.kcl import MARKS, ProcessorFaults, ProcessorUnderTest
 from etlstage.testing.transcript import Channel, WorkerMisbehaved
 
 __all__ = ("StreamRecord", "StreamShard", "records_of", "shards_of", "simulate")
@@ -52,9 +52,9 @@ class StreamShard(NamedTuple):
         records = self.records[begin:end]
         now = time.time_ns() // 1_000_000
         columns: dict[str, Sequence[Any]] = {
-            Column.SEQUENCE: list(map(str, self.numbers[begin:end])),
-            Column.PARTITION: [record.key for record in records],
-            Column.ARRIVAL: [record.time or now for record in records],
+            RecordColumn.SEQUENCE: list(map(str, self.numbers[begin:end])),
+            RecordColumn.PARTITION: [record.key for record in records],
+            RecordColumn.ARRIVAL: [record.time or now for record in records],
         }
         return AnnotatedRun([record.data for record in records], **columns)
 
@@ -118,7 +118,7 @@ async def simulate(
     *,
     size: int,
     tell: Callable[[str], None],
-    faults: Faults,
+    faults: ProcessorFaults,
     begin: str | None = None,
     timeout: float = 10.0,  # noqa: ASYNC109 - of each action, in the processor
 ) -> bool:

@@ -21,7 +21,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.testing.dialect import kit_of
 
-__all__ = ("TAIL", "Replies", "Reply")
+__all__ = ("TAIL", "Reply", "ReplyReader")
 
 TAIL: Final = 64  # bytes shown of what is not complete
 
@@ -34,7 +34,7 @@ class Reply(NamedTuple):
     """Why it said no, if it did."""
 
 
-class Replies:
+class ReplyReader:
     """
     Understands a worker.
 
@@ -52,7 +52,7 @@ class Replies:
             what of it was read at once is chance.
         unfinished: How many bytes came behind the last reply.
         partial: Outputs of a reply that is not complete.
-        complete: Replies that nobody has taken, in the order of the exchanges.
+        complete: Replies that were not taken, in the order of the exchanges.
         asked: Exchanges that have names and are not complete, in order.
         heard: Bytes that were more than a heartbeat.
         filling: Whether the last exchange goes on.

@@ -114,7 +114,7 @@ class ScriptedWorker:
 
     def messages(self) -> AsyncIterator[bytes]:
         """Yield the messages of stdin, one by one; for workers that drive no batch."""
-        return _Messages(self, self._markers.eom)
+        return _MessageStream(self, self._markers.eom)
 
     async def reply(self, *outputs: bytes) -> None:
         """Answer a message, or a batch, with these."""
@@ -152,7 +152,7 @@ class ScriptedWorker:
         self._wire.close_write()
 
 
-class _Messages:
+class _MessageStream:
     """No generator: a script that leaves its loop would have to close that."""
 
     def __init__(self, worker: ScriptedWorker, eom: bytes) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from etlstage.cli.history import EVERY, MOST, History, Span
+from etlstage.cli.history import EVERY, MOST, History, RunSpan
 from etlstage.messages import StageKind
 from etlstage.pipeline.ledger import Account, Ledger
 
@@ -27,8 +27,8 @@ def test_rates_are_those_between_two_samples(ledger: Ledger) -> None:
         move(ledger, made, loaded)
         history.sample(now)
     assert history.spans() == [
-        Span(0.0, 1.0, [100.0, 10.0]),
-        Span(1.0, 3.0, [0.0, 45.0]),
+        RunSpan(0.0, 1.0, [100.0, 10.0]),
+        RunSpan(1.0, 3.0, [0.0, 45.0]),
     ]
 
 
@@ -40,7 +40,7 @@ def test_what_a_run_has_left_is_no_throughput(ledger: Ledger) -> None:
     ledger.settle()
     history.sample(1.0)
     assert ledger[1].unprocessed == 40
-    assert history.spans() == [Span(0.0, 1.0, [45.0, 5.0])]
+    assert history.spans() == [RunSpan(0.0, 1.0, [45.0, 5.0])]
 
 
 def test_samples_are_bounded(ledger: Ledger) -> None:
@@ -64,7 +64,7 @@ def test_last_sample_makes_no_peak(ledger: Ledger) -> None:
     for now, made in ((0.0, 0), (1.0, 100), (1.001, 101)):
         move(ledger, made, 0)
         history.sample(now)
-    assert history.spans() == [Span(0.0, 1.001, [101 / 1.001, 0.0])]
+    assert history.spans() == [RunSpan(0.0, 1.001, [101 / 1.001, 0.0])]
 
 
 def test_run_without_samples(ledger: Ledger) -> None:

@@ -10,11 +10,11 @@ from typing import Final
 
 import pytest
 
-from etlstage.cli.history import Span
+from etlstage.cli.history import RunSpan
 from etlstage.cli.html import page
 from etlstage.errors import Fault, StageError
 from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter.letter import Group
+from etlstage.pipeline.dead_letter.letter import LetterGroup
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters, Report
@@ -26,7 +26,7 @@ NASTY: Final = "</title></style><script>alert(1)</script><img src=x onerror=a()>
 HIDING: Final = "\x1b[31m\N{RIGHT-TO-LEFT OVERRIDE}gpj.exe\0"
 NOON: Final = datetime(2026, 1, 2, 12, tzinfo=UTC)
 TIME: Final = NOON.isoformat(timespec="milliseconds")
-SPANS: Final = (Span(0.0, 1.0, [10.0, 5.0, 0.0]), Span(1.0, 3.0, [0.0, 2.0, 1.0]))
+SPANS: Final = (RunSpan(0.0, 1.0, [10.0, 5.0, 0.0]), RunSpan(1.0, 3.0, [0.0, 2.0, 1.0]))
 TAGS: Final = frozenset(
     [
         "html",
@@ -149,7 +149,7 @@ def test_restarts_are_in_the_ledger(report: Report) -> None:
 
 def test_what_came_from_outside_is_escaped(report: Report) -> None:
     """No tag, no attribute, no hidden text, no secret is in the page (issue 11)."""
-    group = Group(NASTY, NASTY, f"{HIDING}{NASTY}", 4, NASTY, NASTY, NASTY)
+    group = LetterGroup(NASTY, NASTY, f"{HIDING}{NASTY}", 4, NASTY, NASTY, NASTY)
     text = page(report, SPANS, [group])
     read = Reader(text)
     assert read.tags <= TAGS
@@ -177,7 +177,7 @@ def test_policy_lets_a_page_fetch_nothing(report: Report) -> None:
 
 def test_what_is_many_is_cut(report: Report) -> None:
     """The page stays small however much went wrong (issue 11)."""
-    groups = [Group("s", "k", f"why {n}", 1, TIME, TIME, "i") for n in range(999)]
+    groups = [LetterGroup("s", "k", f"why {n}", 1, TIME, TIME, "i") for n in range(999)]
     report.ledger[1].faults *= 500
     text = page(report, SPANS, groups)
     assert "why 49" in text

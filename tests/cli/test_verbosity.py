@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.cli.screen import Screen
-from etlstage.cli.verbosity import Format, Level, Verbosity
+from etlstage.cli.verbosity import Level, LogFormat, Verbosity
 from tests.cli.conftest import Etlstage
 
 NOISY = """\
@@ -88,8 +88,9 @@ def test_threshold(verbosity: Verbosity, threshold: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "people"), [(None, False), (Format.CONSOLE, True), (Format.JSON, False)]
+    ("form", "people"),
+    [(None, False), (LogFormat.CONSOLE, True), (LogFormat.JSON, False)],
 )
-def test_for_whom(form: Format | None, people: bool) -> None:
+def test_for_whom(form: LogFormat | None, people: bool) -> None:
     """Who reads a pipe is a program, unless it is said otherwise."""
     assert Verbosity(format=form).for_people(Screen(stderr=True)) is people

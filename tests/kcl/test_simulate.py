@@ -13,7 +13,7 @@ from etlstage.messages import StageKind
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import Stage, WorkerProgram
-from etlstage.testing.kcl import Faults
+from etlstage.testing.kcl import ProcessorFaults
 from etlstage.testing.kcl_daemon import StreamRecord, records_of, shards_of, simulate
 from tests.kcl.client import CURRENT, downloaded
 from tests.kcl.processors import BUFFERING
@@ -71,7 +71,7 @@ async def told(
         shards_of(records_of(LINES), shards),
         size=3,
         tell=lines.append,
-        faults=Faults.parse(faults),
+        faults=ProcessorFaults.parse(faults),
         begin=begin,
         timeout=20,
     )
@@ -177,7 +177,7 @@ async def test_program_that_is_not_there(tmp_path: Path) -> None:
     stage = Stage(name="w", kind=StageKind.LOAD, worker=["/none"], dialect=KclDialect())
     shards = shards_of(records_of(LINES), 2)
     with pytest.raises(WorkerStartFailed):
-        await simulate(stage, shards, size=3, tell=print, faults=Faults())
+        await simulate(stage, shards, size=3, tell=print, faults=ProcessorFaults())
 
 
 def test_records_of_a_file() -> None:
@@ -215,4 +215,4 @@ def test_wrong_record(line: bytes, text: str) -> None:
 def test_wrong_fault(text: str) -> None:
     """What was expected is said."""
     with pytest.raises(ConfigError, match="--fault: "):
-        Faults.parse([text])
+        ProcessorFaults.parse([text])

@@ -13,7 +13,7 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing import Case, Step, verify
-from etlstage.testing.fuzzing.case import CaseFailed, Kind
+from etlstage.testing.fuzzing.case import CaseFailed, FailureKind
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, cases
 from etlstage.testing.fuzzing.oracle import Oracles
 from etlstage.testing.fuzzing.shortening import shorten
@@ -29,40 +29,45 @@ TWICE: Final = Case((Step((b"",)), Step((b"",))))
 FULL: Final = Case((Step((b"",) * 3),))
 BATCH: Final = {"mode": Mode.BATCH_SUPERVISOR}
 
-PLANTED: Final[list[tuple[str, dict[str, Any], Kind, Case]]] = [
-    ("keeps_state", {"stateless": True}, Kind.STATELESS, TWICE),
-    ("loses_end_of_batch", {**BATCH, "one_output": True}, Kind.OUTPUTS, FULL),
-    ("loses_last", {}, Kind.HANGS, Case((Step((b"", b"")),))),
-    ("dies_when_empty", {}, Kind.CRASHES, EMPTY),
-    ("dies_at_high_byte", {}, Kind.CRASHES, Case((Step((b"\x80",)),))),
-    ("buffers", {}, Kind.HANGS, EMPTY),
-    ("swaps", {"stateless": True}, Kind.STATELESS, Case((Step((b"", b"x")),))),
-    ("answers_three_twice", BATCH, Kind.BREAKS, FULL),
-    ("decodes", {"one_output": True}, Kind.OUTPUTS, Case((Step((rb"\n",)),))),
-    ("dies_at_100", {}, Kind.CRASHES, Case((Step((b"",)),) * 100)),
-    ("silent_without_output", {}, Kind.HANGS, EMPTY),
-    ("drops_repeated", {"one_output": True}, Kind.OUTPUTS, TWICE),
-    ("takes_reads_for_messages", {}, Kind.BREAKS, Case((Step((b"x",), (1,)),))),
-    ("cuts_markers", {"markers": CRLF}, Kind.HANGS, Case((Step((b"",), (1,)),), CRLF)),
-    ("fails_at_the_end", {}, Kind.CRASHES, Case(())),
-    ("never_ends", {"timeout": 1.0}, Kind.HANGS, Case(())),
-    ("brackets", {"idempotent": True}, Kind.IDEMPOTENT, EMPTY),
+PLANTED: Final[list[tuple[str, dict[str, Any], FailureKind, Case]]] = [
+    ("keeps_state", {"stateless": True}, FailureKind.STATELESS, TWICE),
+    ("loses_end_of_batch", {**BATCH, "one_output": True}, FailureKind.OUTPUTS, FULL),
+    ("loses_last", {}, FailureKind.HANGS, Case((Step((b"", b"")),))),
+    ("dies_when_empty", {}, FailureKind.CRASHES, EMPTY),
+    ("dies_at_high_byte", {}, FailureKind.CRASHES, Case((Step((b"\x80",)),))),
+    ("buffers", {}, FailureKind.HANGS, EMPTY),
+    ("swaps", {"stateless": True}, FailureKind.STATELESS, Case((Step((b"", b"x")),))),
+    ("answers_three_twice", BATCH, FailureKind.BREAKS, FULL),
+    ("decodes", {"one_output": True}, FailureKind.OUTPUTS, Case((Step((rb"\n",)),))),
+    ("dies_at_100", {}, FailureKind.CRASHES, Case((Step((b"",)),) * 100)),
+    ("silent_without_output", {}, FailureKind.HANGS, EMPTY),
+    ("drops_repeated", {"one_output": True}, FailureKind.OUTPUTS, TWICE),
+    ("takes_reads_for_messages", {}, FailureKind.BREAKS, Case((Step((b"x",), (1,)),))),
+    (
+        "cuts_markers",
+        {"markers": CRLF},
+        FailureKind.HANGS,
+        Case((Step((b"",), (1,)),), CRLF),
+    ),
+    ("fails_at_the_end", {}, FailureKind.CRASHES, Case(())),
+    ("never_ends", {"timeout": 1.0}, FailureKind.HANGS, Case(())),
+    ("brackets", {"idempotent": True}, FailureKind.IDEMPOTENT, EMPTY),
     (
         "counts",
         {"order_free": True},
-        Kind.ORDER_FREE,
+        FailureKind.ORDER_FREE,
         Case((Step((b"",)), Step((b"x",)))),
     ),
     (
         "writes_python",
         {"as_json": True, "json_out": True},
-        Kind.JSON,
+        FailureKind.JSON,
         Case((Step((b"null",)),)),
     ),
     (
         "forgets_x",
         {"model": f"{__name__}:upper"},
-        Kind.MODEL,
+        FailureKind.MODEL,
         Case((Step((b"x",)),)),
     ),
 ]
@@ -101,7 +106,7 @@ def search(
     ("name", "told", "kind", "shortest"), PLANTED, ids=[bug[0] for bug in PLANTED]
 )
 def test_bug_is_found(
-    name: str, told: dict[str, Any], kind: Kind, shortest: Case
+    name: str, told: dict[str, Any], kind: FailureKind, shortest: Case
 ) -> None:
     """And shrunk to its known minimum, which fails from a fresh start (issue 12)."""
     found = search(name, **told)

@@ -13,7 +13,7 @@ import pytest
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.stage import Stage
 from etlstage.testing import Call, Calls, ScriptedLaunch, SessionCase
-from etlstage.testing.fuzzing.case import Kind
+from etlstage.testing.fuzzing.case import FailureKind
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, session_cases
 from etlstage.testing.fuzzing.oracle import Oracles
 from etlstage.testing.fuzzing.sessions import case_class
@@ -75,23 +75,31 @@ class _BreaksWhenCancelled(Worker):
         await super().take(first, second, *rest)
 
 
-PLANTED: Final[list[tuple[type[Worker], dict[str, Any], Kind, *tuple[Calls, ...]]]] = [
+PLANTED: Final[
+    list[tuple[type[Worker], dict[str, Any], FailureKind, *tuple[Calls, ...]]]
+] = [
     (
         _Mixes,
         {"one_output": True},
-        Kind.OUTPUTS,
+        FailureKind.OUTPUTS,
         Calls((ONE, ONE), turns=(0, 1)),
     ),
-    (_DiesWhenEmpty, {}, Kind.CRASHES, Calls((ONE,))),
-    (_ForgetsTheThird, {}, Kind.HANGS, Calls((ONE,) * 3, turns=(1, 2))),
+    (_DiesWhenEmpty, {}, FailureKind.CRASHES, Calls((ONE,))),
+    (_ForgetsTheThird, {}, FailureKind.HANGS, Calls((ONE,) * 3, turns=(1, 2))),
     (
         _TakesReadsForFrames,
         {},
-        Kind.CRASHES,
+        FailureKind.CRASHES,
         Calls((ONE,), cuts=(1,)),
     ),
-    (_KeepsCount, {"stateless": True}, Kind.STATELESS, Calls((ONE,)), Calls((ONE,))),
-    (_BreaksWhenCancelled, {}, Kind.BREAKS, Calls((Call((), cancelled=True),))),
+    (
+        _KeepsCount,
+        {"stateless": True},
+        FailureKind.STATELESS,
+        Calls((ONE,)),
+        Calls((ONE,)),
+    ),
+    (_BreaksWhenCancelled, {}, FailureKind.BREAKS, Calls((Call((), cancelled=True),))),
 ]
 
 
@@ -115,7 +123,10 @@ def search(worker: type[Worker], examples: int = 100, **oracles: Any) -> Found |
     ids=[bug[0].__name__[1:] for bug in PLANTED],
 )
 def test_bug_is_found(
-    worker: type[Worker], oracles: dict[str, Any], kind: Kind, shortest: list[Calls]
+    worker: type[Worker],
+    oracles: dict[str, Any],
+    kind: FailureKind,
+    shortest: list[Calls],
 ) -> None:
     """And shrunk to its known minimum, which fails from a fresh start (issue 15)."""
     found = search(worker, **oracles)

@@ -22,7 +22,7 @@ from etlstage.testing import (
     WorkerUnderTest,
     run_virtually,
 )
-from etlstage.testing.fuzzing.case import CaseFailed, Kind
+from etlstage.testing.fuzzing.case import CaseFailed, FailureKind
 from etlstage.testing.fuzzing.oracle import Oracles, judge
 from etlstage.testing.scripted import Script
 from tests.testing.check.answerers import each, echo
@@ -40,7 +40,7 @@ def found(
     batches: bool = False,
     stage: dict[str, Any] | None = None,
     **oracles: Any,  # noqa: ANN401
-) -> tuple[Kind, str] | None:
+) -> tuple[FailureKind, str] | None:
     """Return what is found in a worker, and how it is told."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR if batches else Mode.SINGLE)
     made = Stage(name="w", worker=("w",), dialect=dialect, **(stage or {}))
@@ -99,13 +99,13 @@ def test_sound_worker_stands_all() -> None:
 def test_one_output() -> None:
     """Neither none nor two; of which message is told."""
     said = "gave 2 outputs for b'a'"
-    assert found(each(twice), A, one_output=True) == (Kind.OUTPUTS, said)
+    assert found(each(twice), A, one_output=True) == (FailureKind.OUTPUTS, said)
 
     async def drop_b(worker: ScriptedWorker, message: bytes) -> None:
         await worker.reply(*([message] if message == b"a" else []))
 
     said = "gave 0 outputs for b'b'"
-    assert found(each(drop_b), AB, one_output=True) == (Kind.OUTPUTS, said)
+    assert found(each(drop_b), AB, one_output=True) == (FailureKind.OUTPUTS, said)
 
 
 def test_order_free() -> None:
@@ -118,10 +118,13 @@ def test_order_free() -> None:
             await worker.reply(message + b"%d" % at)
 
     said = "gave [b'a1'] for b'a', but [b'a2'] in the opposite order"
-    assert found(number, A, B, order_free=True) == (Kind.ORDER_FREE, said)
+    assert found(number, A, B, order_free=True) == (FailureKind.ORDER_FREE, said)
     first = batched(lambda messages: messages[:1])
     said = "gave [b'a'] for batch [b'a', b'b'], but [b'b'] in the opposite order"
-    assert found(first, AB, batches=True, order_free=True) == (Kind.ORDER_FREE, said)
+    assert found(first, AB, batches=True, order_free=True) == (
+        FailureKind.ORDER_FREE,
+        said,
+    )
 
     async def refuse_first(worker: ScriptedWorker) -> None:
         at = 0
@@ -130,7 +133,7 @@ def test_order_free() -> None:
             await (worker.refuse("no") if at == 1 else worker.reply())
 
     said = "gave a refusal for b'a', but [] in the opposite order"
-    assert found(refuse_first, A, B, order_free=True) == (Kind.ORDER_FREE, said)
+    assert found(refuse_first, A, B, order_free=True) == (FailureKind.ORDER_FREE, said)
 
 
 def test_idempotent() -> None:
@@ -140,7 +143,7 @@ def test_idempotent() -> None:
         await worker.reply(b"<" + message + b">")
 
     said = "gave [b'<<a>>'] for b'<a>', but [b'<a>'] before"
-    assert found(each(bracket), A, idempotent=True) == (Kind.IDEMPOTENT, said)
+    assert found(each(bracket), A, idempotent=True) == (FailureKind.IDEMPOTENT, said)
 
     async def write_marker(worker: ScriptedWorker, message: bytes) -> None:
         await worker.reply(message + b"\x17")
@@ -158,13 +161,13 @@ def test_stateless() -> None:
             await worker.reply(seen)
 
     said = "gave [b'ab'] for b'b', but [b'b'] alone"
-    assert found(remember, A, B, stateless=True) == (Kind.STATELESS, said)
+    assert found(remember, A, B, stateless=True) == (FailureKind.STATELESS, said)
 
 
 def test_json() -> None:
     """Each output is one document."""
     said = "wrote b'a', which is no JSON"
-    assert found(echo, A, json_out=True) == (Kind.JSON, said)
+    assert found(echo, A, json_out=True) == (FailureKind.JSON, said)
     assert found(echo, Step((b"[1]",)), json_out=True) is None
 
 
@@ -176,14 +179,14 @@ def test_end() -> None:
         return -9
 
     said = "the worker was killed by SIGKILL at the end of its input"
-    assert found(crash, A) == (Kind.CRASHES, said)
+    assert found(crash, A) == (FailureKind.CRASHES, said)
 
     async def stay(worker: ScriptedWorker) -> None:
         await echo(worker)
         await anyio.sleep_forever()
 
     said = "the worker did not exit: for 10 seconds"
-    assert found(stay, A) == (Kind.HANGS, said)
+    assert found(stay, A) == (FailureKind.HANGS, said)
 
 
 def test_more_than_was_asked_for_is_found_at_the_next_step() -> None:
@@ -196,7 +199,7 @@ def test_more_than_was_asked_for_is_found_at_the_next_step() -> None:
         await worker.read()
 
     kind, _ = found(write_more, A, B) or (None, "")
-    assert kind is Kind.BREAKS
+    assert kind is FailureKind.BREAKS
 
 
 # --- models ---------------------------------------------------------------------------
@@ -224,7 +227,7 @@ def test_model() -> None:
     model = f"{__name__}:same"
     assert found(each(refuse_b), A, AB, model=model) is None
     said = "gave [b'b'] for b'b', but a refusal in the model"
-    assert found(echo, AB, model=model) == (Kind.MODEL, said)
+    assert found(echo, AB, model=model) == (FailureKind.MODEL, said)
     answer = batched(lambda messages: messages[:1])
     assert found(answer, AB, batches=True, model=f"{__name__}:first") is None
 

@@ -26,7 +26,7 @@ from etlstage.errors import Attempt
 __all__ = (
     "Causes",
     "DeadLetter",
-    "Group",
+    "LetterGroup",
     "first_clause",
     "folded",
 )
@@ -136,7 +136,7 @@ _JOINED: Final = re.compile(r"#(?:[.,:/_-]#)+")
 
 
 @dataclass(slots=True)
-class Group:
+class LetterGroup:
     """Letters of one cause."""
 
     stage: str
@@ -163,7 +163,7 @@ class Causes:
 
     def __init__(self, most: int = 1000) -> None:
         self._most = most
-        self._groups: dict[tuple[str, str, str], Group] = {}
+        self._groups: dict[tuple[str, str, str], LetterGroup] = {}
 
     def add(self, letter: DeadLetter) -> None:
         """Count a letter."""
@@ -172,14 +172,16 @@ class Causes:
             key = letter.stage, letter.kind, OTHERS
         group = self._groups.get(key)
         if group is None:
-            self._groups[key] = Group(*key, 1, letter.time, letter.time, letter.id)
+            self._groups[key] = LetterGroup(
+                *key, 1, letter.time, letter.time, letter.id
+            )
             return
         group.count += 1
         group.first = min(group.first, letter.time)
         if letter.time >= group.last:
             group.last, group.example = letter.time, letter.id
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LetterGroup]:
         """Return the groups, the largest first."""
         return sorted(self._groups.values(), key=lambda group: -group.count)
 

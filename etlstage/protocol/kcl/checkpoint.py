@@ -25,8 +25,8 @@ __all__ = (
     "THROTTLING",
     "TRIM_HORIZON",
     "Checkpoint",
+    "CommitVerdict",
     "Standing",
-    "Verdict",
     "error_name",
     "judge",
     "position_of",
@@ -84,7 +84,7 @@ class Standing(NamedTuple):
     """The processor is at the action that ends the shard."""
 
 
-class Verdict(NamedTuple):
+class CommitVerdict(NamedTuple):
     """What becomes of a checkpoint that was asked for."""
 
     position: Checkpoint | None = None
@@ -93,11 +93,11 @@ class Verdict(NamedTuple):
     """Name of the exception to answer with; None: success."""
 
 
-_REFUSED: Final = Verdict(error=ILLEGAL_ARGUMENT)
-_DONE: Final = Verdict()
+_REFUSED: Final = CommitVerdict(error=ILLEGAL_ARGUMENT)
+_DONE: Final = CommitVerdict()
 
 
-def judge(sequence: str | None, sub: int | None, standing: Standing) -> Verdict:
+def judge(sequence: str | None, sub: int | None, standing: Standing) -> CommitVerdict:
     """
     Return what becomes of a checkpoint.
 
@@ -123,8 +123,8 @@ def judge(sequence: str | None, sub: int | None, standing: Standing) -> Verdict:
         return _DONE
     if ended and place == rank(largest):
         # The very last number stands for the end, but only if it is news: see above.
-        return Verdict(Checkpoint(SHARD_END))
-    return Verdict(asked)
+        return CommitVerdict(Checkpoint(SHARD_END))
+    return CommitVerdict(asked)
 
 
 def rank_of(sequence: str, sub: int = 0) -> Rank | None:

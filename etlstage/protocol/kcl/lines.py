@@ -22,10 +22,10 @@ from etlstage.protocol.kcl.checkpoint import Checkpoint
 __all__ = (
     "ROWS",
     "Ask",
-    "Column",
     "Lines",
+    "RecordColumn",
     "Row",
-    "Status",
+    "StatusReply",
     "Version",
     "answer_line",
     "ask_line",
@@ -120,7 +120,7 @@ ROWS: Final = {
 }
 
 
-class Column:
+class RecordColumn:
     """Names of the columns beside messages that a session reads, and gives."""
 
     SEQUENCE: Final = "sequence"
@@ -165,14 +165,16 @@ def records_line(
 
     Args:
         row: The version.
-        messages: Their data, with columns beside them as :class:`Column` names them.
+        messages: Their data, with columns beside them as :class:`RecordColumn` names them.
         positions: Their numbers, for want of a column.
 
     """
     columns = messages.columns if isinstance(messages, AnnotatedRun) else {}
-    sequences = columns.get(Column.SEQUENCE) or [number for number, _ in positions]
+    sequences = columns.get(RecordColumn.SEQUENCE) or [
+        number for number, _ in positions
+    ]
     data = plain(messages)
-    keys = columns.get(Column.PARTITION)
+    keys = columns.get(RecordColumn.PARTITION)
     texts = (
         [b'"%08x"' % crc32(message) for message in data]
         if keys is None
@@ -180,8 +182,8 @@ def records_line(
     )
     if row.full:
         # Without a column 0, since the current Python client dies of null.
-        arrivals = columns.get(Column.ARRIVAL) or [0] * len(messages)
-        subs = columns.get(Column.SUB) or [None] * len(messages)
+        arrivals = columns.get(RecordColumn.ARRIVAL) or [0] * len(messages)
+        subs = columns.get(RecordColumn.SUB) or [None] * len(messages)
         records = [
             b'{"data":"%b","partitionKey":%b,"sequenceNumber":"%b",'
             b'"approximateArrivalTimestamp":%b,"subSequenceNumber":%b,'
@@ -197,7 +199,7 @@ def records_line(
                 data, texts, sequences, arrivals, subs, strict=True
             )
         ]
-        behind = (columns.get(Column.BEHIND) or [None])[-1]
+        behind = (columns.get(RecordColumn.BEHIND) or [None])[-1]
         end = b'],"millisBehindLatest":%b}\n' % _whole(behind)
     else:
         records = [
@@ -260,7 +262,7 @@ def ask_line(member: str, sequence: str | None, sub: int | None) -> bytes:
 # --- what is understood -----------------------------------------------------------
 
 
-class Status(NamedTuple):
+class StatusReply(NamedTuple):
     """A worker says that it is done with an action."""
 
     action: str | None
@@ -326,12 +328,12 @@ def whole_of(value: object) -> int | None:
     raise ValueError("no whole number")
 
 
-def read_reply(line: bytes) -> Status | Ask | None:
+def read_reply(line: bytes) -> StatusReply | Ask | None:
     """Return what a worker says; None: nothing that we know."""
     said = read_object(line) or {}
     match said.get("action"):
         case "status":
-            return Status(text_of(said.get("responseFor")))
+            return StatusReply(text_of(said.get("responseFor")))
         case "checkpoint":
             return _ask(said)
         case _:

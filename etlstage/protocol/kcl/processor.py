@@ -35,8 +35,8 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of
 from etlstage.protocol.kcl.lines import (
-    Column,
     Lines,
+    RecordColumn,
     ask_line,
     read_object,
     status_line,
@@ -192,16 +192,18 @@ class ProcessorSession:
         records = said["records"]
         behind = whole_of(said.get("millisBehindLatest"))
         columns: dict[str, Sequence[Any]] = {
-            Column.SEQUENCE: [str(record["sequenceNumber"]) for record in records],
-            Column.SUB: [
+            RecordColumn.SEQUENCE: [
+                str(record["sequenceNumber"]) for record in records
+            ],
+            RecordColumn.SUB: [
                 whole_of(record.get("subSequenceNumber")) for record in records
             ],
-            Column.PARTITION: [record["partitionKey"] for record in records],
-            Column.ARRIVAL: [
+            RecordColumn.PARTITION: [record["partitionKey"] for record in records],
+            RecordColumn.ARRIVAL: [
                 whole_of(record.get("approximateArrivalTimestamp"))
                 for record in records
             ],
-            Column.BEHIND: [behind] * len(records),
+            RecordColumn.BEHIND: [behind] * len(records),
         }
         data = [a2b_base64(record["data"] or "") for record in records]
         run = AnnotatedRun(data, **columns)

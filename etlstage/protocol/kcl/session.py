@@ -58,7 +58,7 @@ from etlstage.protocol.kcl.lines import (
     ROWS,
     Ask,
     Lines,
-    Status,
+    StatusReply,
     Version,
     answer_line,
     initialize_line,
@@ -223,7 +223,7 @@ class KclSession:
                 self._noise.append(line)
                 continue
             self._flush()
-            if isinstance(reply, Status):
+            if isinstance(reply, StatusReply):
                 self._take_status(reply.action, now)
             else:
                 self._take_ask(reply)

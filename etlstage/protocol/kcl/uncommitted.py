@@ -22,7 +22,7 @@ from etlstage.protocol.kcl.checkpoint import (
     rank,
     rank_of,
 )
-from etlstage.protocol.kcl.lines import Column
+from etlstage.protocol.kcl.lines import RecordColumn
 
 __all__ = ("LONGEST_KEY", "Uncommitted")
 
@@ -73,15 +73,15 @@ class Uncommitted:
 
         """
         columns = messages.columns if isinstance(messages, AnnotatedRun) else {}
-        if Column.PARTITION in columns:
-            self._check_keys(columns[Column.PARTITION])
-        sequences = columns.get(Column.SEQUENCE)
+        if RecordColumn.PARTITION in columns:
+            self._check_keys(columns[RecordColumn.PARTITION])
+        sequences = columns.get(RecordColumn.SEQUENCE)
         if sequences is None:
             # Sentinels are below 0, and the end of a shard above all numbers.
             before = self._last[0]
             begin = 1 if isinf(before) else max(0, int(before)) + 1
             return [(begin + place, 0) for place in range(len(messages))]
-        return self._risen(sequences, columns.get(Column.SUB) or repeat(None))
+        return self._risen(sequences, columns.get(RecordColumn.SUB) or repeat(None))
 
     def covers(self, ranks: Sequence[Rank]) -> int:
         """Return how many of some records are committed already."""

@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 from etlstage.spark.session.job import over_connect
 
 __all__ = (
-    "Connection",
+    "CommitRefused",
     "Database",
-    "NotCommitted",
+    "DatabaseConnection",
     "create_unknown",
     "for_writers",
     "option",
@@ -32,7 +32,7 @@ _NO_TABLE: Final = ("42P01", "42S02", "42Y07")
 """What databases call a table that is not there, as SQLSTATE; SQLite says it in words."""
 
 
-class NotCommitted(Exception):
+class CommitRefused(Exception):
     """An epoch can't be loaded, or was not; the text says why."""
 
 
@@ -45,13 +45,13 @@ class Database:
         options: As format jdbc has them.
 
     Raises:
-        NotCommitted: If the session is one over Spark Connect.
+        CommitRefused: If the session is one over Spark Connect.
 
     """
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
         if over_connect(spark):
-            raise NotCommitted(
+            raise CommitRefused(
                 "over Spark Connect there is no transaction that an epoch could be"
                 " loaded in: use a session with a JVM of its own"
             )
@@ -76,15 +76,17 @@ class Database:
         return text
 
     @contextmanager
-    def connected(self) -> Iterator[Connection]:
+    def connected(self) -> Iterator[DatabaseConnection]:
         """Give a connection on which each statement is a transaction of its own."""
         made = self._dialect.createConnectionFactory(self._options).apply(-1)
         try:
-            yield Connection(made)
+            yield DatabaseConnection(made)
         finally:
             made.close()
 
-    def create(self, connection: Connection, table: str, schema: StructType) -> None:
+    def create(
+        self, connection: DatabaseConnection, table: str, schema: StructType
+    ) -> None:
         """Create a table with the types that Spark's dialect has for the columns."""
         java = self._session.parseDataType(schema.json())
         self._utils.createTable(connection.java, table, java, False, self._options)
@@ -129,7 +131,7 @@ def create_unknown(
         return True
 
 
-class Connection(NamedTuple):
+class DatabaseConnection(NamedTuple):
     """A connection to a database."""
 
     java: Any

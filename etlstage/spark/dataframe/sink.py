@@ -28,7 +28,7 @@ from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Epochs, Output
 from etlstage.pipeline.landing import RowSink
 from etlstage.spark.dataframe.database import (
-    NotCommitted,
+    CommitRefused,
     create_unknown,
     for_writers,
 )
@@ -402,7 +402,7 @@ class DataFrameSink(RowSink, SparkSink):
             await self._refuse(unfit.message, unfit.why, place, counts, what)
 
     def _why(self, error: Exception) -> str:
-        if isinstance(error, NotCommitted):
+        if isinstance(error, CommitRefused):
             return str(error)
         return explain(error, self._session.log_path)
 

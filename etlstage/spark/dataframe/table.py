@@ -27,9 +27,9 @@ from pyspark.sql.types import StructType
 
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.spark.dataframe.database import (
-    Connection,
+    CommitRefused,
     Database,
-    NotCommitted,
+    DatabaseConnection,
     for_writers,
     option,
     with_option,
@@ -84,7 +84,7 @@ class EpochTable:
         Shut out all other starts of the load, and return what was last noted.
 
         Raises:
-            NotCommitted: If another start has shut out this one.
+            CommitRefused: If another start has shut out this one.
 
         """
         self._database = database = Database(spark, self._options)
@@ -167,7 +167,7 @@ class EpochTable:
             replaces: Whether they take the place of all that is there.
 
         Raises:
-            NotCommitted: If another start has shut out this one, or there are other
+            CommitRefused: If another start has shut out this one, or there are other
                 rows than these.
 
         """
@@ -190,7 +190,7 @@ class EpochTable:
                         f" SELECT {names} FROM {self._stage}"
                     )
                     if added != rows:
-                        raise NotCommitted(
+                        raise CommitRefused(
                             f"{added} rows were staged, expected {rows}: Spark has run"
                             " a task again; the next run loads the epoch again"
                         )
@@ -205,7 +205,7 @@ class EpochTable:
             with self._database.connected() as connection:
                 connection.execute(f"DROP TABLE IF EXISTS {self._stage}")
 
-    def _fenced(self, connection: Connection) -> tuple[int, int, str] | None:
+    def _fenced(self, connection: DatabaseConnection) -> tuple[int, int, str] | None:
         """Raise the fence, and return what was there before."""
         found = self._found(connection)
         if found is None:
@@ -221,7 +221,7 @@ class EpochTable:
         now = self._found(connection)
         return None if now is None else (found[0], *now[1:])
 
-    def _found(self, connection: Connection) -> tuple[int, int, str] | None:
+    def _found(self, connection: DatabaseConnection) -> tuple[int, int, str] | None:
         """Return fence, epoch and note."""
         found = connection.row(
             f"SELECT fence, epoch, note FROM {self._epochs} WHERE load_id = ?",
@@ -249,9 +249,9 @@ class EpochTable:
     def _staging(self, fence: int) -> str:
         return f"etlstage_{self._load}_{fence}".replace("-", "_")
 
-    def _taken(self, found: tuple[int, int, str] | None) -> NotCommitted:
+    def _taken(self, found: tuple[int, int, str] | None) -> CommitRefused:
         about = "its row is gone" if found is None else f"fence {found[0]}"
-        return NotCommitted(
+        return CommitRefused(
             f"another run has taken over the load {self._load} ({about} in"
             f" {self._epochs}, ours is fence {self._fence}): nothing is committed"
         )

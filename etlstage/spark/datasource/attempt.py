@@ -38,14 +38,14 @@ from etlstage.spark.task.chain import Given, message_of_partition
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import ErrorBudget, Order, Stage
 
-__all__ = ("Feed", "Written")
+__all__ = ("Feed", "WrittenPart")
 
 _Item: TypeAlias = "DeadLetter | Account"
 """What comes of an attempt: dead letters, and at its end its account."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written(WriterCommitMessage):
+class WrittenPart(WriterCommitMessage):
     """What an attempt that ended well has done."""
 
     write: str
@@ -85,7 +85,7 @@ class Feed:
 
     def attempt(
         self, batches: Iterator[pa.RecordBatch], write: str, batch: int | None
-    ) -> Written:
+    ) -> WrittenPart:
         """
         Pass all rows through a worker; return when all are answered and it has ended.
 
@@ -111,7 +111,7 @@ class Feed:
             account, dead = self._load(batches, _stage(stage, about, folder))
             if account.doubtful:
                 raise RepliesDoubtful(account.doubtful, stage=stage.name)
-        return Written(
+        return WrittenPart(
             write=write,
             partition=partition,
             attempt=attempt,

@@ -31,7 +31,7 @@ from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
-__all__ = ("Offsets", "Range", "Rows", "extracted", "ranges")
+__all__ = ("Offsets", "Range", "RowBuilder", "extracted", "ranges")
 
 _ROWS: Final = 10_000  # in a batch of rows, about
 _BYTES: Final = 8 * 1024 * 1024
@@ -183,7 +183,7 @@ class Offsets:
         return self._portal.call(ask_offset, self._supervisor, offset)
 
 
-class Rows:
+class RowBuilder:
     """
     Makes batches of rows for Spark out of messages.
 

@@ -26,7 +26,13 @@ from pyspark.sql.types import StructType
 
 from etlstage.errors import ConfigError
 from etlstage.pipeline.offsets import fell_back
-from etlstage.spark.datasource.extraction import Offsets, Range, Rows, extracted, ranges
+from etlstage.spark.datasource.extraction import (
+    Offsets,
+    Range,
+    RowBuilder,
+    extracted,
+    ranges,
+)
 from etlstage.spark.datasource.options import Reading
 
 __all__ = ("BatchReader", "RefusedStream", "StreamReader")
@@ -45,7 +51,7 @@ class BatchReader(DataSourceReader):
     """
 
     def __init__(self, reading: Reading, schema: StructType) -> None:
-        Rows(reading.stage.name, schema)  # refuses a schema now and not in a task
+        RowBuilder(reading.stage.name, schema)  # refuses a schema now and not in a task
         self._reading = reading
         self._schema = schema
 
@@ -85,7 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"stage {reading.stage.name} is of mode plain, expected cyclic: a stream"
                 " is read by offsets"
             )
-        Rows(reading.stage.name, schema)
+        RowBuilder(reading.stage.name, schema)
         self._reading = reading
         self._policy = reading.offsets
         self._schema = schema
@@ -203,7 +209,7 @@ def _rows(
     stage = replace(
         stage, worker=replace(stage.program, env=about | dict(stage.program.env))
     )
-    rows = Rows(stage.name, schema)
+    rows = RowBuilder(stage.name, schema)
     # Closed here and not when it is collected: its worker is to be gone.
     with closing(extracted(stage, part, reading.offsets)) as runs:
         for run in runs:

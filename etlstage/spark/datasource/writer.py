@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from etlstage.errors import EtlstageError, SinkFailed
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.worker_sink import tell
-from etlstage.spark.datasource.attempt import Feed, Written
+from etlstage.spark.datasource.attempt import Feed, WrittenPart
 from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.options import Writing
 from etlstage.stage import RestartPolicy
@@ -68,7 +68,7 @@ class Writer(DataSourceArrowWriter):
         self._writing = writing
         self._write = secrets.token_hex(8)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
         """Pass the rows of a partition through a worker of this attempt."""
         return self._feed.attempt(iterator, self._write, None)
 
@@ -109,7 +109,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._feed = Feed(writing, schema)
         self._writing = writing
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
         """Pass the rows of a partition through a worker of this attempt."""
         task = TaskContext.get()
         assert task is not None
@@ -142,7 +142,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batchId: int,  # noqa: N803 - Spark's name
     ) -> None:
         """Remove what attempts of a batch have staged; it will come again."""
-        known = [one for one in messages if isinstance(one, Written)]
+        known = [one for one in messages if isinstance(one, WrittenPart)]
         if self._writing.path is not None and known:
             write = known[0].write
             query = write.removesuffix(f"-{batchId}")
@@ -152,11 +152,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _tell(self._writing, self._writing.abort, told)
 
 
-def _ended_well(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
-    return [one for one in messages if isinstance(one, Written)]
+def _ended_well(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
+    return [one for one in messages if isinstance(one, WrittenPart)]
 
 
-def _told(one: Written) -> dict[str, Any]:
+def _told(one: WrittenPart) -> dict[str, Any]:
     """Return what a program is told about an attempt that ended well."""
     return {
         "write": one.write,
@@ -173,7 +173,7 @@ def _told_all(
     """Return the same for each partition; of one that failed no more is known."""
     return [
         _told(one) | about
-        if isinstance(one, Written)
+        if isinstance(one, WrittenPart)
         else about | {"partition": partition, "attempt": None, "messages": None}
         for partition, one in enumerate(messages)
     ]
@@ -214,7 +214,7 @@ class Loaded(NamedTuple):
     restarts: int
     failures: int
     dead: list[tuple[int, DeadLetter]]
-    """Those that are dead-lettered, see :class:`Written`."""
+    """Those that are dead-lettered, see :class:`WrittenPart`."""
 
     @classmethod
     def read(cls, report: Path) -> Loaded:
@@ -224,7 +224,7 @@ class Loaded(NamedTuple):
         return loaded
 
 
-def _report(writing: Writing, written: Sequence[Written]) -> None:
+def _report(writing: Writing, written: Sequence[WrittenPart]) -> None:
     if writing.report is None:
         return
     loaded = Loaded(

@@ -34,7 +34,7 @@ from etlstage.spark.ship.plan import Shipment
 from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 
-__all__ = ("STOPPED", "Batches", "Failure")
+__all__ = ("STOPPED", "BatchFailure", "Batches")
 
 STOPPED: Final = "etlstage begins no further batch"
 """What a batch raises that comes after the stream was told to stop."""
@@ -44,7 +44,7 @@ _STOP_NOW: Final = "stop-now"
 _LOOK: Final = 0.2  # seconds between two looks whether to stop now
 
 
-class Failure(NamedTuple):
+class BatchFailure(NamedTuple):
     """What a batch leaves that ends the run."""
 
     fence: int
@@ -102,10 +102,10 @@ class Batches:
             raise RuntimeError(STOPPED)
         anyio.run(self._process_unless_stopped, messages, number)
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> BatchFailure | None:
         """Return what has ended this run, if a batch has."""
         try:
-            failure = Failure(**load(self._failure))
+            failure = BatchFailure(**load(self._failure))
         except FileNotFoundError:
             return None
         return failure if failure.fence == self.fence else None
@@ -178,7 +178,7 @@ class Batches:
             for account in accounts:
                 account.unprocessed += account.pending
             counts = [account.counts for account in accounts]
-            store(self._failure, Failure(self.fence, counts, str(error))._asdict())
+            store(self._failure, BatchFailure(self.fence, counts, str(error))._asdict())
             raise
 
     async def _load(

@@ -22,11 +22,11 @@ from etlstage.protocol.kcl.checkpoint import (
     THROTTLING,
     Checkpoint,
 )
-from etlstage.protocol.kcl.lines import Column, Version
+from etlstage.protocol.kcl.lines import RecordColumn, Version
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
-from etlstage.testing.kcl import Faults, ProcessorUnderTest
+from etlstage.testing.kcl import ProcessorFaults, ProcessorUnderTest
 from etlstage.testing.transcript import WorkerMisbehaved
 
 __all__ = ("CHECKS",)
@@ -54,7 +54,7 @@ def _daemon(
     return ProcessorUnderTest(
         subject.stage,
         Assignment(_SHARD, position),
-        faults=Faults(errors or {}, late or {}, eof),
+        faults=ProcessorFaults(errors or {}, late or {}, eof),
         launch=subject.launch,
         timeout=subject.timeout + more,
     )
@@ -68,10 +68,10 @@ def _records(
 ) -> AnnotatedRun:
     """Return so many records, with other columns than those that any has."""
     named: dict[str, Sequence[Any]] = {
-        Column.SEQUENCE: [str(_FIRST + first + n) for n in range(count)],
-        Column.PARTITION: [f"key-{n % 7}" for n in range(count)],
-        Column.ARRIVAL: [1476889707000 + n for n in range(count)],
-        Column.BEHIND: [0] * count,
+        RecordColumn.SEQUENCE: [str(_FIRST + first + n) for n in range(count)],
+        RecordColumn.PARTITION: [f"key-{n % 7}" for n in range(count)],
+        RecordColumn.ARRIVAL: [1476889707000 + n for n in range(count)],
+        RecordColumn.BEHIND: [0] * count,
     }
     return AnnotatedRun(subject.messages(count), **{**named, **(columns or {})})
 
@@ -327,13 +327,18 @@ async def takes_keys_beyond_ascii(subject: Subject) -> None:
     """A partition key is any text of up to 256 characters."""
     keys = ["k\u00e4tzchen", "\u2028\u732b", "\U0001f408" * 128]
     async with _daemon(subject) as processor:
-        await processor.give(_records(subject, 3, columns={Column.PARTITION: keys}))
+        await processor.give(
+            _records(subject, 3, columns={RecordColumn.PARTITION: keys})
+        )
         await processor.end()
 
 
 async def takes_records_that_were_put_as_one(subject: Subject) -> None:
     """Their sequence number is the same, and their sub-sequence numbers tell them apart."""
-    numbers: _Columns = {Column.SEQUENCE: [str(_FIRST)] * 3, Column.SUB: [0, 1, 2]}
+    numbers: _Columns = {
+        RecordColumn.SEQUENCE: [str(_FIRST)] * 3,
+        RecordColumn.SUB: [0, 1, 2],
+    }
     async with _daemon(subject) as processor:
         await processor.give(_records(subject, 3, columns=numbers))
         await processor.end()
@@ -342,7 +347,10 @@ async def takes_records_that_were_put_as_one(subject: Subject) -> None:
 
 async def begins_within_records_that_were_put_as_one(subject: Subject) -> None:
     """The checkpoint that ``initialize`` names may have a sub-sequence number."""
-    numbers: _Columns = {Column.SEQUENCE: [str(_FIRST)] * 2, Column.SUB: [2, 3]}
+    numbers: _Columns = {
+        RecordColumn.SEQUENCE: [str(_FIRST)] * 2,
+        RecordColumn.SUB: [2, 3],
+    }
     async with _daemon(subject, Checkpoint(str(_FIRST), 1)) as processor:
         await processor.give(_records(subject, 2, columns=numbers))
         await processor.end()

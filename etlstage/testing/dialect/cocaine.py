@@ -17,7 +17,7 @@ from etlstage.protocol.cocaine.frame import ONE, ZERO, CocaineVersion, Frames, W
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.testing.dialect.kit import DialectKit
 
-__all__ = ("CocaineKit", "CocaineReader", "Passed", "Passing")
+__all__ = ("CocaineKit", "CocaineReader", "PassedFrame", "Passing")
 
 _LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
 _LONG: Final = 48  # bytes of a string that are shown, half of them from its end
@@ -75,7 +75,7 @@ class CocaineReader:
         return [_said(passed) for passed in self._passing.read(side, data)]
 
 
-class Passed(NamedTuple):
+class PassedFrame(NamedTuple):
     """What a side has said that is complete."""
 
     raw: bytes
@@ -108,16 +108,16 @@ class Passing:
         self._shaken = False  # the worker has said who it is
         self._invoked: set[int] = set()
 
-    def read(self, side: Side, data: bytes) -> Iterator[Passed]:
+    def read(self, side: Side, data: bytes) -> Iterator[PassedFrame]:
         """Yield what is complete now; what is no frame comes as it is."""
         for raw, frame in self._streams[side].cut(data):
             match frame:
                 case (int(first), int(second), tuple(arguments), *rest):
                     headers = rest[0] if rest else ()
                     name, session = self._name(side, first, second)
-                    yield Passed(raw, frame, name, session, arguments, headers)
+                    yield PassedFrame(raw, frame, name, session, arguments, headers)
                 case _:
-                    yield Passed(raw, frame)
+                    yield PassedFrame(raw, frame)
 
     def rest(self, side: Side) -> bytes:
         """Return, once, what is not complete."""
@@ -182,7 +182,7 @@ class _Stream:
         return rest
 
 
-def _said(passed: Passed) -> str:
+def _said(passed: PassedFrame) -> str:
     raw, frame, name, session, arguments, headers = passed
     if not name:
         return f"no frame: {_shown(raw if frame is None else frame)}"

@@ -18,7 +18,7 @@ from etlstage.protocol.base import Side
 from etlstage.protocol.cocaine.frame import Encoding, Outgoing
 from etlstage.protocol.cocaine.sessions import WORKER_CATEGORY
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
-from etlstage.testing.dialect.cocaine import Passed, Passing
+from etlstage.testing.dialect.cocaine import PassedFrame, Passing
 from etlstage.testing.fault import FaultKind
 from etlstage.testing.faulty.spoiler import BETWEEN, repeated
 from etlstage.testing.faulty.wire import Act, Fault, FaultyWire, Item
@@ -66,7 +66,7 @@ class CocaineWire(FaultyWire):
         self._open: set[int] = set()
         self._session = 0  # that is told something
         self._shapes: dict[int, list[Fault]] = {}  # by session
-        self._said: dict[int, list[Passed]] = defaultdict(list)  # of these
+        self._said: dict[int, list[PassedFrame]] = defaultdict(list)  # of these
         self._lost: set[tuple[Side, str]] = set()
 
     @property
@@ -85,7 +85,7 @@ class CocaineWire(FaultyWire):
             self._unsent = self._unsent[written:]
         return len(data) - bool(self._unsent)
 
-    def _tell(self, passed: Passed) -> None:
+    def _tell(self, passed: PassedFrame) -> None:
         raw, _, name, session, arguments, _ = passed
         if (Side.SUPERVISOR, name) not in self._lost:
             self._unsent += raw

@@ -22,7 +22,7 @@ from etlstage.errors import ConfigError
 from etlstage.testing.fault import FaultKind, FaultPlan
 from etlstage.testing.faulty.victim import Occurrence, Victim
 from etlstage.testing.faulty.wire import Fault, FaultyWire
-from etlstage.testing.hostile.plan import Plan
+from etlstage.testing.hostile.plan import DueFaults
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
 __all__ = ("OUTSIDE", "FaultyLaunch", "unknown")
@@ -95,7 +95,7 @@ class FaultyLaunch:
 
         victim = Victim(child, mine)
         made: type[FaultyWire] = _module(request.dialect.name, "WIRE")
-        mishaps = Plan(plan["faults"], plan["seed"], request.env)
+        mishaps = DueFaults(plan["faults"], plan["seed"], request.env)
         wire = made(inner, victim, request, mishaps, note)
         wire.begin()
         return wire, victim

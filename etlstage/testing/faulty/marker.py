@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 from etlstage.protocol.base import Shape, Side
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.fault import CONNECTED, FaultKind
-from etlstage.testing.faulty.spoiler import Replies, Requests
+from etlstage.testing.faulty.spoiler import Requests, SpoiledReplies
 from etlstage.testing.faulty.wire import Act, Fault, FaultyWire
 from etlstage.testing.hostile.output import SHAPES
 from etlstage.transport import LaunchRequest
@@ -35,7 +35,7 @@ class MarkerWire(FaultyWire):
     def follow(self, request: LaunchRequest) -> None:
         """Begin to understand what is said."""
         self._input = Requests(request)
-        self._replies = Replies(request)
+        self._replies = SpoiledReplies(request)
         self.stray: bytes = b"stray print" + self._replies.eom
         self._streams = self._dialect.shape is Shape.STREAM
         self._requests = 0  # complete ones

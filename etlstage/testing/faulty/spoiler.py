@@ -11,7 +11,7 @@ from etlstage.testing.hostile.plan import as_bytes
 from etlstage.transport import LaunchRequest
 from etlstage.worker.marking import find_markers
 
-__all__ = ("BETWEEN", "Replies", "Requests", "repeated")
+__all__ = ("BETWEEN", "Requests", "SpoiledReplies", "repeated")
 
 BETWEEN: Final = 0.002
 """Seconds between two parts of what is cut."""
@@ -48,7 +48,7 @@ class Requests:
         self._rest = rest[at:]
 
 
-class Replies:
+class SpoiledReplies:
     """Turns a right reply into a wrong one, as the hostile worker does."""
 
     def __init__(self, request: LaunchRequest) -> None:

@@ -18,7 +18,7 @@ import anyio
 
 from etlstage.testing.fault import FaultKind
 from etlstage.testing.faulty.victim import Victim, WatchedStatus
-from etlstage.testing.hostile.plan import Plan, as_bytes
+from etlstage.testing.hostile.plan import DueFaults, as_bytes
 from etlstage.transport import LaunchRequest, Wire
 
 __all__ = ("Act", "Fault", "FaultyWire", "Item")
@@ -50,7 +50,7 @@ class FaultyWire(ABC):
         wire: Wire,
         child: Victim,
         request: LaunchRequest,
-        plan: Plan,
+        plan: DueFaults,
         note: Callable[[Fault, int], None],
     ) -> None:
         self._wire = wire

@@ -26,7 +26,7 @@ __all__ = (
     "AnyCase",
     "Case",
     "CaseFailed",
-    "Kind",
+    "FailureKind",
     "Said",
     "Saying",
     "Step",
@@ -37,7 +37,7 @@ __all__ = (
 )
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """What a worker is found to do; the value is how it is told."""
 
     HANGS = "it hangs"
@@ -53,7 +53,7 @@ class Kind(StrEnum):
     @property
     def of_any(self) -> bool:
         """Whether it is a fault of any worker, whatever it is meant to do."""
-        return self in (Kind.HANGS, Kind.CRASHES, Kind.BREAKS)
+        return self in (FailureKind.HANGS, FailureKind.CRASHES, FailureKind.BREAKS)
 
     @property
     def label(self) -> str:
@@ -70,7 +70,7 @@ class CaseFailed(WorkerMisbehaved):
 
     """
 
-    def __init__(self, kind: Kind, what: str, transcript: str) -> None:
+    def __init__(self, kind: FailureKind, what: str, transcript: str) -> None:
         super().__init__(what, transcript)
         self.kind = kind
 
@@ -280,7 +280,7 @@ async def end(worker: WorkerUnderTest) -> None:
     # One that connects is told to end, and leaves with any status.
     if status < 0 or (status and worker.stage.dialect.connection is None):
         what = f"the worker {describe_status(status)} at the end of its input"
-        fail(worker, Kind.CRASHES, what)
+        fail(worker, FailureKind.CRASHES, what)
 
 
 async def _classified(worker: WorkerUnderTest, doing: Awaitable[Any]) -> Any:  # noqa: ANN401
@@ -290,13 +290,13 @@ async def _classified(worker: WorkerUnderTest, doing: Awaitable[Any]) -> Any:  #
         raise
     except WorkerMisbehaved as failed:
         broken = worker.broken
-        kind = Kind.HANGS if worker.status is None else Kind.CRASHES
+        kind = FailureKind.HANGS if worker.status is None else FailureKind.CRASHES
         raise CaseFailed(
-            Kind.BREAKS if broken else kind, failed.what, failed.transcript
+            FailureKind.BREAKS if broken else kind, failed.what, failed.transcript
         ) from None
 
 
-def fail(worker: WorkerUnderTest, kind: Kind, what: str) -> NoReturn:
+def fail(worker: WorkerUnderTest, kind: FailureKind, what: str) -> NoReturn:
     """Raise :class:`CaseFailed` with all that went both ways."""
     try:
         worker.fail("")

@@ -27,7 +27,13 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
-from etlstage.testing.fuzzing.case import AnyCase, CaseFailed, Kind, converse, end
+from etlstage.testing.fuzzing.case import (
+    AnyCase,
+    CaseFailed,
+    FailureKind,
+    converse,
+    end,
+)
 from etlstage.testing.fuzzing.oracle import Oracles, verify
 from etlstage.testing.fuzzing.sessions import case_class
 from etlstage.testing.recording.recorder import RecordedLaunch
@@ -35,14 +41,14 @@ from etlstage.testing.recording.recording import Recording
 from etlstage.testing.transcript import Entry
 from etlstage.transport import LaunchRequest, launch_worker
 
-__all__ = ("FOLDER", "Failure", "Failures", "Origin")
+__all__ = ("FOLDER", "Failure", "FailureOrigin", "Failures")
 
 FOLDER: Final = Path(".etlstage", "failures")
 _VERSION: Final = 1
 _DRIVERS: Final = {Mode.BATCH_SUPERVISOR: "supervisor", Mode.BATCH_WORKER: "worker"}
 
 
-class Origin(NamedTuple):
+class FailureOrigin(NamedTuple):
     """Where a worker is said: on the command line, or in a pipeline file."""
 
     words: tuple[str, ...]
@@ -61,10 +67,10 @@ class Failure:
 
     stage: Stage
     """Command and dialect."""
-    origin: Origin
+    origin: FailureOrigin
     case: AnyCase
     oracles: Oracles
-    kind: Kind
+    kind: FailureKind
     """What the worker was found to do."""
     timeout: float = 5.0
     path: Path = FOLDER
@@ -163,7 +169,7 @@ class Failures:
             plain, origin = _read(path)
             yield self._made(path, plain, origin)
 
-    def of(self, wanted: Origin) -> Iterator[Failure]:
+    def of(self, wanted: FailureOrigin) -> Iterator[Failure]:
         """Yield what is kept of one worker."""
         for path in self._paths():
             plain, origin = _read(path)
@@ -216,7 +222,9 @@ class Failures:
     def _paths(self) -> list[Path]:
         return sorted(self._folder.glob("*.json"))
 
-    def _made(self, path: Path, plain: Mapping[str, Any], origin: Origin) -> Failure:
+    def _made(
+        self, path: Path, plain: Mapping[str, Any], origin: FailureOrigin
+    ) -> Failure:
         worker = plain["worker"]
         with _readable(path):
             if origin.stage is not None:
@@ -233,20 +241,20 @@ class Failures:
                 origin,
                 case_class(stage.dialect).from_plain(plain["case"]),
                 Oracles(**plain["oracles"]),
-                {kind.label: kind for kind in Kind}[plain["found"]],
+                {kind.label: kind for kind in FailureKind}[plain["found"]],
                 plain["timeout"],
                 path,
             )
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Origin]:
+def _read(path: Path) -> tuple[dict[str, Any], FailureOrigin]:
     with _readable(path):
         plain = json.loads(path.read_bytes())
         assert plain["version"] == _VERSION, "of another version"
         worker = plain["worker"]
         if "stage" in worker:
-            return plain, Origin((worker["file"],), worker["stage"])
-        return plain, Origin(tuple(worker["command"]))
+            return plain, FailureOrigin((worker["file"],), worker["stage"])
+        return plain, FailureOrigin(tuple(worker["command"]))
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.fuzzing.bench import Bench
-from etlstage.testing.fuzzing.case import AnyCase, Case, CaseFailed, Kind, Step
+from etlstage.testing.fuzzing.case import AnyCase, Case, CaseFailed, FailureKind, Step
 from etlstage.testing.fuzzing.oracle import Oracles
 from etlstage.testing.fuzzing.sessions import Call, Calls, SessionCase, ready
 from etlstage.testing.fuzzing.shortening import shorten, shorten_calls
@@ -202,7 +202,7 @@ class Fuzzer:
         if not self._found.steady:
             return
         kind = self._found.failure.kind
-        if kind is Kind.HANGS:
+        if kind is FailureKind.HANGS:
             self._bench.patience = min(_QUICK, self._timeout)
 
         def fails(case: AnyCase) -> bool:

@@ -27,7 +27,7 @@ from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import (
     AnyCase,
-    Kind,
+    FailureKind,
     Said,
     Saying,
     converse,
@@ -146,20 +146,24 @@ async def compare(
         usual = batches or len(step.messages) == 1
         if oracles.one_output and usual and len(outputs) != len(step.messages):
             what = f"gave {counted(len(outputs), 'output')} for {_asked(step)}"
-            fail(worker, Kind.OUTPUTS, what)
+            fail(worker, FailureKind.OUTPUTS, what)
         if oracles.json_out:
             for output in outputs:
                 with suppress(ValueError):
                     json.loads(output)
                     continue
-                fail(worker, Kind.JSON, f"wrote {_shown(output)}, which is no JSON")
+                fail(
+                    worker,
+                    FailureKind.JSON,
+                    f"wrote {_shown(output)}, which is no JSON",
+                )
     if oracles.model:
         _follow(worker, model_of(oracles.model), exchanges, batches=batches)
     if oracles.stateless:
         for step, replies in exchanges:
             alone = await _alone(start, step)
             if _outputs(alone) != _outputs(replies):
-                _differ(worker, Kind.STATELESS, step, replies, alone, "alone")
+                _differ(worker, FailureKind.STATELESS, step, replies, alone, "alone")
     if oracles.order_free:
         await _turn_round(start, worker, exchanges, batches=batches)
     if oracles.idempotent:
@@ -199,7 +203,7 @@ async def _turn_round(
         first, second = _outputs(replies), _outputs(others)
         if (first is None) != (second is None) or Counter(first) != Counter(second):
             how = "in the opposite order"
-            _differ(worker, Kind.ORDER_FREE, step, replies, others, how)
+            _differ(worker, FailureKind.ORDER_FREE, step, replies, others, how)
 
 
 async def _repeat(worker: WorkerUnderTest, said: Said) -> None:
@@ -215,7 +219,7 @@ async def _repeat(worker: WorkerUnderTest, said: Said) -> None:
             ((_, again),) = await converse(worker, [step])
             if _outputs(again) != outputs:
                 same = [Reply((output,)) for output in outputs]
-                _differ(worker, Kind.IDEMPOTENT, step, again, same, "before")
+                _differ(worker, FailureKind.IDEMPOTENT, step, again, same, "before")
 
 
 def _follow(
@@ -236,7 +240,7 @@ def _follow(
             text = f"the model failed for {_asked(step)}: {error!r}"
             raise ConfigError(text) from error
         if _outputs(replies) != _outputs([wanted]):
-            _differ(worker, Kind.MODEL, step, replies, [wanted], "in the model")
+            _differ(worker, FailureKind.MODEL, step, replies, [wanted], "in the model")
 
 
 def _modelled(
@@ -283,7 +287,7 @@ def model_of(name: str) -> Callable[..., Iterable[bytes] | None]:
 
 def _differ(
     worker: WorkerUnderTest,
-    kind: Kind,
+    kind: FailureKind,
     step: Saying,
     replies: Sequence[Reply],
     others: Sequence[Reply],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .input import Input
 from .markers import MarkerBytes
-from .output import Output
+from .output import HostileOutput
 from .plan import as_bytes
 from .status import StatusPipe
 from .system import FOR_EVER, kill, no_core, sleep, wait
@@ -22,7 +22,11 @@ class Acts:
     """What one process does to itself, and to the streams that it has."""
 
     def __init__(
-        self, markers: MarkerBytes, source: Input, output: Output, status: StatusPipe
+        self,
+        markers: MarkerBytes,
+        source: Input,
+        output: HostileOutput,
+        status: StatusPipe,
     ) -> None:
         self._markers = markers
         self._input = source

@@ -17,7 +17,7 @@ from .system import kill, sleep
 if TYPE_CHECKING:
     from .plan import Fault
 
-__all__ = ("SHAPES", "Output")
+__all__ = ("SHAPES", "HostileOutput")
 
 SHAPES: Final = frozenset(
     {"skip", "refuse", "twice", "wrong_marker", "partial", "huge", "flood", "cut"}
@@ -28,7 +28,7 @@ _BLOCK: Final = 1024 * 1024  # bytes
 _BETWEEN: Final = 0.002  # seconds between two parts of a marker
 
 
-class Output:
+class HostileOutput:
     """
     Our stdout.
 

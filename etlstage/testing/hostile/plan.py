@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     Fault: TypeAlias = dict[str, Any]
     Trigger: TypeAlias = Callable[[int, bytes], bool]
 
-__all__ = ("Plan", "as_bytes")
+__all__ = ("DueFaults", "as_bytes")
 
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
 
 
-class Plan:
+class DueFaults:
     """
     The faults of one process.
 

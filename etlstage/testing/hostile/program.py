@@ -20,8 +20,8 @@ from typing import Final
 from .acts import Acts
 from .input import Input
 from .markers import MarkerBytes
-from .output import SHAPES, Output
-from .plan import Plan
+from .output import SHAPES, HostileOutput
+from .plan import DueFaults
 from .status import StatusPipe
 from .system import wait
 
@@ -43,14 +43,14 @@ class Worker:
 
     """
 
-    def __init__(self, plan: Plan, driver: str, size: int, transform: str) -> None:
+    def __init__(self, plan: DueFaults, driver: str, size: int, transform: str) -> None:
         self._plan = plan
         self._driver = driver
         self._size = size
         self._transform = transform
         markers = MarkerBytes()
         self._input = Input(markers, batches=driver in ("worker", "supervisor"))
-        self._output = Output(markers)
+        self._output = HostileOutput(markers)
         self._status = StatusPipe()
         self._acts = Acts(markers, self._input, self._output, self._status)
         self._number = 0  # messages read, or extracted
@@ -165,5 +165,5 @@ def main(arguments: list[str]) -> None:
     """Be the worker that the command line describes."""
     driver, size, transform, *rest = arguments
     plan = json.loads(rest[0] if rest else os.environ.get("ETLSTAGE_FAULTS", "{}"))
-    faults = Plan(plan.get("faults", []), plan.get("seed", 0), os.environ)
+    faults = DueFaults(plan.get("faults", []), plan.get("seed", 0), os.environ)
     Worker(faults, driver, int(size), transform).run()

@@ -19,7 +19,12 @@ from unittest.mock import patch
 from anyio._core import _eventloop
 from anyio.abc import AsyncBackend
 
-from etlstage.testing.simulate.loop import CancelScope, Loop, Task, TaskCancelled
+from etlstage.testing.simulate.loop import (
+    CancelScope,
+    Loop,
+    SimulatedTask,
+    TaskCancelled,
+)
 
 __all__ = ("run",)
 
@@ -152,11 +157,11 @@ class _TaskGroup:
     def __init__(self, loop: Loop) -> None:
         self.cancel_scope: CancelScope = CancelScope(loop)
         self._loop = loop
-        self._tasks: dict[Task, None] = {}
+        self._tasks: dict[SimulatedTask, None] = {}
         self._errors: list[BaseException] = []
-        self._host: Task | None = None  # it waits for the end
+        self._host: SimulatedTask | None = None  # it waits for the end
         self._cancelled: TaskCancelled | None = None  # while it did
-        self._starting: dict[Task, _Status] = {}
+        self._starting: dict[SimulatedTask, _Status] = {}
 
     async def __aenter__(self) -> Self:
         self.cancel_scope.__enter__()
@@ -194,7 +199,7 @@ class _TaskGroup:
         name: object = None,
     ) -> None:
         """Start a task."""
-        self._tasks[Task(self._loop, function(*args), self)] = None
+        self._tasks[SimulatedTask(self._loop, function(*args), self)] = None
 
     async def start(
         self,
@@ -204,7 +209,7 @@ class _TaskGroup:
     ) -> Any:  # noqa: ANN401
         """Start a task, and wait until it says that it has begun."""
         status = _Status(self._loop)
-        task = Task(self._loop, function(*args, task_status=status), self)
+        task = SimulatedTask(self._loop, function(*args, task_status=status), self)
         self._tasks[task], self._starting[task] = None, status
         try:
             await status.begun.wait()
@@ -215,7 +220,7 @@ class _TaskGroup:
             raise status.error
         return status.value
 
-    def ended(self, task: Task, error: BaseException | None) -> None:
+    def ended(self, task: SimulatedTask, error: BaseException | None) -> None:
         """Take note that a task is over."""
         del self._tasks[task]
         status = self._starting.pop(task, None)
@@ -228,7 +233,7 @@ class _TaskGroup:
         if self._host is not None and not self._tasks:
             self._loop.wake(self._host)
 
-    def leave(self, _: Task) -> bool:
+    def leave(self, _: SimulatedTask) -> bool:
         """Wait on: the tasks are told, too."""
         self._cancelled = TaskCancelled()
         return False
@@ -255,7 +260,7 @@ class _Event:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._set = False
-        self._waiting: dict[Task, None] = {}
+        self._waiting: dict[SimulatedTask, None] = {}
 
     def set(self) -> None:
         """Wake who waits."""
@@ -278,7 +283,7 @@ class _Event:
             self._waiting[loop.current] = None
             await loop.wait(self)
 
-    def leave(self, task: Task) -> bool:
+    def leave(self, task: SimulatedTask) -> bool:
         """Let it wait no more."""
         del self._waiting[task]
         return True

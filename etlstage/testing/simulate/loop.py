@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
-__all__ = ("CancelScope", "Loop", "Task", "TaskCancelled")
+__all__ = ("CancelScope", "Loop", "SimulatedTask", "TaskCancelled")
 
 T = TypeVar("T")
 
@@ -36,17 +36,17 @@ class TaskCancelled(BaseException):
 class Place(Protocol):
     """Where a task waits."""
 
-    def leave(self, task: Task, /) -> bool:
+    def leave(self, task: SimulatedTask, /) -> bool:
         """Let it wait no more, for it is cancelled; return whether it goes on."""
         ...
 
 
-class Group(Protocol):
+class TaskHost(Protocol):
     """What a task belongs to."""
 
     cancel_scope: CancelScope
 
-    def ended(self, task: Task, error: BaseException | None, /) -> None:
+    def ended(self, task: SimulatedTask, error: BaseException | None, /) -> None:
         """Take note that it is over."""
         ...
 
@@ -63,14 +63,14 @@ class Loop:
     def __init__(self, draw: random.Random) -> None:
         self.now: float = 0.0
         """The time, in virtual seconds."""
-        self.current: Task
+        self.current: SimulatedTask
         """The task that goes on now."""
-        self.tasks: dict[Task, None] = {}
+        self.tasks: dict[SimulatedTask, None] = {}
         """Those that are not over."""
         self._draw = draw.random
-        self._ready: list[Task] = []
+        self._ready: list[SimulatedTask] = []
         # At which time, in which order, and whom, if that was not woken since.
-        self._timers: list[tuple[float, int, Task | CancelScope, int]] = []
+        self._timers: list[tuple[float, int, SimulatedTask | CancelScope, int]] = []
         self._timed = 0
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -86,7 +86,7 @@ class Loop:
         async def run() -> None:
             done.append(await main())
 
-        Task(self, run())
+        SimulatedTask(self, run())
         try:
             while not done:
                 self._turn()
@@ -96,13 +96,13 @@ class Loop:
             self._close_all()
         return done[0]
 
-    def wake(self, task: Task) -> None:
+    def wake(self, task: SimulatedTask) -> None:
         """Let a task go on in the next turn."""
         task.place = None
         task.woken += 1
         self._ready.append(task)
 
-    def ring(self, at: float, whom: Task | CancelScope) -> None:
+    def ring(self, at: float, whom: SimulatedTask | CancelScope) -> None:
         """Wake a task, or cancel a scope, at that time, if it is not woken before."""
         self._timed += 1
         heappush(self._timers, (at, self._timed, whom, whom.woken))
@@ -185,7 +185,7 @@ class Loop:
             raise RuntimeError("all tasks wait for each other")
 
 
-class Task:
+class SimulatedTask:
     """A coroutine, and where it is; it goes on in the next turn."""
 
     __slots__ = (
@@ -203,11 +203,11 @@ class Task:
         self,
         loop: Loop,
         coroutine: Coroutine[Any, Any, object],
-        group: Group | None = None,
+        group: TaskHost | None = None,
     ) -> None:
         self.loop: Loop = loop
         self.coroutine: Coroutine[Any, Any, object] = coroutine
-        self.group: Group | None = group
+        self.group: TaskHost | None = group
         self.place: Place | None = None  # where it waits
         self.error: BaseException | None = None  # what it goes on with
         self.woken: int = 0  # how often
@@ -244,7 +244,7 @@ class Task:
 class _Bed:
     """Where those are who sleep."""
 
-    def leave(self, _: Task) -> bool:
+    def leave(self, _: SimulatedTask) -> bool:
         return True
 
 
@@ -274,7 +274,7 @@ class CancelScope:
         self._loop = loop
         self._deadline = deadline
         self._shield = shield
-        self._task: Task | None = None  # who is in it
+        self._task: SimulatedTask | None = None  # who is in it
         self._inner: dict[CancelScope, None] = {}
         self.parent: CancelScope | None = None
         self.cancel_called: bool = False
@@ -306,7 +306,7 @@ class CancelScope:
         self.cancelled_caught = ours and isinstance(error, TaskCancelled)
         return self.cancelled_caught
 
-    def hold(self, task: Task, parent: CancelScope | None) -> None:
+    def hold(self, task: SimulatedTask, parent: CancelScope | None) -> None:
         """Be a scope of that task, within another one."""
         self._task, self.parent = task, parent
         self.cancelled = self.cancel_called

@@ -22,7 +22,7 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.fault import FaultKind, FaultPlan
-from etlstage.testing.hostile.plan import Plan, as_bytes
+from etlstage.testing.hostile.plan import DueFaults, as_bytes
 from etlstage.testing.scripted import ScriptedWorker
 from etlstage.worker.refusal import reason_of
 
@@ -84,7 +84,7 @@ class SimulatedWorker:
     ) -> None:
         assert isinstance(stage.dialect, MarkerDialect)
         made = _made(plan)
-        self._plan = Plan(made["faults"], made["seed"], worker.request.env)
+        self._plan = DueFaults(made["faults"], made["seed"], worker.request.env)
         self._worker = worker
         self._stage = stage
         self._dialect = stage.dialect

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.errors import Attempt
-from etlstage.pipeline.dead_letter.letter import Causes, DeadLetter, Group, folded
+from etlstage.pipeline.dead_letter.letter import Causes, DeadLetter, LetterGroup, folded
 
 TEXT = st.text()
 ATTEMPTS = st.builds(
@@ -91,7 +91,7 @@ def test_letters_of_one_cause_are_one_group() -> None:
         time, why = f"2026-01-02T12:00:0{second}.000+00:00", f"no date in row {second}"
         causes.add(replace(LETTER, id=f"r-{second}", time=time, error=why))
     assert causes.groups() == [
-        Group(
+        LetterGroup(
             stage="clean",
             kind="Refused",
             why="no date in row #",
@@ -100,7 +100,7 @@ def test_letters_of_one_cause_are_one_group() -> None:
             last="2026-01-02T12:00:09.000+00:00",
             example="r-9",
         ),
-        Group(
+        LetterGroup(
             "load", "Refused", "no date in row #", 1, LETTER.time, LETTER.time, "r-1"
         ),
     ]

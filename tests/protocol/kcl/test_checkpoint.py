@@ -17,8 +17,8 @@ from etlstage.protocol.kcl.checkpoint import (
     SHUTDOWN,
     TRIM_HORIZON,
     Checkpoint,
+    CommitVerdict,
     Standing,
-    Verdict,
     error_name,
     judge,
     position_of,
@@ -29,14 +29,14 @@ from etlstage.protocol.kcl.checkpoint import (
 MIDDLE = Standing(Checkpoint("10"), Checkpoint("20", 3))
 AT_END = MIDDLE._replace(ended=True)
 FRESH = Standing(Checkpoint(TRIM_HORIZON), Checkpoint(TRIM_HORIZON))
-DONE = Verdict()
-ILLEGAL = Verdict(error=ILLEGAL_ARGUMENT)
-END = Verdict(Checkpoint(SHARD_END))
+DONE = CommitVerdict()
+ILLEGAL = CommitVerdict(error=ILLEGAL_ARGUMENT)
+END = CommitVerdict(Checkpoint(SHARD_END))
 
 
-def stored(sequence: str, sub: int = 0) -> Verdict:
+def stored(sequence: str, sub: int = 0) -> CommitVerdict:
     """Return that a position is to be stored."""
-    return Verdict(Checkpoint(sequence, sub))
+    return CommitVerdict(Checkpoint(sequence, sub))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def stored(sequence: str, sub: int = 0) -> Verdict:
     ],
 )
 def test_rules(
-    sequence: str | None, sub: int | None, standing: Standing, verdict: Verdict
+    sequence: str | None, sub: int | None, standing: Standing, verdict: CommitVerdict
 ) -> None:
     """As the client library answers."""
     assert judge(sequence, sub, standing) == verdict

@@ -16,7 +16,7 @@ from etlstage.protocol.kcl.lines import (
     Ask,
     Lines,
     Row,
-    Status,
+    StatusReply,
     Version,
     answer_line,
     ask_line,
@@ -237,17 +237,17 @@ def test_lines_of_a_worker() -> None:
 @pytest.mark.parametrize(
     ("line", "reply"),
     [
-        (b'{"action":"status","responseFor":"x"}', Status("x")),
-        (b' { "responseFor" : "x" , "action" : "status" } ', Status("x")),
-        (b'{"action":"status","responseFor":"x"} trailing', Status("x")),
-        (b'{"action":"status","responseFor":"x"}{"action":"y"}', Status("x")),
-        (b'{"action":"status","responseFor":"x","extra":[1]}', Status("x")),
-        (b'{"action":"y","action":"status","responseFor":"x"}', Status("x")),
-        (b'{"action":"status"}', Status(None)),
-        (b'{"action":"status","responseFor":null}', Status(None)),
-        (b'{"action":"status","responseFor":5}', Status("5")),
-        (b'{"action":"status","responseFor":true}', Status("true")),
-        (b'{"action":"status","responseFor":"\xff"}', Status("\ufffd")),
+        (b'{"action":"status","responseFor":"x"}', StatusReply("x")),
+        (b' { "responseFor" : "x" , "action" : "status" } ', StatusReply("x")),
+        (b'{"action":"status","responseFor":"x"} trailing', StatusReply("x")),
+        (b'{"action":"status","responseFor":"x"}{"action":"y"}', StatusReply("x")),
+        (b'{"action":"status","responseFor":"x","extra":[1]}', StatusReply("x")),
+        (b'{"action":"y","action":"status","responseFor":"x"}', StatusReply("x")),
+        (b'{"action":"status"}', StatusReply(None)),
+        (b'{"action":"status","responseFor":null}', StatusReply(None)),
+        (b'{"action":"status","responseFor":5}', StatusReply("5")),
+        (b'{"action":"status","responseFor":true}', StatusReply("true")),
+        (b'{"action":"status","responseFor":"\xff"}', StatusReply("\ufffd")),
         (b'{"action":"checkpoint"}', Ask("", None)),
         (b'{"action":"checkpoint","sequenceNumber":"5"}', Ask(NUMBER, "5")),
         (b'{"action":"checkpoint","sequenceNumber":5}', Ask(NUMBER, "5")),
@@ -291,7 +291,7 @@ def test_lines_of_a_worker() -> None:
         ),
     ],
 )
-def test_replies_are_taken_leniently(line: bytes, reply: Status | Ask) -> None:
+def test_replies_are_taken_leniently(line: bytes, reply: StatusReply | Ask) -> None:
     """As daemons do, and where these skip a line for an extra member, better."""
     assert read_reply(line) == reply
 

@@ -18,7 +18,7 @@ from etlstage.protocol.events import (
     Ready,
 )
 from etlstage.testing.dialect import kit_of
-from etlstage.testing.dialect.cocaine import CocaineReader, Passed, Passing
+from etlstage.testing.dialect.cocaine import CocaineReader, PassedFrame, Passing
 from etlstage.testing.sessions import frames
 from etlstage.testing.strategies import chunkings
 
@@ -50,7 +50,7 @@ def test_each_is_named() -> None:
     ]
     assert passing.words is CocaineVersion.ONE.words
     assert list(passing.read(Side.WORKER, b"\x00\x91\xa1x")) == [
-        Passed(
+        PassedFrame(
             b"\x93\x02\x00\x91\xa1x", (2, 0, (b"x",)), "chunk", 2, (b"x",), headers=()
         )
     ]
@@ -59,9 +59,11 @@ def test_each_is_named() -> None:
 def test_what_is_no_frame_comes_as_it_is() -> None:
     """From no msgpack on, whatever comes (issue 15)."""
     passing = Passing(CocaineVersion.ONE)
-    assert list(passing.read(Side.WORKER, b"\x07\x93\x02")) == [Passed(b"\x07", 7)]
-    assert list(passing.read(Side.WORKER, b"\x00\xc1")) == [Passed(b"\x93\x02\x00\xc1")]
-    assert list(passing.read(Side.WORKER, BEAT)) == [Passed(BEAT)]
+    assert list(passing.read(Side.WORKER, b"\x07\x93\x02")) == [PassedFrame(b"\x07", 7)]
+    assert list(passing.read(Side.WORKER, b"\x00\xc1")) == [
+        PassedFrame(b"\x93\x02\x00\xc1")
+    ]
+    assert list(passing.read(Side.WORKER, BEAT)) == [PassedFrame(BEAT)]
 
 
 def test_rest_comes_once() -> None:
