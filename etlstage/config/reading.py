@@ -128,7 +128,7 @@ def set_values(data: dict[str, Any], values: Sequence[str]) -> None:
     reader = _Reader(document, Interpolator(folder), str)
     for change in values:
         key = change.partition("=")[0]
-        document.sources.append(Source(f"--set {key}"))
+        document.sources.append(SourceText(f"--set {key}"))
         try:
             _set(document, reader, change)
         except ConfigError as error:
