@@ -12,6 +12,7 @@ from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 import anyio
+import msgpack
 import pytest
 from structlog.testing import capture_logs
 
@@ -73,6 +74,8 @@ async def answer(worker: ScriptedWorker) -> int:
         tasks.start_soon(leave_when_abandoned)
         async for request in cocaine.requests():
             said = b"".join(request.messages).upper()
+            if dialect.payload is Payload.MSGPACK:
+                said = msgpack.packb(said, use_bin_type=False)
             await cocaine.reply(request, said, said)
         tasks.cancel_scope.cancel()
     return 0
@@ -234,7 +237,8 @@ async def test_session_that_ends_with_an_error_is_refused(
     dialect = CocaineDialect(protocol=version, concurrency=4)
     found = await account(fault, dialect=dialect)
     assert found.outputs == [ALL[0], (), *ALL[2:]]
-    said = f"refused the message: {reason} (code 1, category 42)"
+    category = ", category 42" if version is CocaineVersion.ONE else ""
+    said = f"refused the message: {reason} (code 1{category})"
     assert found.errors[1].endswith(said)
     assert found.exits == [ENDED]
 

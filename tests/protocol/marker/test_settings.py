@@ -54,6 +54,15 @@ def test_extraction_has_a_mode(given: dict[str, object], mode: Mode) -> None:
     assert read == MarkerDialect(mode=mode)
 
 
+def test_mode_follows_whether_there_are_batches() -> None:
+    """Closed by the worker, where it is said so; else by us."""
+    for mode in (Mode.SINGLE, Mode.BATCH_WORKER):
+        dialect = MarkerDialect(mode=mode)
+        assert dialect.fitted(batches=False, heartbeat=None).mode is Mode.SINGLE
+        fitted = dialect.fitted(batches=True, heartbeat=None).mode
+        assert fitted is (mode if mode.batches else Mode.BATCH_SUPERVISOR)
+
+
 def test_supervisors_session_proves_replies_if_it_is_a_stages() -> None:
     """A worker's never does, nor one in which nothing is asked."""
     for dialect, side, life, proven in (
