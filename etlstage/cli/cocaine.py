@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from etlstage.cli.imported import written
 from etlstage.errors import ConfigError
-from etlstage.protocol.registry import Translation, translation
+from etlstage.protocol.registry import translation
 
 __all__ = ("cocaine",)
 
@@ -33,7 +33,7 @@ def _import(
 ) -> int:
     """Print the stage that a profile and a manifest describe."""
     made = translation("cocaine", _read(profile), _read(manifest))
-    for line in _written(made, profile, manifest):
+    for line in written(made, [profile, manifest], "transform"):
         typer.echo(line)
     return 0
 
@@ -48,19 +48,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected an object of JSON")
     return document
-
-
-def _written(made: Translation, profile: Path, manifest: Path) -> Iterator[str]:
-    """Yield lines of YAML: what was dropped, and the keys."""
-    # A name that came from outside is no more than a comment.
-    names = json.dumps([profile.name, manifest.name])
-    yield f"# From {names[1:-1]}."
-    for dropped in made.dropped:
-        yield f"# Dropped: {json.dumps(dropped)[1:-1]}"
-    yield "transform:"
-    lead = "  - "
-    for group, keys in made.keys.items():
-        yield f"{lead}{group}:"
-        lead = "    "
-        # All of JSON is YAML.
-        yield from (f"      {key}: {json.dumps(value)}" for key, value in keys.items())

@@ -11,9 +11,12 @@ import typer
 
 from etlstage.cli.check import drop, lines_of
 from etlstage.cli.failure import FAILED
+from etlstage.cli.imported import written
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import Options, program_of
+from etlstage.errors import ConfigError
+from etlstage.protocol.registry import translation
 
 __all__ = ("kcl",)
 
@@ -23,6 +26,22 @@ kcl: typer.Typer = typer.Typer(name="kcl", add_completion=False)
 @kcl.callback()
 def _kcl() -> None:
     """Try record processors of the Kinesis Client Library."""
+
+
+@kcl.command("import")
+def _import(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The daemon's properties.")
+    ],
+) -> int:
+    """Print the load stage that a daemon's properties describe."""
+    try:
+        text = file.read_text(encoding="latin-1")  # as Java has it
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    for line in written(translation("kcl", text), [file], "load"):
+        typer.echo(line)
+    return 0
 
 
 @kcl.command("simulate")

@@ -111,7 +111,7 @@ class Translation(NamedTuple):
     """What has no key here, and why."""
 
 
-def translation(name: str, *documents: Mapping[str, Any]) -> Translation:
+def translation(name: str, *documents: Mapping[str, Any] | str) -> Translation:
     """
     Return what documents of the system that a dialect is from say, in our words.
 

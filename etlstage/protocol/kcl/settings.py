@@ -17,11 +17,12 @@ from etlstage.protocol.events import Assignment
 from etlstage.protocol.kcl.checkpoint import position_of
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.processor import ProcessorSession
+from etlstage.protocol.kcl.properties import translated as translated
 from etlstage.protocol.kcl.session import KclSession
 from etlstage.settings.definition import Definition, Section, settings_of
 from etlstage.settings.units import Count, Duration, Size
 
-__all__ = ("KclDialect",)
+__all__ = ("KclDialect", "translated")
 
 _KINDS: Final = (
     "dialect kcl does not fit kind {kind}: a record processor emits nothing but its"

@@ -1,0 +1,37 @@
+"""What was written for another system, printed as the stage of a pipeline file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from etlstage.protocol.registry import Translation
+
+__all__ = ("written",)
+
+
+def written(made: Translation, files: Sequence[Path], stage: str) -> Iterator[str]:
+    """
+    Yield lines of YAML: what was dropped, and the keys.
+
+    Args:
+        made: The keys.
+        files: Where they are from.
+        stage: Kind of the stage.
+
+    """
+    # A name that came from outside is no more than a comment.
+    names = json.dumps([file.name for file in files])
+    yield f"# From {names[1:-1]}."
+    for dropped in made.dropped:
+        yield f"# Dropped: {json.dumps(dropped)[1:-1]}"
+    yield f"{stage}:"
+    listed = stage == "transform"
+    lead, margin = ("  - ", "    ") if listed else ("  ", "  ")
+    for group, keys in made.keys.items():
+        yield f"{lead}{group}:"
+        lead = margin
+        # All of JSON is YAML.
+        for key, value in keys.items():
+            yield f"{margin}  {key}: {json.dumps(value)}"

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Etlstage
+
+
+@pytest.mark.timeout(60)
+def test_properties_become_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
+    """What is printed is the load stage of a pipeline file (issue 25)."""
+    (tmp_path / "d.properties").write_text(
+        "executableName = /bin/cat\nstreamName = clicks\nmaxRecords = 5\n"
+    )
+    result = etlstage("kcl", "import", "d.properties")
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        '# From "d.properties".\n'
+        "# Dropped: streamName: records come from the extract stage\n"
+        "load:\n"
+        "  worker:\n"
+        '    command: ["/bin/cat"]\n'
+        "  dialect:\n"
+        '    name: "kcl"\n'
+        "  batch:\n"
+        "    size: 5\n"
+    )
+    extract = 'name: p\nextract: {worker: {command: [seq, "3"]}}\n'
+    (tmp_path / "pipeline.yaml").write_text(extract + result.stdout)
+    validated = etlstage("validate", "pipeline.yaml")
+    assert (validated.returncode, validated.stderr) == (0, "")
+
+
+def test_file_that_is_not_there(etlstage: Etlstage) -> None:
+    """One line, and the exit code of a wrong file."""
+    result = etlstage("kcl", "import", "none.properties")
+    assert result.returncode == 2
+    assert "none.properties: No such file or directory" in result.stderr

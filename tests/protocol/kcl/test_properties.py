@@ -1,0 +1,98 @@
+"""A daemon's properties as a load stage, name by name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.kcl.properties import read_properties, translated
+from etlstage.protocol.registry import translation
+
+pytestmark = pytest.mark.core
+
+PROGRAM = "executableName = python  sample.py\n"
+
+
+def test_file_of_java() -> None:
+    """Comments, separators, escapes, and lines that go on."""
+    text = (
+        "# comment\n! another = 1\n\n"
+        "a=1\n  b : two words \nc three\nd\n"
+        "e = x\\\n    y\\\n    z\nf\\ g = \\u0041\\t\\:\na=last\n"
+        "h = C\\\\\ni = open\\"
+    )
+    assert read_properties(text) == {
+        "a": "last",
+        "b": "two words",
+        "c": "three",
+        "d": "",
+        "e": "xyz",
+        "f g": "A\t:",
+        "h": "C\\",
+        "i": "open",
+    }
+    assert read_properties("=value") == {}
+
+
+def test_what_has_a_key() -> None:
+    """The program, times, records of an action, empty lists."""
+    keys, dropped = translated(
+        PROGRAM + "timeoutInSeconds=60\nshutdownGraceMillis=2500\nmaxRecords=500\n"
+        "callProcessRecordsEvenForEmptyRecordList=TRUE\n"
+        "idleTimeBetweenReadsInMillis=250\n"
+    )
+    assert keys == {
+        "worker": {"command": ["python", "sample.py"]},
+        "dialect": {"name": "kcl", "empty_after": "0.25s"},
+        "timeout": {"message": "60s", "farewell": "2.5s"},
+        "batch": {"size": 500},
+    }
+    assert dropped == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("shutdownGraceMillis = 0", "0 is no time here: timeout.farewell is left"),
+        ("timeoutInSeconds = 0", "0 is no time here: timeout.message is left"),
+        ("callProcessRecordsEvenForEmptyRecordList = false", "false is the default"),
+        ("idleTimeBetweenReadsInMillis = 1000", "records come from the extract stage"),
+        ("cleanupLeasesUponShardCompletion = false", "there are no leases"),
+        ("fanoutConfig.consumerArn = a", "records come from the extract stage"),
+        ("coordinatorStateTableName = t", "there are no leases"),
+        ("workerMetricsBillingMode = b", "there are no leases"),
+        ("metricsLevel = NONE", "metrics are those of etlstage"),
+        (
+            "maxRecord = 5",
+            "no option of the daemon, which ignores it (did you mean 'maxRecords'?)",
+        ),
+    ],
+)
+def test_what_is_dropped_is_told(line: str, said: str) -> None:
+    """With the reason; also what is false or 0, and what a daemon ignores."""
+    keys, (dropped,) = translated(f"{PROGRAM}{line}\n")
+    assert dropped.startswith(f"{line.split()[0]}: {said}")
+    assert keys.keys() == {"worker", "dialect"}
+
+
+def test_empty_lists_come_as_daemons_read() -> None:
+    """Every 1.5 s, if nothing else is said."""
+    asked = "callProcessRecordsEvenForEmptyRecordList = true"
+    keys, _ = translation("kcl", PROGRAM + asked)
+    assert keys["dialect"]["empty_after"] == "1.5s"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "executableName: expected the command"),
+        (PROGRAM + "maxRecords = many", "maxRecords: expected a whole number"),
+        (PROGRAM + "timeoutInSeconds = -1", "timeoutInSeconds: expected a whole"),
+    ],
+)
+def test_wrong_value(text: str, said: str) -> None:
+    """It is named."""
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        translated(text)
