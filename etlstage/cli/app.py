@@ -330,9 +330,10 @@ def _init(
 @app.command("schema")
 def _schema() -> int:
     """Print the JSON Schema of the pipeline file, for editors."""
-    from etlstage.cli.schema import schema
+    from etlstage.config.schema import schema_text
 
-    return schema()
+    typer.echo(schema_text(), nl=False)
+    return 0
 
 
 @app.command("demo")

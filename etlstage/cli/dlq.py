@@ -1,5 +1,5 @@
 """
-``etlstage dlq``: a look at the messages that were dead-lettered.
+``etlstage dlq``: a look at dead letters, and what is done with them but a retry.
 
 Letters are read from their files one at a time, however many there are. What is in
 them came from outside: nothing of it reaches a terminal as it is.
@@ -8,9 +8,10 @@ them came from outside: nothing of it reaches a terminal as it is.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
@@ -19,7 +20,17 @@ from typing import Final
 
 import typer
 
-from etlstage.cli.letters import Letters, as_read, chosen, current, find, one_of
+from etlstage.cli.letters import (
+    Letters,
+    as_read,
+    check_ended,
+    chosen,
+    confirm,
+    current,
+    find,
+    ids_of,
+    one_of,
+)
 from etlstage.cli.screen import Screen
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
@@ -30,9 +41,17 @@ from etlstage.pipeline.dead_letter.letter import (
     LetterGroup,
     first_clause,
 )
+from etlstage.pipeline.dead_letter.retry import settle
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("list_groups", "list_letters", "show_letter")
+__all__ = (
+    "drop_letters",
+    "export_letters",
+    "list_groups",
+    "list_letters",
+    "show_letter",
+)
 
 SHOWN_BYTES: Final = 4096
 """Of a message, unless it is wanted raw."""
@@ -164,6 +183,100 @@ def show_letter(
         for line in _description(letter):
             _print(line)
     return 0
+
+
+def drop_letters(
+    place: Path,
+    changes: Changes,
+    numbers: Sequence[str],
+    *,
+    stage: str | None,
+    yes: bool,
+) -> int:
+    """
+    Mark letters as dropped; return the exit code.
+
+    Args:
+        place: A pipeline file, its state directory, or a file of dead letters.
+        changes: What is laid over the pipeline.
+        numbers: The letters' ids, or beginnings that no others have; empty: all.
+        stage: The only stage to look at, or None.
+        yes: Whether not to ask before all are dropped.
+
+    Raises:
+        ConfigError: If there are no such letters, or there is no such place.
+        StateUnusable: If a run has the state directory, or is to go on first, or it
+            can't be recorded.
+
+    """
+    state = find(place, changes).state
+    if not state.exists():
+        typer.echo("no dead letters")
+        return 0
+    with Delivery(state) as delivery:
+        check_ended(delivery)
+        found = find(place, changes)
+        ids = ids_of(found, numbers, stage)
+        if ids is None:
+            ids = {letter.id for letter in chosen(found, stage)}
+        said = counted(len(ids), "dead letter")
+        if not ids:
+            typer.echo("no dead letters")
+            return 0
+        if not numbers and not yes:
+            confirm(f"drop {said} of {harmless(str(place))}?")
+        settle(state, sorted(ids), "dropped")
+    typer.echo(f"{said} dropped")
+    return 0
+
+
+def export_letters(
+    place: Path,
+    changes: Changes,
+    numbers: Sequence[str],
+    *,
+    stage: str | None,
+    to: Path,
+    raw: bool,
+) -> int:
+    """
+    Copy letters into a file; return the exit code.
+
+    Args:
+        place: A pipeline file, its state directory, or a file of dead letters.
+        changes: What is laid over the pipeline.
+        numbers: The letters' ids, or beginnings that no others have; empty: all.
+        stage: The only stage to look at, or None.
+        to: The file, which is not there yet.
+        raw: Whether to write messages alone, as a worker reads them.
+
+    Raises:
+        ConfigError: If there are no such letters, or the file is there, or can't be
+            written.
+
+    """
+    found = find(place, changes)
+    ids = ids_of(found, numbers, stage)
+    count = 0
+    try:
+        # Messages are nobody's but ours.
+        with open(to, "xb", opener=_ours) as file:
+            for letter in chosen(found, stage):
+                if ids is None or letter.id in ids:
+                    line = f"{json.dumps(letter.to_dict())}\n"
+                    file.write(as_read(letter) if raw else line.encode())
+                    count += 1
+    except FileExistsError:
+        raise ConfigError(f"{to} exists already") from None
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{to}: can't be written: {said}") from None
+    typer.echo(f"{counted(count, 'dead letter')} written to {harmless(str(to))}")
+    return 0
+
+
+def _ours(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _widest(found: Letters) -> int:

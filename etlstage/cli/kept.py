@@ -130,7 +130,7 @@ def _dlq_drop(
     ] = False,
 ) -> int:
     """Mark dead letters as dropped: they are no longer listed, nor retried."""
-    from etlstage.cli.settling import drop_letters
+    from etlstage.cli.dlq import drop_letters
 
     changes = changes_of(overlays, values)
     return drop_letters(file, changes, numbers or (), stage=stage, yes=yes)
@@ -153,7 +153,7 @@ def _dlq_export(
     ] = False,
 ) -> int:
     """Write dead letters into a file: a JSON object on each line, or raw messages."""
-    from etlstage.cli.settling import export_letters
+    from etlstage.cli.dlq import export_letters
 
     changes = changes_of(overlays, values)
     return export_letters(file, changes, numbers or (), stage=stage, to=to, raw=raw)

@@ -15,8 +15,7 @@ from typing import Final
 
 import typer
 
-from etlstage.cli.confirm import confirm
-from etlstage.cli.letters import Letters, chosen, current, find
+from etlstage.cli.letters import Letters, chosen, confirm, current, find
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted

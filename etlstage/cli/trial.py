@@ -7,10 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from etlstage.cli.failure import complain
+from etlstage.cli.screen import Screen
 from etlstage.config.build import pipeline_from_here
 from etlstage.config.fault import FaultKeys
 from etlstage.config.reading import Changes
 from etlstage.config.variant import DryRun
+from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.descriptor import DescriptorSink
 from etlstage.pipeline.interfaces import Output
@@ -61,9 +64,7 @@ class Trial:
         self._faults: InjectedFaults | None = None
         # Imported for few runs only.
         if record is not None:
-            from etlstage.cli.recordings import recording_folder
-
-            self._recordings = recording_folder(record, limit, blank=blank)
+            self._recordings = _recording_folder(record, limit, blank=blank)
         if seed is not None:
             from etlstage.cli.faults import InjectedFaults
 
@@ -107,9 +108,7 @@ class Trial:
         if self._faults is not None:
             self._faults.tell()
         if self._recordings is not None:
-            from etlstage.cli.recordings import tell_recordings
-
-            tell_recordings(self._recordings)
+            _tell_recordings(self._recordings)
 
     def report(self) -> dict[str, object]:
         """Return what the closing report has of it, too."""
@@ -124,6 +123,41 @@ class Trial:
 
             launch = RecordedLaunch(launch, self._recordings)
         return launch
+
+
+def _recording_folder(path: Path, limit: int, *, blank: bool) -> RecordingFolder:
+    """
+    Return where the conversations of a run go.
+
+    Args:
+        path: The folder; it is made if it is not there.
+        limit: Bytes of a conversation that are kept.
+        blank: Whether to leave out what messages say.
+
+    Raises:
+        ConfigError: If it can't be made, or holds recordings.
+
+    """
+    from etlstage.testing.recording.recorder import RecordingFolder
+
+    try:
+        folder = RecordingFolder(path, limit=limit, blank=blank)
+        if any(path.glob("*.rec")):
+            raise ConfigError(
+                f"--record {path}: holds recordings of another run; remove them, or name"
+                " another folder"
+            )
+    except OSError as error:
+        raise ConfigError(f"--record {path}: {error.strerror or error}") from None
+    return folder
+
+
+def _tell_recordings(folder: RecordingFolder) -> None:
+    """Say how many there are, and which are not complete."""
+    for problem in folder.problems:
+        complain(problem)
+    said = f"{counted(folder.count, 'conversation')} recorded in {folder.path}"
+    Screen().print(said, soft_wrap=True, highlight=False, markup=False)
 
 
 class Printed(DescriptorSink):

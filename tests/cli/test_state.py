@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.cli.settling import drop_letters
+from etlstage.cli.dlq import drop_letters
 from etlstage.cli.state import reset_state, show_state, take_state_over
 from etlstage.config.reading import UNCHANGED
 from etlstage.errors import ConfigError, StateUnusable
