@@ -8,6 +8,7 @@ where the folder is not right about it. Whoever starts a process is not in ``cor
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,13 @@ _JAVA: Final = OPTIONS + (
 os.environ.setdefault("JDK_JAVA_OPTIONS", _JAVA)
 
 pytest.register_assert_rewrite("tests.readme")
+
+# What nohup ignores our children would ignore, too. We do so on, by a handler, of which
+# nothing is left in a program that we start.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # ``.ci/run`` judges a commit, twice the same; whoever runs pytest alone explores.
 settings.register_profile("repeatable", derandomize=True)
@@ -92,7 +100,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Put each test into a group; let those of the core take their time."""
+    """Put each test into a group; let all take their time."""
     left_out = []
     for item in items:
         said = [group for group in GROUPS if item.get_closest_marker(group)]
@@ -100,8 +108,8 @@ def pytest_collection_modifyitems(
             raise pytest.UsageError(f"{item.nodeid} is in {' and '.join(said)}")
         if not said:
             item.add_marker(_group(item.path.relative_to(HERE)))
-        if item.get_closest_marker("core") and not item.get_closest_marker("timeout"):
-            # Nothing there waits for anybody; properties need the processor, though.
+        if not any(map(item.get_closest_marker, ("timeout", "spark"))):
+            # A hang, and not a machine that has other things to do.
             item.add_marker(pytest.mark.timeout(120))
         if not _is_for_its_loop(item):
             left_out.append(item)

@@ -9,12 +9,10 @@ import anyio
 import structlog
 import typer
 
-from etlstage.cli.check import drop, lines_of
 from etlstage.cli.failure import FAILED
 from etlstage.cli.imported import written
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, program_of
 from etlstage.errors import ConfigError
 from etlstage.protocol.registry import translation
 
@@ -84,6 +82,9 @@ def _simulate(
     ] = 30.0,
 ) -> int:
     """Run a record processor under a daemon on the terminal: no AWS, no Java."""
+    # All commands are named by this module: what reads files is not for each of them.
+    from etlstage.cli.check import drop, lines_of
+    from etlstage.cli.subject import Options, program_of
     from etlstage.testing.kcl import ProcessorFaults
     from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
 

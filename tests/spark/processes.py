@@ -34,7 +34,7 @@ def wait_for_pids(place: Path, count: int = 1) -> list[int]:
     return [int(pid) for path in found for pid in path.read_text().split()]
 
 
-def are_gone(pids: list[int], seconds: float = 20) -> bool:
+def are_gone(pids: list[int], seconds: float = 60) -> bool:
     """Return whether the processes end in time."""
     deadline = time.monotonic() + seconds
     while any(map(runs, pids)):

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Lines of stderr become lines of the log, as many as may be."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import structlog
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor, WorkerStarted
 from etlstage.supervisor.stderr import StderrLog
 from etlstage.transport import LaunchRequest, launch_over_pipes
 from etlstage.transport.process import PipeChild
@@ -210,3 +212,19 @@ async def test_log_that_is_gone(error: type[Exception]) -> None:
     finally:
         structlog.reset_defaults()
     assert log.tail[-1] == "end"
+
+
+async def test_lines_of_stderr_are_logged() -> None:
+    """With stage, worker and pid; empty ones are not, and the last may have no end."""
+    script = r"printf 'one\r\n\ntwo \377\nthree' >&2; cat >/dev/null"
+    supervisor = AsyncSupervisor(Stage(name="clean", worker=("sh", "-c", script)))
+    with capture_logs() as logs, supervisor.events() as events:
+        async with supervisor:
+            started = events.receive_nowait()
+            assert isinstance(started, WorkerStarted)
+
+    lines = [entry for entry in logs if entry["event"] == "worker wrote to stderr"]
+    assert [entry["line"] for entry in lines] == ["one", r"two \xff", "three"]
+    assert {(e["stage"], e["worker"], e["pid"], e["log_level"]) for e in lines} == {
+        ("clean", "clean-1", started.pid, "info")
+    }

@@ -20,6 +20,7 @@ from etlstage.spark.datasource.extraction import ranges
 from etlstage.spark.errors import explain
 from etlstage.stage import OffsetPolicy
 from tests.spark.driver import Driver
+from tests.spark.processes import are_gone
 
 pytestmark = pytest.mark.spark
 
@@ -175,7 +176,7 @@ def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> N
     program += " for n in count()))"
     frame = read(spark, command=command(program, tmp_path / "pid"))
     assert frame.limit(3).count() == 3
-    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+    assert are_gone([int((tmp_path / "pid").read_text())])
 
 
 KILLED = """

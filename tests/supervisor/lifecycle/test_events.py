@@ -9,23 +9,23 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from etlstage.errors import WorkerLost
-from etlstage.stage import Stage, Timeouts
+from etlstage.stage import Timeouts
 from etlstage.supervisor import (
-    AsyncSupervisor,
     SupervisorEvent,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
     WorkerStarted,
 )
+from tests.supervisor.acts import acting
 from tests.supervisor.workers import QUICK, outputs, plain, stage
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 async def test_events_of_a_worker_that_behaves() -> None:
     """Started, exited; the stream ends with the supervisor."""
-    supervisor = AsyncSupervisor(stage("echo"))
+    supervisor = acting(stage("echo"))
     events = supervisor.events()
     async with supervisor:
         await supervisor.submit([b"one"])
@@ -51,9 +51,9 @@ async def test_events_of_a_worker_that_is_given_up() -> None:
     # One that has not started would have read nothing.
     timeout = Timeouts(message=0.2, stop=0.2)
     run = stage("never_answers", timeout=timeout, ready=True)
-    supervisor = AsyncSupervisor(run)
+    supervisor = acting(run)
     events = supervisor.events()
-    with anyio.fail_after(10):
+    with anyio.fail_after(1000):
         async with supervisor:
             (result,) = await supervisor.submit([b"one"])
     with events:
@@ -77,7 +77,7 @@ async def test_events_of_a_worker_that_is_given_up() -> None:
 
 async def test_events_of_a_worker_that_dies() -> None:
     """The count of what it held is with its exit."""
-    supervisor = AsyncSupervisor(stage("exits_at", 2, 3, window=4))
+    supervisor = acting(stage("exits_at", 2, 3, window=4))
     events = supervisor.events()
     async with supervisor:
         await supervisor.submit([b"one"] * 4)
@@ -94,7 +94,7 @@ async def test_events_of_a_worker_that_dies() -> None:
 
 async def test_events_of_extraction() -> None:
     """Each round in plain mode has a worker of its own."""
-    supervisor = AsyncSupervisor(plain("extract", "one"))
+    supervisor = acting(plain("extract", "one"))
     events = supervisor.events()
     async with supervisor:
         for _ in range(2):
@@ -111,7 +111,7 @@ async def test_events_of_extraction() -> None:
 
 async def test_every_listener_hears_everything() -> None:
     """One that has closed its end is forgotten, and others are not disturbed."""
-    supervisor = AsyncSupervisor(stage("echo"))
+    supervisor = acting(stage("echo"))
     gone, first, second = (supervisor.events() for _ in range(3))
     gone.close()
     async with supervisor:
@@ -127,36 +127,20 @@ async def test_every_listener_hears_everything() -> None:
 
 async def test_events_behind_the_end_are_none() -> None:
     """Nobody waits for a supervisor that is no more."""
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         pass
-    with supervisor.events() as events, anyio.fail_after(10):
+    with supervisor.events() as events, anyio.fail_after(1000):
         assert [event async for event in events] == []
 
 
 # --- stderr --------------------------------------------------------------------------
 
 
-async def test_lines_of_stderr_are_logged() -> None:
-    """With stage, worker and pid; empty ones are not, and the last may have no end."""
-    script = r"printf 'one\r\n\ntwo \377\nthree' >&2; cat >/dev/null"
-    supervisor = AsyncSupervisor(Stage(name="clean", worker=("sh", "-c", script)))
-    with capture_logs() as logs, supervisor.events() as events:
-        async with supervisor:
-            started = events.receive_nowait()
-            assert isinstance(started, WorkerStarted)
-
-    lines = [entry for entry in logs if entry["event"] == "worker wrote to stderr"]
-    assert [entry["line"] for entry in lines] == ["one", r"two \xff", "three"]
-    assert {(e["stage"], e["worker"], e["pid"], e["log_level"]) for e in lines} == {
-        ("clean", "clean-1", started.pid, "info")
-    }
-
-
 async def test_long_lines_of_stderr_are_logged_in_pieces() -> None:
     """A line without an end does not fill the memory."""
     run = stage("complains", 100_000)
     with capture_logs() as logs:
-        async with AsyncSupervisor(run) as supervisor:
+        async with acting(run) as supervisor:
             outputs(await supervisor.submit([b"one"]))
 
     pieces = [entry["line"] for entry in logs if "line" in entry]
@@ -168,8 +152,8 @@ async def test_failure_of_a_worker_is_logged() -> None:
     """A failure is a warning with the whole story; an ordinary exit is no news."""
     timeout = Timeouts(message=0.2, stop=0.2)
     run = stage("writes_no_eop_at", 1, timeout=timeout, ready=True)
-    with capture_logs() as logs, anyio.fail_after(10):
-        async with AsyncSupervisor(run) as supervisor:
+    with capture_logs() as logs, anyio.fail_after(1000):
+        async with acting(run) as supervisor:
             (result,) = await supervisor.submit([b"one"])
 
     news = [e for e in logs if e["log_level"] != "debug"]
@@ -188,12 +172,12 @@ async def test_failure_of_a_worker_is_logged() -> None:
 
 async def test_each_step_of_a_worker_is_logged() -> None:
     """For who asks for it: from its start to how it ended, by itself or not (issue 22)."""
-    with capture_logs() as logs, anyio.fail_after(10):
-        async with AsyncSupervisor(stage("echo")) as supervisor:
+    with capture_logs() as logs, anyio.fail_after(1000):
+        async with acting(stage("echo")) as supervisor:
             await supervisor.submit([b"one"])
-        async with AsyncSupervisor(plain("extract", "one")) as supervisor:
+        async with acting(plain("extract", "one")) as supervisor:
             assert [m async for m in supervisor.extract()] == [b"one"]
-        async with AsyncSupervisor(stage("deaf_to_eof", timeout=QUICK)) as supervisor:
+        async with acting(stage("deaf_to_eof", timeout=QUICK)) as supervisor:
             await supervisor.submit([b"one"])
     assert {log["log_level"] for log in logs} == {"debug"}
     assert [
@@ -215,7 +199,7 @@ async def test_each_step_of_a_worker_is_logged() -> None:
 
 async def test_round_of_a_program_is_no_restart() -> None:
     """It is run once for each; nobody has to look into that (issue 22)."""
-    async with AsyncSupervisor(plain("extract", "one")) as supervisor:
+    async with acting(plain("extract", "one")) as supervisor:
         for _ in range(3):
             assert [m async for m in supervisor.extract()] == [b"one"]
     assert supervisor.faults.restarts == 0
@@ -231,10 +215,10 @@ async def test_log_that_is_gone_stops_nobody() -> None:
     run = stage("writes_no_eop_at", 1, timeout=timeout, ready=True)
     structlog.configure(processors=[broken])
     try:
-        with anyio.fail_after(10):
-            async with AsyncSupervisor(run) as supervisor:
+        with anyio.fail_after(1000):
+            async with acting(run) as supervisor:
                 (result,) = await supervisor.submit([b"one"])
-            async with AsyncSupervisor(stage("complains", 100_000)) as supervisor:
+            async with acting(stage("complains", 100_000)) as supervisor:
                 outputs(await supervisor.submit([b"one"]))
     finally:
         structlog.reset_defaults()
