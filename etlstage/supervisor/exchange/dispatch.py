@@ -25,7 +25,7 @@ from etlstage.protocol.events import Added, Cancelled, Ended, Opened
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refusals
-from etlstage.supervisor.exchange.giving import FULL, Full, Giving
+from etlstage.supervisor.exchange.giving import Giving
 from etlstage.supervisor.exchange.retry import (
     Judgement,
     LastError,
@@ -371,13 +371,9 @@ class Dispatcher:
         """Go on with the batch that the worker asks for."""
         range_ = self.open.last
         more = self.giving.more(range_.exchange, now)
+        self._adding = more is not None
         if more is None:
-            return None
-        self._adding = False
-        if isinstance(more, Full):
-            assert more is FULL
-            return Added(range_.first, (), ended=True)
-        self._adding = True
+            return Added(range_.first, (), ended=True) if self.giving.full else None
         self.given += more.left
         more.submission.extend(range_.exchange, more)
         return Added(range_.first, more.messages)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from enum import Enum
 from typing import Final
 
 from etlstage.errors import InvalidMessage
@@ -25,7 +24,7 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange
 from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("FULL", "SLICE", "Full", "Giving", "ripe_at", "take_ripe")
+__all__ = ("SLICE", "Giving", "ripe_at", "take_ripe")
 
 # What is done once for a slice costs as much as a thousand short messages do; but a
 # buffer of more than half a megabyte the allocator gives back to the kernel at once,
@@ -33,15 +32,6 @@ __all__ = ("FULL", "SLICE", "Full", "Giving", "ripe_at", "take_ripe")
 # rows of about a hundred bytes, is two slices.
 SLICE: Final = 640 * 1024  # bytes taken at once
 _MOST: Final = 65536  # exchanges opened at once
-
-
-class Full(Enum):
-    """In place of a message: the batch is to end."""
-
-    FULL = "full"
-
-
-FULL: Final = Full.FULL
 
 
 class Giving:
@@ -53,6 +43,7 @@ class Giving:
             in seconds, or None.
         retiring: Set it to begin nothing new.
         filled: As much was given last as there was room for: nothing more can be.
+        full: The batch that the worker asks for is to end.
         alone: What is owed is a suspect, or a refused batch that is tried again.
         again: What was taken, and not sent yet.
         retried: What was refused, or cancelled, and is to be sent once more.
@@ -66,6 +57,7 @@ class Giving:
         self.due: float | None = None
         self.retiring: bool = False
         self.filled: bool = False
+        self.full: bool = False
         self.alone: bool = False
         self.again: deque[Exchange] = deque()
         self.retried: deque[Exchange] = deque()
@@ -123,28 +115,27 @@ class Giving:
             return self._begun(self.retried.popleft())
         return None if self.retiring else self._begun(self._take(count, now))
 
-    def more(self, batch: Exchange, now: float) -> Exchange | Full | None:
+    def more(self, batch: Exchange, now: float) -> Exchange | None:
         """
-        Return the next message of a batch that the worker asks for, or its end.
+        Return the next message of a batch that the worker asks for.
 
-        None: it is to wait, until :attr:`due`.
+        None: the batch is :attr:`full`, or else the worker is to wait, until :attr:`due`.
         """
-        self.due, self.filled = None, False
+        self.due, self.filled, self.full = None, False, True
         waiting = batch.submission
         if self._cut or len(batch.messages) >= self._policy.size:
-            return FULL
+            return None
         if self.alone:
             if self._rest is None:
-                return FULL
+                return None
             more, rest = self._rest.split(1)
             self._rest = rest if rest.left else None
             return more
         if waiting.waiting and not self.retiring:
             follows = waiting.can_follow(batch, self._policy.bytes)
-            return waiting.take(1, SLICE) if follows else FULL
-        if waiting.closed or self.retiring or now >= self._closes_at:
-            return FULL
-        self.due = self._closes_at
+            return waiting.take(1, SLICE) if follows else None
+        self.full = waiting.closed or self.retiring or now >= self._closes_at
+        self.due = None if self.full else self._closes_at
         return None
 
     def put_back(self, unsent: Exchange, error: InvalidMessage) -> Exchange:
