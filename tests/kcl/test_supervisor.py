@@ -16,6 +16,7 @@ from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.worker_sink import CommittingSink
 from etlstage.protocol.kcl.checkpoint import position_of
+from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, WorkerProgram
 from etlstage.supervisor import (
@@ -25,7 +26,7 @@ from etlstage.supervisor import (
     Outcome,
 )
 from etlstage.telemetry import PrometheusMeter
-from tests.kcl.client import CURRENT, downloaded
+from tests.kcl.client import CURRENT, OLD, downloaded
 from tests.kcl.processors import BUFFERING, PRINTING, SILENT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120), pytest.mark.anyio]
@@ -234,6 +235,27 @@ async def test_position_of_a_source_follows_checkpoints(
     assert first.status == "done", first.error
     assert source.reached == 10
     assert [*dict.fromkeys(life.processed)] == [*range(10)]
+
+
+@pytest.mark.parametrize(
+    ("client", "version"), [(CURRENT, Version.V2), (OLD, Version.V1)]
+)
+async def test_samples_of_the_published_clients(
+    tmp_path: Path, client: str, version: Version
+) -> None:
+    """Unmodified, they load what a pipeline has: checkpoints come when they like."""
+    folder = downloaded(client)
+    made = stage("", tmp_path)
+    command = sys.executable, os.fspath(folder / "samples" / "sample_kclpy_app.py")
+    program = replace(
+        made.program, command=command, env={"PYTHONPATH": os.fspath(folder)}
+    )
+    made = replace(made, worker=program, dialect=KclDialect(version=version))
+    source = Numbers()
+    report = await Pipeline(name="p", source=source, sink=CommittingSink(made)).run()
+
+    assert report.status == "done", report.error
+    assert source.reached == 10
 
 
 async def load(life: Life, source: Numbers) -> Report:
