@@ -3,9 +3,11 @@ The link to one worker: the bytes both ways, and the session that gives them a m
 
 Who owns what: the link owns the wire, the session, the dispatcher and the deadlines of
 one process, and nothing else has them. The worker (``worker.py``) owns the process and
-decides what its end means; here it learns what the worker did wrong, and is asked whether
-it may be given more. What is given next, and what becomes of it, is decided by the
-dispatcher; what bytes mean, and when an exchange has ended, by the session.
+decides what its end means: the link reports to it what the process did wrong, and asks
+it whether the process may be given more. What concerns the stage goes to the pool: that
+a worker is ready, alive, worn or silent, and positions that it wants stored. What is
+given next, and what becomes of it, is decided by the dispatcher; what bytes mean, and
+when an exchange has ended, by the session.
 
 In the common case all happens in the task that reads: a reply comes in, its messages
 are delivered, the next ones are taken and written at once. Another task writes only

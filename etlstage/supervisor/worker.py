@@ -4,9 +4,10 @@ One process of a stage, from its start until nothing of it is left.
 Who owns what: the *worker* owns the process, its stderr and its status pipe, decides
 how it is ended and whom its end is blamed on, and reports all that to the pool as
 events. Its *link* owns the bytes and the session: what the process is fed and
-what it answers is not known here. Its *errors* are a value, which words them. The
-*pool* decides, by its lifecycle, when a worker is started and stopped; what it decides
-comes here as a call of :meth:`WorkerProcess.stop` or :meth:`WorkerProcess.fail`.
+what it answers is not known here. Its *errors* only word what has happened, and refer
+to nothing else. The *pool* decides, by its lifecycle, when a worker is started and
+stopped; what it decides comes here as a call of :meth:`WorkerProcess.stop` or
+:meth:`WorkerProcess.fail`.
 
 The end of a process has four steps, each bounded: farewell in its dialect, end of its
 stdin, SIGTERM, SIGKILL. Behind its exit its output is read to the end, for what it
