@@ -763,7 +763,8 @@ class Link:
             wrote = self._stage.dialect.silence(self.received)
             # One of the replies that came may have been another's: a worker that
             # leaves out an EOP waits for us, and we for it.
-            answered = self.dispatch.answered(self._session.owed)
+            paired = not self._commits
+            answered = self.dispatch.answered(self._session.owed) if paired else 0
             self._backlog.go_in_step(answered)
             if answered:
                 missing = counted(self._session.owed, "reply", "replies")

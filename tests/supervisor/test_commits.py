@@ -25,7 +25,13 @@ from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.worker_sink import CommittingSink
-from etlstage.stage import BatchPolicy, ErrorPolicy, Stage, Timeouts
+from etlstage.stage import (
+    BatchPolicy,
+    ErrorPolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
 from etlstage.supervisor import (
     Assignment,
     AsyncSupervisor,
@@ -210,6 +216,35 @@ async def test_poison_is_found_in_order_and_stepped_over() -> None:
     assert set(order) == {0, 1, 2, 3, 4, 6, 7, 8, 9}
     # A record comes again only together with all behind the last commit.
     assert all(b == a + 1 or b <= a or (a, b) == (4, 6) for a, b in pairwise(order))
+
+
+@virtually
+async def test_silence_is_that_of_one_record() -> None:
+    """What is answered and not committed is not missing (issue 25)."""
+
+    class Silent(Committer):
+        async def _write(self, worker: ScriptedWorker, *said: object) -> None:
+            if said == ("done",) and len(self.done) > 3:
+                await anyio.sleep_forever()
+            await super()._write(worker, *said)
+
+    supervisor = AsyncSupervisor(
+        stage(
+            timeout=Timeouts(message=2, stop=1),
+            on_error=ErrorPolicy(retries=0),
+            restart=RestartPolicy(policy="temporary"),
+            batch=BatchPolicy(size=1),
+        ),
+        launch=ScriptedLaunch(Silent([], every=None)),
+        commit=Store(),
+        assignment=SHARE,
+    )
+    async with supervisor:
+        results = await supervisor.submit(RECORDS[:4])
+
+    text = str(results[-1].error)
+    assert "did not answer a message within 2" in text
+    assert "missing" not in text
 
 
 @virtually

@@ -175,7 +175,7 @@ class Committer:
         self.steps = 0
         self.begin: int | None = None
         """Where its share begins, if that was read for it."""
-        self._done, self._every = done, every
+        self.done, self._every = done, every
         self._die_at, self._poison = die_at, poison
 
     async def __call__(self, worker: ScriptedWorker) -> int:
@@ -201,7 +201,7 @@ class Committer:
                 return 0
             if what == self._poison:
                 raise _Death(-11)
-            self._done.append((place, what))
+            self.done.append((place, what))
             place += 1
             if self._every and place - committed >= self._every:
                 await self._commit(worker, place)
