@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from etlstage.config.build import hidden_texts, state_folder
 from etlstage.config.document import Document
 from etlstage.config.end import Site, located
-from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys, ShardKeys
 from etlstage.config.stages import command_at, stage_of
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -110,6 +110,8 @@ class _Plan:
             dead = dead and stage.on_error.then == "dead_letter"
             if name in workers:
                 about = list(self._worker(loc, workers[name]))
+                if isinstance(stage, LoadKeys) and stage.shards is not None:
+                    about.insert(0, ("shards", _shards(stage.shards)))
                 what = shlex.join(self._document.written(self._command(loc)))
             else:
                 assert isinstance(stage, ExtractKeys | LoadKeys)
@@ -278,6 +280,14 @@ def _dialect(dialect: Dialect) -> str:
         for key, value in settings.items()
     )
     return "  ".join((dialect.name, *said))
+
+
+def _shards(shards: ShardKeys) -> str:
+    """Return how the input is cut, and what workers are told at its end."""
+    by = f"by {shards.key}" if shards.key else "by a hash of the message"
+    ends = shards.at_end == "shard_ended"
+    end = "each has ended" if ends else "workers are to shut down"
+    return f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
 
 
 def _restarts(policy: RestartPolicy) -> str:

@@ -68,12 +68,18 @@ def test_shards_of_an_unmodified_processor(tmp_path: Path) -> None:
     (tmp_path / "clicks.jsonl").write_text("\n".join([*clicks, ""]))
     (tmp_path / "processor.py").write_text(BUFFERING)
     (tmp_path / "clicks.yaml").write_text(SHARDED % os.fspath(downloaded(CURRENT)))
-    ended = subprocess.run(
-        [sys.executable, "-m", "etlstage", "run", "clicks.yaml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    planned, ended = (
+        subprocess.run(
+            [sys.executable, "-m", "etlstage", command, "clicks.yaml"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for command in ("plan", "run")
+    )
+    assert "3, by /user, a worker for each; at the end of the input each has" in (
+        planned.stdout
     )
     assert ended.returncode == 0, ended.stderr
     assert "99 messages loaded in 3 shards; output complete" in ended.stdout
