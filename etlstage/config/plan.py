@@ -11,7 +11,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -25,9 +25,8 @@ from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.base import Dialect, Shape
-from etlstage.settings.definition import settings_of
 from etlstage.settings.problem import Loc
-from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.stage import Stage
 from etlstage.supervisor.process import on_path, search_path, substituted
 
 __all__ = ("Edge", "Part", "Plan", "plan_of")
@@ -167,8 +166,8 @@ class _Plan:
             yield "workers", f"{stage.pool}{each}; order {stage.order.value}"
             yield "answers", _exchanges(stage)
             yield "errors", stage.on_error.text()
-        yield "restarts", _restarts(stage.restart)
-        yield "timeouts", _timeouts(stage.timeout)
+        yield "restarts", str(stage.restart)
+        yield "timeouts", str(stage.timeout)
         yield "dialect", _dialect(stage.dialect)
         if stage.program.env:
             yield "env", ", ".join(sorted(stage.program.env))
@@ -231,38 +230,23 @@ def _MiB(size: int) -> str:  # noqa: N802 - the unit
 def _beyond(stages: list[Stage]) -> str:
     if not stages:
         return "where a message is longer, one more"
-    message = max(stages, key=lambda stage: stage.max_message).max_message
-    reply = max(stages, key=lambda stage: stage.max_reply).max_reply
+    message = max(stages, key=lambda stage: stage.max_message).shown("max_message")
+    reply = max(stages, key=lambda stage: stage.max_reply).shown("max_reply")
     return (
-        f"where they are longer, a message (up to {_written(Stage, 'max_message', message)})"
-        f" and a reply (up to {_written(Stage, 'max_reply', reply)}) more in each worker"
-    )
-
-
-def _written(model: type, name: str, value: object) -> str:
-    """Return a value of a setting as people write it."""
-    return (
-        "never" if value is None else str(settings_of(model)[name].kind.written(value))
+        f"where they are longer, a message (up to {message}) and a reply (up to {reply})"
+        " more in each worker"
     )
 
 
 def _exchanges(stage: Stage) -> str:
-    batch, ahead = (
-        stage.batch,
-        str(settings_of(Stage)["window"].kind.written(stage.window)),
-    )
-    if stage.kind is StageKind.LOAD and stage.window is None:
-        ahead = "none"
+    """Return what is given to a worker at once, and what ahead of its replies."""
+    most = counted(stage.batch.size, "message")
     if stage.dialect.shape is Shape.COMMITTED:
-        most = counted(batch.size, "message")
         return f"up to {most} at a time; each is done when its worker commits it"
-    if not stage.dialect.shape.batches:
-        return f"one message at a time; sent ahead: {ahead}"
-    return (
-        f"batches of up to {counted(batch.size, 'message')},"
-        f" {_written(BatchPolicy, 'bytes', batch.bytes)} or"
-        f" {_written(BatchPolicy, 'seconds', batch.seconds)}; sent ahead: {ahead}"
-    )
+    batches = stage.dialect.shape.batches
+    given = f"batches of {stage.batch}" if batches else "one message at a time"
+    alone = stage.kind is StageKind.LOAD and stage.window is None
+    return f"{given}; sent ahead: {'none' if alone else stage.shown('window')}"
 
 
 def _dialect(dialect: Dialect) -> str:
@@ -288,20 +272,6 @@ def _shards(shards: ShardKeys) -> str:
     ends = shards.at_end == "shard_ended"
     end = "each has ended" if ends else "workers are to shut down"
     return f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
-
-
-def _restarts(policy: RestartPolicy) -> str:
-    within = _written(RestartPolicy, "within", policy.within)
-    return f"{policy.policy}, up to {policy.max} without progress in {within}"
-
-
-def _timeouts(timeouts: Timeouts) -> str:
-    names: Mapping[str, str] = {"start": "to be ready", "message": "for an answer"}
-    said = [
-        f"{_written(Timeouts, name, getattr(timeouts, name))} {what}"
-        for name, what in names.items()
-    ]
-    return f"{', '.join(said)}, {_written(Timeouts, 'stop', timeouts.stop)} to stop"
 
 
 def _guarantee(keys: PipelineKeys) -> str:

@@ -200,6 +200,18 @@ class Definition:
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
+    def plain(self) -> dict[str, object]:
+        """Return all settings as plain JSON, as people write them."""
+        return {
+            name: setting.kind.written(getattr(self, name))
+            for name, setting in settings_of(type(self)).items()
+        }
+
+    def shown(self, name: str) -> str:
+        """Return one as people write it; what is switched off is never."""
+        written = settings_of(type(self))[name].kind.written(getattr(self, name))
+        return "never" if written is None else str(written)
+
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """

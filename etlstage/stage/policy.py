@@ -125,6 +125,10 @@ class BatchPolicy(Definition):
     seconds: Duration = 1.0
     """How long the first message of a batch waits for others, in seconds."""
 
+    def __str__(self) -> str:
+        most, seconds = counted(self.size, "message"), self.shown("seconds")
+        return f"up to {most}, {self.shown('bytes')} or {seconds}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts(Definition):
@@ -149,6 +153,10 @@ class Timeouts(Definition):
     stop: Duration = 5.0
     """For each step of stopping: closed stdin, SIGTERM, SIGKILL; and, where a worker
     ends by itself, for what it has started to end, too."""
+
+    def __str__(self) -> str:
+        start, message, stop = map(self.shown, ("start", "message", "stop"))
+        return f"{start} to be ready, {message} for an answer, {stop} to stop"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,6 +301,10 @@ class RestartPolicy(Definition):
     """Longest delay, in seconds."""
     never_on: frozenset[Annotated[int, Whole(0, 255)]] = frozenset()
     """Exit statuses by which a worker says that a restart won't help."""
+
+    def __str__(self) -> str:
+        within = self.shown("within")
+        return f"{self.policy}, up to {self.max} without progress in {within}"
 
     def wanted(self, *, failed: bool, status: int) -> bool:
         """

@@ -225,3 +225,11 @@ def test_rule_ends_where_a_value_could_not_be_read() -> None:
     assert [problem.text for problem in judged(rule("time heat"))] == ["5"]
     with pytest.raises(AttributeError, match="'Oven' object has no attribute 'tiem'"):
         list(judged(rule("tiem")))
+
+
+def test_settings_as_they_are_written() -> None:
+    """All of them as plain JSON, or one in a line."""
+    oven = Oven(heat=200, time=None)
+    assert oven.plain() == {"heat": 200, "time": None, "fan": False}
+    assert Oven().shown("time") == "1m"
+    assert oven.shown("time") == "never"

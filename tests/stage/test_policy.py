@@ -211,3 +211,22 @@ def test_restart(
 ) -> None:
     """Some statuses say that it won't help."""
     assert restart.wanted(failed=failed, status=status) is wanted
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (BatchPolicy(size=1, seconds=0.5), "up to 1 message, 1MiB or 500ms"),
+        (
+            Timeouts(start=None, stop=2),
+            "never to be ready, 5m for an answer, 2s to stop",
+        ),
+        (
+            RestartPolicy(policy="transient", max=3, within=90),
+            "transient, up to 3 without progress in 90s",
+        ),
+    ],
+)
+def test_policy_in_a_line(policy: object, text: str) -> None:
+    """As etlstage plan shows it."""
+    assert str(policy) == text

@@ -14,7 +14,7 @@ from etlstage.errors import guess
 from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.settings.ddl import DDL, columns_of
-from etlstage.settings.definition import broken, judged, settings_of
+from etlstage.settings.definition import broken, judged
 from etlstage.settings.kind import Choice, Schema
 from etlstage.settings.problem import Loc, Problem
 from etlstage.settings.units import Argument, Count, Duration, Size
@@ -42,7 +42,7 @@ class EpochKeys(Keys):
 
     def text(self, pipeline: PipelineKeys) -> str:
         """Return how much one covers on engine local."""
-        size = settings_of(EpochKeys)["bytes"].kind.written(self.bytes)
+        size = self.shown("bytes")
         return f"{counted(self.messages, 'message')} or {size}{_uncut(pipeline)}"
 
     def bounds(self) -> Bounds:

@@ -137,13 +137,7 @@ class KclDialect(Definition, Dialect):
 
     def plain(self) -> dict[str, object]:
         """Return the settings as plain JSON."""
-        return {
-            "name": self.name,
-            **{
-                name: setting.kind.written(getattr(self, name))
-                for name, setting in settings_of(type(self)).items()
-            },
-        }
+        return {"name": self.name, **super().plain()}
 
     @classmethod
     def from_plain(cls, settings: Mapping[str, Any]) -> Self:
