@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-__all__ = ("Screen", "silence")
+__all__ = ("Screen",)
 
 
 class Screen(Console):
@@ -46,11 +46,7 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Fall silent; Rich would end the process."""
         self.quiet = True
-        silence(self.file.fileno())
-
-
-def silence(fd: int) -> None:
-    """Have what is written there go nowhere, as what is still in a buffer at the exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, fd)
-    os.close(nowhere)
+        # What is still in a buffer is written at the exit.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
