@@ -23,7 +23,7 @@ from etlstage.testing.scripted import Script
 from etlstage.testing.simulate.worker import SimulatedWorker, Work
 from tests.supervisor.workers import PROGRAM
 
-__all__ = ("acting",)
+__all__ = ("acting", "script_of")
 
 EOM, EOP, EOB, BNC = b"\n", b"\0", b"\x17", b"\x05"
 
@@ -34,11 +34,12 @@ def acting(
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> AsyncSupervisor:
     """Return a supervisor whose workers are no processes: they do what its are to do."""
-    launch = ScriptedLaunch(script or _script(stage))
+    launch = ScriptedLaunch(script or script_of(stage))
     return AsyncSupervisor(stage, launch=launch, **settings)
 
 
-def _script(stage: Stage) -> Script:
+def script_of(stage: Stage) -> Script:
+    """Return what the program of a stage would do."""
     words = stage.program.command
     if words[2] == str(PROGRAM):
         return lambda worker: ACTS[words[3]](worker, *words[4:])

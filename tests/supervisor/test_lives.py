@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeVar
 
 import anyio
 import pytest
@@ -36,8 +37,21 @@ from etlstage.supervisor import (
     WorkerWorn,
 )
 from etlstage.telemetry import PrometheusMeter
+from etlstage.testing import ScriptedWorker
+from etlstage.testing.scripted import Script
 from tests.staged import staged
+from tests.supervisor.acts import acting, script_of
 from tests.supervisor.workers import numbers, outputs, stage
+
+Test = TypeVar("Test", bound=Callable[..., Awaitable[None]])
+
+
+def in_memory(test: Test) -> Test:
+    """Mark a test that starts no process, and takes no time."""
+    for mark in (pytest.mark.core, pytest.mark.virtual):
+        test = mark(test)
+    return test
+
 
 ECHO = """
 import os, sys, time
@@ -59,12 +73,28 @@ def script(code: str, **policies: object) -> Stage:
     return staged(command, **policies)
 
 
+async def serve(worker: ScriptedWorker) -> int:
+    """Answer each message with itself; die of poison."""
+    worker.show_life()
+    async for message in worker.messages():
+        if message == b"poison":
+            await worker.complain("oh")
+            return 3
+        await worker.reply(message)
+    return 0
+
+
+def staged_in_memory(**policies: object) -> Stage:
+    """Return a stage whose workers are scripts, with all defaults."""
+    return staged(("scripted",), **policies)
+
+
 async def lives(
-    run: Stage, messages: Sequence[bytes]
+    run: Stage, messages: Sequence[bytes], does: Script | None = None
 ) -> tuple[list[SupervisorEvent], list[tuple[bytes, ...] | Exception]]:
     """Return what happened to the workers, and what became of each message."""
-    supervisor = AsyncSupervisor(run)
-    with supervisor.events() as events, anyio.fail_after(15):
+    supervisor = acting(run, does) if does else AsyncSupervisor(run)
+    with supervisor.events() as events, anyio.fail_after(1000):
         async with supervisor:
             results = await supervisor.submit(messages)
         seen = [event async for event in events]
@@ -79,10 +109,17 @@ def kinds(events: Sequence[SupervisorEvent]) -> list[type[SupervisorEvent]]:
 # --- restarts ------------------------------------------------------------------------
 
 
+@in_memory
 async def test_worker_that_dies_is_started_again() -> None:
     """Its message is tried again; the new start has its number."""
-    code = "if start == 1: sys.stdin.read(1); sys.exit(3)" + LOOP
-    events, outcomes = await lives(script(code), [b"one"])
+
+    async def die_once(worker: ScriptedWorker) -> int:
+        if worker.start == 1:
+            await worker.read(1)
+            return 3
+        return await serve(worker)
+
+    events, outcomes = await lives(staged_in_memory(), [b"one"], die_once)
 
     assert outcomes == [(b"one",)]
     assert kinds(events) == [
@@ -95,10 +132,16 @@ async def test_worker_that_dies_is_started_again() -> None:
     assert [e.start for e in events if isinstance(e, WorkerStarted)] == [1, 2]
 
 
+@in_memory
 async def test_program_that_never_works_is_given_up() -> None:
     """With the story, and with its last stderr lines; nothing is dropped."""
-    run = script("sys.exit('no such table')", restart=RestartPolicy(max=2, delay=0.01))
-    events, outcomes = await lives(run, [b"one", b"two"])
+
+    async def fail(worker: ScriptedWorker) -> int:
+        await worker.complain("no such table")
+        return 1
+
+    run = staged_in_memory(restart=RestartPolicy(max=2, delay=0.01))
+    events, outcomes = await lives(run, [b"one", b"two"], fail)
 
     assert all(isinstance(o, WorkerLost | StageFailed) for o in outcomes)
     last = outcomes[-1]
@@ -113,10 +156,15 @@ async def test_program_that_never_works_is_given_up() -> None:
     assert given_up.error.story[0].startswith("event: started (pid ")
 
 
+@in_memory
 async def test_exit_status_forbids_a_restart() -> None:
     """The worker has said that it is of no use."""
-    run = script("sys.exit(78)", restart=RestartPolicy(never_on=frozenset({78})))
-    events, outcomes = await lives(run, [b"one"])
+
+    async def give_up(worker: ScriptedWorker) -> int:
+        return 78
+
+    run = staged_in_memory(restart=RestartPolicy(never_on=frozenset({78})))
+    events, outcomes = await lives(run, [b"one"], give_up)
 
     assert kinds(events) == [WorkerStarted, WorkerExited]
     assert "exited with status 78" in str(outcomes[0])
@@ -152,23 +200,17 @@ async def test_program_that_can_not_start_is_blamed_alone() -> None:
     assert {e.failed for e in exits} == {0}
 
 
-POISONED = """
-for line in sys.stdin:
-    if line == "poison\\n":
-        sys.exit(3)
-    print(line, end="\\0", flush=True)
-"""
-
-
+@in_memory
 async def test_messages_at_the_beginning_may_all_be_at_fault() -> None:
     """Nothing was ever answered, and yet it is not the program."""
-    run = script(POISONED, restart=RestartPolicy(delay=0.01))
-    _, outcomes = await lives(run, [b"poison"] * 3 + numbers(20))
+    run = staged_in_memory(restart=RestartPolicy(delay=0.01))
+    _, outcomes = await lives(run, [b"poison"] * 3 + numbers(20), serve)
 
     assert [type(o) for o in outcomes[:3]] == [WorkerLost] * 3
     assert outcomes[3:] == [(n,) for n in numbers(20)]
 
 
+@in_memory
 async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
     """It takes more halves than restarts without progress are allowed."""
     run = replace(
@@ -180,7 +222,7 @@ async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
         ),
         on_error=ErrorPolicy(),
     )
-    _, outcomes = await lives(run, [b"poison", *numbers(299)])
+    _, outcomes = await lives(run, [b"poison", *numbers(299)], script_of(run))
 
     assert isinstance(outcomes[0], WorkerLost)
     assert len(outcomes[0].attempts) > run.restart.max
@@ -241,11 +283,17 @@ announce()
     assert kinds(events) == [WorkerStarted, WorkerReady, WorkerExited]
 
 
+@in_memory
 async def test_worker_that_is_not_ready_in_time_is_replaced() -> None:
     """And the next one is, so nothing is lost."""
-    code = "if start == 1: time.sleep(1000)\nannounce()" + LOOP
-    run = script(code, ready=True, timeout=Timeouts(start=0.5, stop=0.5))
-    events, outcomes = await lives(run, [b"one"])
+
+    async def sleep_once(worker: ScriptedWorker) -> int:
+        if worker.start == 1:
+            await anyio.sleep_forever()
+        return await serve(worker)
+
+    run = staged_in_memory(ready=True, timeout=Timeouts(start=0.5, stop=0.5))
+    events, outcomes = await lives(run, [b"one"], sleep_once)
 
     assert outcomes == [(b"one",)]
     failed = events[1]
@@ -254,40 +302,46 @@ async def test_worker_that_is_not_ready_in_time_is_replaced() -> None:
     assert failed.cause == "start"
 
 
+@in_memory
 async def test_idle_worker_without_signs_of_life_is_replaced() -> None:
     """The one that gives them is left alone, for many times the limit."""
-    beating = """
-import select
-while True:
-    while not select.select([0], [], [], 0.05)[0]:
-        announce()
-    line = sys.stdin.readline()
-    if not line:
-        break
-    if start == 1:
-        time.sleep(1000)
-    print(line, end="\\0", flush=True)
-"""
-    run = script(beating, timeout=Timeouts(message=1.0, heartbeat=0.4, stop=0.3))
-    supervisor = AsyncSupervisor(run)
-    with supervisor.events() as events, anyio.fail_after(15):
+
+    async def beat(worker: ScriptedWorker) -> int:
+        held = b""
+        while True:
+            with anyio.move_on_after(0.05) as quiet:
+                data = await worker.read()
+            if quiet.cancelled_caught:
+                worker.show_life()
+            elif not data:
+                return 0
+            elif worker.start == 1:
+                await anyio.sleep_forever()
+            elif (held := held + data).endswith(b"\n"):
+                await worker.reply(held.removesuffix(b"\n"))
+                held = b""
+
+    timeout = Timeouts(message=1.0, heartbeat=0.4, stop=0.3)
+    supervisor = acting(staged_in_memory(timeout=timeout), beat)
+    with supervisor.events() as events:
         async with supervisor:
             assert isinstance(await events.receive(), WorkerStarted)
-            with anyio.move_on_after(1.2) as quiet:
+            with anyio.move_on_after(60) as quiet:
                 await events.receive()
             assert quiet.cancelled_caught
             # Busy, it owes no sign of life: its deadline is the message's.
-            assert outputs(await supervisor.submit([b"one"])) == [(b"one",)]
+            assert outputs(await supervisor.submit([b"1"])) == [(b"1",)]
             failed = await events.receive()
     assert isinstance(failed, WorkerFailed)
     assert "did not answer a message within 1.0 s" in str(failed.error)
 
 
+@in_memory
 async def test_silent_idle_worker_is_replaced() -> None:
     """It hangs although it has nothing to do."""
-    run = script(LOOP, timeout=Timeouts(heartbeat=0.3, stop=0.3))
-    supervisor = AsyncSupervisor(run)
-    with supervisor.events() as events, anyio.fail_after(15):
+    timeout = Timeouts(heartbeat=0.3, stop=0.3)
+    supervisor = acting(staged_in_memory(timeout=timeout), serve)
+    with supervisor.events() as events:
         async with supervisor:
             assert isinstance(await events.receive(), WorkerStarted)
             failed = await events.receive()
@@ -299,17 +353,17 @@ async def test_silent_idle_worker_is_replaced() -> None:
 # --- worn workers --------------------------------------------------------------------
 
 
+@in_memory
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_worker_is_replaced_after_so_many_messages(workers: int) -> None:
     """Nothing is lost, and it counts as no failure."""
-    run = script(
-        LOOP,
+    run = staged_in_memory(
         workers=workers,
         recycle=RecyclePolicy(max_messages=50, variance=0),
         restart=RestartPolicy(max=1),
         window=4,
     )
-    events, outcomes = await lives(run, numbers(500))
+    events, outcomes = await lives(run, numbers(500), serve)
 
     assert outcomes == [(n,) for n in numbers(500)]
     exited = [e for e in events if isinstance(e, WorkerExited)]
@@ -320,10 +374,11 @@ async def test_worker_is_replaced_after_so_many_messages(workers: int) -> None:
     assert any(isinstance(e, WorkerWorn) for e in events)
 
 
+@in_memory
 async def test_worker_is_replaced_when_it_is_old() -> None:
     """Also when it has nothing to do."""
-    run = script(LOOP, recycle=RecyclePolicy(max_age=0.2))
-    supervisor = AsyncSupervisor(run)
+    run = staged_in_memory(recycle=RecyclePolicy(max_age=0.2))
+    supervisor = acting(run, serve)
     with supervisor.events() as events, anyio.fail_after(15):
         async with supervisor:
             seen = [await events.receive() for _ in range(4)]
@@ -346,6 +401,7 @@ async def test_worker_is_replaced_when_it_has_grown() -> None:
     assert isinstance(seen[4], WorkerStarted)
 
 
+@in_memory
 @pytest.mark.parametrize("driver", ["supervisor", "worker"])
 async def test_batch_that_is_open_is_finished_first(driver: str) -> None:
     """A worker that retires in the middle of a batch answers it."""
@@ -362,12 +418,13 @@ async def test_batch_that_is_open_is_finished_first(driver: str) -> None:
             dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
             batch=run.batch,
         )
-    events, outcomes = await lives(run, numbers(30))
+    events, outcomes = await lives(run, numbers(30), script_of(run))
 
     assert not any(isinstance(o, Exception) for o in outcomes)
     assert all(e.lost == 0 for e in events if isinstance(e, WorkerExited))
 
 
+@in_memory
 async def test_idle_worker_retires_while_a_batch_is_incomplete() -> None:
     """What waits for its batch to fill does not keep the loop busy."""
 
@@ -386,7 +443,7 @@ async def test_idle_worker_retires_while_a_batch_is_incomplete() -> None:
     seen = []
     with anyio.fail_after(10):
         async with (
-            AsyncSupervisor(run) as supervisor,
+            acting(run) as supervisor,
             aclosing(supervisor.stream(slow())) as results,
         ):
             async for result in results:
@@ -399,18 +456,12 @@ async def test_idle_worker_retires_while_a_batch_is_incomplete() -> None:
 # --- what is counted -----------------------------------------------------------------
 
 
+@in_memory
 async def test_metrics_tell_what_happened() -> None:
     """Messages, restarts, retries and failures, by stage and worker."""
-    code = """
-for line in sys.stdin:
-    if line == "poison\\n":
-        print("oh", file=sys.stderr)
-        sys.exit(3)
-    print(line, end="\\0", flush=True)
-"""
     meter = PrometheusMeter()
-    run = script(code, on_error=ErrorPolicy(retries=1), window=1)
-    async with AsyncSupervisor(run, meter=meter) as supervisor:
+    run = staged_in_memory(on_error=ErrorPolicy(retries=1), window=1)
+    async with acting(run, serve, meter=meter) as supervisor:
         await supervisor.submit([b"a", b"poison", b"b"])
         during = meter.render()
     after = meter.render()
