@@ -313,6 +313,7 @@ class Link:
             for cancelled in self.dispatch.cancellations():
                 self._session.send(cancelled, now)
                 self._flush()
+                self._note_wear()
         elif self.dispatch.abandoned and self._worker.usable:
             # What it writes next would be taken for the answer to the next request.
             self._worker.stop(patient=False)
@@ -322,6 +323,7 @@ class Link:
     def _cancel(self, id_: int, reason: str) -> None:
         now = anyio.current_time()
         self._session.send(Cancelled(id_, 0, reason), now)
+        self._note_wear()
         self.pump_all(now)  # there is room for another one
 
     def _stop_if_retired(self) -> None:
@@ -609,7 +611,12 @@ class Link:
             self._arm_deadlines(now)  # nothing: from now on it is idle
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._worker.name, *answered)
-        # A batch that was refused, and is tried one by one, was answered all the same.
+        self._note_wear()
+
+    def _note_wear(self) -> None:
+        """Report the worker as worn that has had as many messages as it may."""
+        # A batch that was refused, and is tried one by one, was answered all the same;
+        # and what was cancelled will not be.
         total = 0 if self.dispatch.open.count else self.dispatch.given
         if max(self.answered, total) >= self._max_messages:
             self._max_messages = math.inf

@@ -23,6 +23,7 @@ from etlstage.stage import (
     BatchPolicy,
     ErrorPolicy,
     PoolPolicy,
+    RecyclePolicy,
     RestartPolicy,
     Stage,
     Timeouts,
@@ -670,3 +671,30 @@ async def test_worker_that_says_that_none_could_work_has_no_successor() -> None:
             result.error
         )
     assert len(scripted.workers) == 2
+
+
+@virtually
+async def test_worker_whose_last_session_was_cancelled_is_replaced() -> None:
+    """Although it has not answered as many as it may be given (issue 22)."""
+    stuck = True
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        nonlocal stuck
+        if request.messages == (b"stuck",) and stuck:
+            stuck = False
+            return
+        await capitals(worker, request)
+
+    recycled = stage(
+        recycle=RecyclePolicy(max_messages=2, variance=0), timeout=Timeouts(message=5)
+    )
+    with anyio.fail_after(60):
+        async with AsyncSupervisor(recycled, launch=answering(answer)) as supervisor:
+            results = await supervisor.submit([b"one", b"stuck", b"two", b"three"])
+            for _ in range(4):
+                async with supervisor.session():
+                    await anyio.sleep(1)
+            results += await supervisor.submit([b"four"])
+
+    made = [(b"ONE",), (b"STUCK",), (b"TWO",), (b"THREE",), (b"FOUR",)]
+    assert [result.outputs for result in results] == made
