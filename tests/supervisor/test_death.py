@@ -327,7 +327,7 @@ async def test_answer_with_one_too_many_behind_it_does_not_count() -> None:
 async def test_grandchild_that_holds_the_pipes(own_session: str) -> None:
     """The worker is gone, so its pipes are of no use, whoever else has them."""
     with anyio.fail_after(10):
-        run = stage("has_child", "end", own_session, window=1)
+        run = stage("has_child", "end", own_session, window=1, timeout=QUICK)
         async with AsyncSupervisor(run) as supervisor:
             results = await supervisor.submit([b"one", b"end", b"lost"])
 

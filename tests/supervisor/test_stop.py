@@ -71,7 +71,9 @@ async def test_full_pipe_is_no_reason_to_fail() -> None:
 async def test_grandchildren_go_with_the_worker() -> None:
     """The process group is killed, though the worker itself ended well."""
     with anyio.fail_after(10):
-        async with AsyncSupervisor(stage("has_child", "end")) as supervisor:
+        async with AsyncSupervisor(
+            stage("has_child", "end", timeout=QUICK)
+        ) as supervisor:
             (reply,) = outputs(await supervisor.submit([b"one"]))
             child = int(reply[1])
             assert runs(child)
