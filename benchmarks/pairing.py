@@ -23,7 +23,7 @@ from benchmarks.spark import frame, session
 from etlstage import AsyncSupervisor, Stage
 from etlstage.messages import Run
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.spark.task.task import Task
+from etlstage.spark.task.transform import Task
 
 Timed = Callable[[Stage], Awaitable[float]]
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from etlstage.config.presence import Look
     from etlstage.spark import Session
     from etlstage.spark.engine.stage_job import Origin
-    from etlstage.spark.ship.plan import Shipment
+    from etlstage.spark.ship.artifact import Shipment
     from etlstage.spark.sink import SparkSink
 
 __all__ = (
@@ -132,7 +132,7 @@ class Site:
 
     def shipment(self) -> Shipment:
         """Return what the file says that executors need."""
-        from etlstage.spark.ship.plan import Shipment
+        from etlstage.spark.ship.artifact import Shipment
 
         keys = self.pipeline.spark
         return Shipment(self.folder, files=keys.files, archives=keys.archives)

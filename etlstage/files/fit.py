@@ -47,6 +47,7 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?"
 )
+_ZONE: Final = re.compile(r":\d\d(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$")
 _DIGITS: Final = 38  # of a decimal, at most
 _BLOCK: Final = 1 << 20
 _MOST: Final = (1 << 31) - 1  # bytes that Arrow reads as one block
@@ -112,6 +113,8 @@ class Fitting:
             ``NULL``: ``dead_letter``, or ``null``, as if it had null there.
         extra: What becomes of one with a field that is no column: ``dead_letter``, or
             ``ignore``.
+        strict: Whether a time must have its zone, and one of the type without zones
+            none; why a message does not fit says more then than Spark can.
 
     Attributes:
         schema: Of the rows.
@@ -123,9 +126,15 @@ class Fitting:
     """
 
     def __init__(
-        self, ddl: str | None, *, missing: str = "dead_letter", extra: str = "ignore"
+        self,
+        ddl: str | None,
+        *,
+        missing: str = "dead_letter",
+        extra: str = "ignore",
+        strict: bool = False,
     ) -> None:
         self._ddl = ddl
+        self._strict = strict
         self._columns = columns_of(ddl or "value string")
         types = [arrow_type(column.type) for column in self._columns]
         names = [column.name for column in self._columns]
@@ -138,7 +147,8 @@ class Fitting:
             if missing == "dead_letter" and not column.nullable
         ]
         self._closed = extra == "dead_letter"
-        self._readers = [reader_of(column.type) for column in self._columns]
+        scalars = _STRICT if strict else _SCALARS
+        self._readers = [reader_of(column.type, scalars) for column in self._columns]
         self._quick = _quick_schema(self._columns)
 
     def rows(self, messages: pa.ChunkedArray) -> Rows:
@@ -282,7 +292,9 @@ class Fitting:
             try:
                 made[name] = read(value)
             except _Flawed:
-                made[name], fits = None, False
+                fits = False
+                if not self._strict:
+                    made[name] = None
             except _Unmade:
                 fits = False
         others = self._closed and document.keys() - set(self.schema.names)
@@ -347,16 +359,17 @@ def _is_quick(kind: Type) -> bool:
 # --- a value ------------------------------------------------------------------------
 
 
-def reader_of(kind: Type) -> Read:
+def reader_of(kind: Type, scalars: Mapping[str, Read] | None = None) -> Read:
     """Return what makes a value of this type of one of JSON."""
+    scalars = scalars or _SCALARS
     if kind.name == "array":
-        read = _inner(kind.inner[0])
+        read = _inner(kind.inner[0], scalars)
         return lambda value: [read(item) for item in _of(list, value)]
     if kind.name == "map":
-        read = _inner(kind.inner[1])
+        read = _inner(kind.inner[1], scalars)
         return lambda value: [(k, read(v)) for k, v in _of(dict, value).items()]
     if kind.name == "struct":
-        fields = [(column.name, _inner(column)) for column in kind.inner]
+        fields = [(column.name, _inner(column, scalars)) for column in kind.inner]
         return lambda value: {
             name: read(found.get(name))
             for found in [_of(dict, value)]
@@ -368,12 +381,12 @@ def reader_of(kind: Type) -> Read:
     if kind.name == "decimal":
         precision, scale = kind.sizes
         return lambda value: _decimal(value, precision, scale)
-    return _SCALARS[kind.name]
+    return scalars[kind.name]
 
 
-def _inner(column: DeclaredColumn) -> Read:
+def _inner(column: DeclaredColumn, scalars: Mapping[str, Read]) -> Read:
     """Return what reads a value within another, where null is one, too."""
-    read, nullable = reader_of(column.type), column.nullable is not False
+    read, nullable = reader_of(column.type, scalars), column.nullable is not False
 
     def within(value: Any) -> Any:  # noqa: ANN401 - any JSON
         if value is None and nullable:
@@ -473,6 +486,18 @@ def _local(value: object) -> datetime:
     raise _Unmade
 
 
+def _with_zone(value: object) -> datetime:
+    if not isinstance(value, str) or not _ZONE.search(value):
+        raise _Unmade
+    return _moment(value)
+
+
+def _without_zone(value: object) -> datetime:
+    if isinstance(value, str) and _ZONE.search(value):
+        raise _Unmade
+    return _local(value)
+
+
 def _binary(value: object) -> bytes:
     try:
         return base64.b64decode(_of(str, value), validate=True)
@@ -491,4 +516,9 @@ _SCALARS: Final[Mapping[str, Read]] = {
     "date": _day,
     "timestamp": _moment,
     "timestamp_ntz": _local,
+}
+_STRICT: Final[Mapping[str, Read]] = {
+    **_SCALARS,
+    "timestamp": _with_zone,
+    "timestamp_ntz": _without_zone,
 }

@@ -2,7 +2,7 @@
 Values of Arrow as the text that Spark writes for them, in JSON and in CSV.
 
 What can be is done for a whole column at once. Times are those of this machine's zone,
-as a Spark session has them by default, to the millisecond.
+as a Spark session has them by default, to the millisecond; or of UTC, as they are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,19 +30,32 @@ _PLAIN: Final = (1e-3, 1e7)
 """Between these Java writes a floating point number without an exponent."""
 
 
-def objects(table: pa.Table | pa.RecordBatch, *, nulls: bool = True) -> pa.Array:
+class _Style(NamedTuple):
+    """How values are written."""
+
+    nulls: bool = True
+    """Whether fields that are null are, and not left out."""
+    utc: bool = False
+    """Whether times are those of UTC, to the microsecond."""
+
+
+def objects(
+    table: pa.Table | pa.RecordBatch, *, nulls: bool = True, utc: bool = False
+) -> pa.Array:
     """
     Return each row as a JSON object, as ``to_json(struct(*))`` does.
 
     Args:
         table: The rows.
         nulls: Whether what is null is written, and not left out.
+        utc: Whether times are those of UTC, to the microsecond.
 
     """
+    style = _Style(nulls, utc)
     pieces: list[Any] = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         key = f"{_quoted(name)}:"
-        made = _fragments(_whole(column), nulls=nulls)
+        made = _fragments(_whole(column), style)
         if nulls:
             pieces += [
                 f"{',' if pieces else ''}{key}",
@@ -79,7 +92,7 @@ def plain_text(value: object, kind: pa.DataType) -> str | None:
     """Return one value as it is outside of JSON; None for null."""
     if value is None or isinstance(value, str):
         return value
-    return _text(value, kind, nulls=True).strip('"')
+    return _text(value, kind, _Style()).strip('"')
 
 
 def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -97,7 +110,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     return bool(pt.is_integer(kind) or pt.is_boolean(kind) or pt.is_date32(kind))
 
 
-def _fragments(column: pa.Array, *, nulls: bool) -> pa.Array:
+def _fragments(column: pa.Array, style: _Style) -> pa.Array:
     """Return each value in JSON, null where there is null."""
     kind = column.type
     if pt.is_string(kind):
@@ -109,7 +122,7 @@ def _fragments(column: pa.Array, *, nulls: bool) -> pa.Array:
         return made
     values = _values(column)
     return array_of(
-        [None if v is None else _text(v, kind, nulls=nulls) for v in values],
+        [None if v is None else _text(v, kind, style) for v in values],
         pa.string(),
     )
 
@@ -143,28 +156,33 @@ def _escaped(found: re.Match[str]) -> str:
     return _SHORT.get(sign) or f"\\u{ord(sign):04X}"
 
 
-def _text(value: Any, kind: pa.DataType, *, nulls: bool) -> str:  # noqa: ANN401
+def _text(value: Any, kind: pa.DataType, style: _Style) -> str:  # noqa: ANN401
     """Return a value in JSON."""
     if value is None:
         return "null"
     if pt.is_struct(kind):
         inner = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
         pairs = [
-            f"{_quoted(name)}:{_text(value[name], of, nulls=nulls)}"
+            f"{_quoted(name)}:{_text(value[name], of, style)}"
             for name, of in inner.items()
-            if nulls or value[name] is not None
+            if style.nulls or value[name] is not None
         ]
         return f"{{{','.join(pairs)}}}"
     if pt.is_map(kind):
         pairs = [
             f"{_quoted(plain_text(k, kind.key_type) or '')}"
-            f":{_text(v, kind.item_type, nulls=nulls)}"
+            f":{_text(v, kind.item_type, style)}"
             for k, v in (value.items() if isinstance(value, Mapping) else value)
         ]
         return f"{{{','.join(pairs)}}}"
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        items = (_text(item, kind.value_type, nulls=nulls) for item in value)
+        items = (_text(item, kind.value_type, style) for item in value)
         return f"[{','.join(items)}]"
+    if style.utc and isinstance(value, datetime):
+        zone = "" if value.tzinfo is None else "Z"
+        value = value if value.tzinfo is None else value.astimezone(UTC)
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return f'"{text}{zone}"'
     return _WRITTEN[type(value)](value, kind)
 
 

@@ -12,7 +12,7 @@ stdin is a socket to the host, with a line for each thing to know:
     ``-PID``  that group is dead
     ``*PID START``  a Java process, and when it was started: it ends with the host by
               itself, or is helped
-    ``>PATH`` a folder, as hexadecimal digits, that is not to outlive the host
+    ``>PATH`` a folder or file, as hexadecimal digits, that is not to outlive the host
     ``<PATH`` it is gone
     ``.``     is anybody there? answered with the same
 
@@ -23,7 +23,8 @@ as a daemon that made a session of its own. The latter also finds a worker that 
 killed so early in its start that it is neither registered nor yet has its
 parent-death signal. What has left the group *and* has cleaned its environment lives.
 
-A host that ends while no worker runs has nothing killed but Java. The folders are
+A host that ends while no worker runs has nothing killed but Java. One that is starting
+is known by what it leaves in the folder of the script that starts it. The folders are
 removed when no process is left that might write there.
 
 Between the end of the host and the kill, which follows within a millisecond or so, a
@@ -37,7 +38,10 @@ import signal
 import sys
 from time import sleep
 
-__all__ = ("Guard", "remove")
+__all__ = ("STARTED", "Guard", "remove")
+
+STARTED = "started"
+"""In a folder for Java: its pid, and the file by which PySpark waits for it."""
 
 _PAUSE = 0.05  # seconds between two looks at the process table
 _LOOKS = 20
@@ -89,9 +93,30 @@ class Guard:
     def end(self) -> None:  # pragma: no cover
         """Leave nothing of the host."""
         self.kill()
+        waited = [file for folder in self.folders if (file := self._starting(folder))]
         self._end_java()
         for folder in self.folders:
             remove(folder)
+        for file in waited:
+            _remove_parent(file)
+
+    def _starting(self, folder: str) -> str:  # pragma: no cover
+        """Get to know the Java that is starting, and return what is waited for."""
+        if not os.path.basename(folder).startswith("etlstage-java-"):
+            return ""
+        try:
+            with open(os.path.join(folder, STARTED), encoding="utf-8") as note:
+                pid, file = note.read().splitlines()
+            with open(f"/proc/{pid}/environ", "rb") as environment:
+                known = f"_PYSPARK_DRIVER_CONN_INFO_PATH={file}".encode()
+                ours = known in environment.read().split(b"\0")
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                start = stat.read().rpartition(b")")[2].split()[19]
+        except (OSError, ValueError):
+            return ""
+        if ours:  # its number may be another's by now
+            self.java.add((int(pid), int(start)))
+        return file
 
     def _end_java(self) -> None:  # pragma: no cover
         """End the Java processes; what they have started is in their sessions."""
@@ -172,14 +197,32 @@ class Guard:
             return False
 
 
+def _remove_parent(file: str) -> None:  # pragma: no cover
+    """Remove the temporary folder of a file, in which nothing else is but files."""
+    folder = os.path.dirname(file)
+    if not os.path.basename(folder).startswith("tmp"):
+        return
+    try:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    except OSError:
+        return
+
+
 def remove(folder: str) -> None:
-    """Remove a folder; in a warehouse only what is empty, for tables are the user's."""
+    """Remove it; of a warehouse only what is empty, for tables are the user's."""
     # Not before it is needed: the host does not wait for us, but the processor is shared.
     from shutil import rmtree
 
     if os.path.basename(folder).startswith("etlstage-warehouse-"):
         try:
             os.rmdir(folder)
+        except OSError:
+            return
+    if os.path.isfile(folder):
+        try:
+            os.unlink(folder)
         except OSError:
             return
     # Who was just killed may have been writing.

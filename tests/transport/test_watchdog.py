@@ -192,6 +192,29 @@ def test_java_and_folders_go_although_no_worker_runs(
     assert [folder.exists() for folder in folders] == [False, False, True]
 
 
+def test_java_that_starts_ends_too(kennel: Kennel, tmp_path: Path) -> None:
+    """It does not read yet, and what it was waited for in is removed (issue 23)."""
+    waited = tmp_path / "tmp1"
+    waited.mkdir()
+    (waited / "connection.info").touch()
+    name = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+    java = kennel.start(env={name: str(waited / "info")})
+    other = kennel.start(env={name: "/another"})
+    for folder, pid in (("a", java), ("b", other)):
+        shim = tmp_path / f"etlstage-java-{folder}"
+        shim.mkdir()
+        (shim / "started").write_text(f"{pid}\n{waited / 'info'}\n")
+        kennel.watchdog.add_folder(str(shim))
+    log = tmp_path / "spark.log"
+    log.touch()
+    kennel.watchdog.add_folder(str(log))
+    kennel.end()
+
+    assert ends(java)
+    assert runs(other)
+    assert {path.name for path in tmp_path.iterdir()} == set()
+
+
 def test_java_that_is_deaf_is_killed(
     kennel: Kennel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,8 +140,9 @@ class WorkerSinkKeys(SinkKeys):
         return LoadWorkers(
             stage_of(stage, site.folder),
             dead_letters=site.letters,
-            place=site.shipment().place,
             session=site.session(),
+            shipment=site.shipment(),
+            staging=site.pipeline.spark.staging,
         )
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:

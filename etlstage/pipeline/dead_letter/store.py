@@ -319,6 +319,8 @@ class DeadLetters:
         other = copy.copy(self)
         other._known = dict(known or {})
         other._keep, other._configs, other._shown_configs = keep, configs, {}
+        # In a task of Spark's the numbers of those that are open are of other files.
+        other._files = {}
         return other
 
     async def sync(self) -> None:

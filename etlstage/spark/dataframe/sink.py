@@ -33,8 +33,15 @@ from etlstage.spark.dataframe.database import (
     for_writers,
 )
 from etlstage.spark.dataframe.destination import Destination
-from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of, with_text
-from etlstage.spark.dataframe.schema import Contract, fitted, is_raw
+from etlstage.spark.dataframe.schema import (
+    Contract,
+    fitted,
+    is_raw,
+    judged,
+    rows_of,
+    unfit_of,
+    with_text,
+)
 from etlstage.spark.dataframe.table import EpochTable
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job

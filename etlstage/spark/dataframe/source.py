@@ -27,10 +27,10 @@ from etlstage.block import Blocks
 from etlstage.errors import BlockDamaged, EtlstageError, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.interfaces import Epochs, Source
-from etlstage.spark.dataframe.kept import KeptSpool
 from etlstage.spark.dataframe.read import messages_of, run_of
 from etlstage.spark.dataframe.spool import (
     NONCE,
+    KeptSpool,
     Spooled,
     packed,
     read_packed,

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -27,24 +25,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from etlstage.errors import ConfigError, SinkFailed
-from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.errors import ConfigError
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
 from etlstage.spark.datasource.reader import BatchReader, RefusedStream, StreamReader
-from etlstage.spark.datasource.writer import Loaded, StreamWriter, Writer
+from etlstage.spark.datasource.writer import StreamWriter, Writer
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, Stage
-from etlstage.transport.watchdog import scratch
 
-__all__ = (
-    "WorkerDataSource",
-    "bound",
-    "read_worker",
-    "register",
-    "unique_name",
-    "write_worker",
-)
+__all__ = ("WorkerDataSource", "read_worker", "register")
 
 
 def register(spark: SparkSession) -> None:
@@ -69,7 +57,7 @@ class WorkerDataSource(DataSource):
     rows then: the worker remembers nothing. See the README for the options.
     """
 
-    _bound: ClassVar[Reading | Writing | None] = None
+    _bound: ClassVar[Reading | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -102,8 +90,6 @@ class WorkerDataSource(DataSource):
         return StreamWriter(self._writing(overwrite), schema)
 
     def _reading(self) -> Reading:
-        if isinstance(self._bound, Writing):
-            raise ConfigError(f"stage {self._bound.stage.name} can't be read from")
         return self._bound or reading(self.options)
 
     def _writing(self, overwrite: bool) -> Writing:
@@ -112,61 +98,7 @@ class WorkerDataSource(DataSource):
                 "format etlstage: mode is overwrite, or complete, expected append: what"
                 " a worker has loaded it can't take back"
             )
-        if isinstance(self._bound, Reading):
-            raise ConfigError(f"stage {self._bound.stage.name} can't be written to")
-        return self._bound or writing(self.options)
-
-
-def bound(
-    stage: Stage,
-    *,
-    offsets: OffsetPolicy | None = None,
-    partitions: int | None = None,
-    report: Path | None = None,
-    letters: DeadLetters | None = None,
-    place: Callable[[Stage], Stage] = place,
-    known_as: str = "",
-) -> type[DataSource]:
-    """
-    Return a data source of ``stage`` alone, with a name of its own and no options.
-
-    Args:
-        stage: To read from if it extracts, to write to if it loads.
-        offsets: Of a cyclic stage.
-        partitions: Tasks of a read, as the option says.
-        report: File in which a write that is committed leaves its account. With it,
-            messages that fail are dead-lettered as ``stage.on_error`` says.
-        letters: Those of the run; only with a report.
-        place: Makes of the stage the one that runs in a task.
-        known_as: Its name, if it is to replace one before it: a session forgets none.
-
-    Raises:
-        ConfigError: If the stage can't be read from or written to like this.
-
-    """
-    known: Reading | Writing
-    if stage.kind is StageKind.EXTRACT:
-        known = Reading(
-            stage=stage, offsets=offsets, partitions=partitions, place=place
-        )
-    else:
-        known = Writing(stage=stage, report=report, letters=letters, place=place)
-    name = known_as or unique_name()
-
-    # Not known by a module, and so pickled with all that it is.
-    class Bound(WorkerDataSource):
-        _bound = known
-
-        @classmethod
-        def name(cls) -> str:
-            return name
-
-    return Bound
-
-
-def unique_name() -> str:
-    """Return what no other data source is called."""
-    return f"etlstage_{secrets.token_hex(8)}"
+        return writing(self.options)
 
 
 def read_worker(
@@ -185,64 +117,23 @@ def read_worker(
         stage: The stage; its workers run on the executors.
         offsets: Of a cyclic stage.
         streaming: Whether it is to be a stream, which a plain stage can't be.
-        place: As for :func:`bound`.
+        place: Makes of the stage the one that runs in a task.
 
     Raises:
         ConfigError: If the stage can't be read from like this.
 
     """
-    source = bound(stage, offsets=offsets, place=place)
-    spark.dataSource.register(source)
+    known = Reading(stage=stage, offsets=offsets, place=place)
+    name = f"etlstage_{secrets.token_hex(8)}"
+
+    # Not known by a module, and so pickled with all that it is.
+    class Bound(WorkerDataSource):
+        _bound = known
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    spark.dataSource.register(Bound)
     reader = spark.readStream if streaming else spark.read
-    return reader.format(source.name()).schema("value binary").load()
-
-
-def write_worker(
-    frame: DataFrame,
-    stage: Stage,
-    *,
-    letters: DeadLetters,
-    place: Callable[[Stage], Stage] = place,
-    known_as: str = "",
-) -> Loaded:
-    """
-    Load messages with the workers of a stage, and return their account; blocks.
-
-    Args:
-        frame: The columns ``partition`` and ``place``, which dead letters keep, and
-            the message, a string, or binary.
-        stage: Of kind load; its workers run on the executors.
-        letters: Those of the run. They are not stored yet.
-        place: As for :func:`bound`.
-        known_as: As for :func:`bound`.
-
-    Raises:
-        SinkFailed: If Spark's driver is on a machine where we can't see what it writes.
-
-    """
-    with scratch("load") as folder:
-        _check_seen(folder, frame.sparkSession, stage.name)
-        report = folder / "report"
-        sink = bound(
-            stage, report=report, letters=letters, place=place, known_as=known_as
-        )
-        spark = frame.sparkSession
-        spark.dataSource.register(sink)
-        # A write looks for its format in the session that is active in this thread
-        # (4.3: the one it belongs to is not asked), and this makes it so.
-        spark.createDataFrame([], "value binary")
-        frame.write.format(sink.name()).mode("append").save()
-        return Loaded.read(report)
-
-
-def _check_seen(folder: Path, spark: SparkSession, stage: str) -> None:
-    """Assert that Spark's driver sees a folder of ours: it leaves the account there."""
-    try:
-        _ = spark.read.format("binaryFile").load(folder.as_uri()).schema
-    except AnalysisException as error:
-        raise SinkFailed(
-            f"stage {stage}: the Spark Connect server does not see {folder}, in which it"
-            " would leave the account of what is loaded: run a server on this machine,"
-            " or set TMPDIR to a folder that both see",
-            stage=stage,
-        ) from error
+    return reader.format(name).schema("value binary").load()

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Final, Literal
 
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.protocol.base import Shape
 from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.settings.definition import (
@@ -100,12 +99,6 @@ class Writing:
     """Program that makes a write final."""
     abort: tuple[str, ...] = ()
     """Program that undoes a write."""
-    report: Path | None = None
-    """File for the account of a write."""
-    letters: DeadLetters | None = None
-    """Those of the run; only with a report."""
-    place: Callable[[Stage], Stage] = place
-    """Makes of the stage the one that runs in a task."""
 
     @property
     def staged(self) -> bool:
@@ -117,6 +110,11 @@ class Writing:
             raise ConfigError(
                 f"stage {self.stage.name} is of kind {self.stage.kind.value},"
                 " expected load: it is to be written to"
+            )
+        if self.stage.dialect.shape is Shape.COMMITTED:
+            raise ConfigError(
+                f"dialect {self.stage.dialect.name} commits when it likes: Spark has no"
+                " position that its worker could commit"
             )
         if self.path is not None and (self.commit or self.abort):
             raise ConfigError(
@@ -136,6 +134,21 @@ class _Shared(Kind):
             raise unexpected(wanted, value)
         # Where tasks run is not where the driver runs.
         return Path("/" + rest.lstrip("/")) if colon else Path(value).absolute()
+
+
+class _Named(Kind):
+    """What a worker speaks: its name, or an object with that and its settings."""
+
+    def read(self, value: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401
+        """Return the name, and the settings."""
+        settings = {"name": value}
+        if str(value).lstrip()[:1] == "{":
+            try:
+                settings = json.loads(value)
+            except ValueError:
+                wanted = 'a name, or a JSON object such as {"name": "cocaine"}'
+                raise unexpected(wanted, value) from None
+        return str(settings.pop("name", DEFAULT)), settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,10 +222,15 @@ def writing(options: Mapping[str, str]) -> Writing:
 def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
     if "command" not in given:
         raise _refusal("option command is missing: the program of the worker")
-    section = dialect_class(DEFAULT).section(kind)
+    named, settings = given.pop("dialect", (DEFAULT, {}))
     spoken = {
         key: given.pop(name) for name, key in _spoken(kind).items() if name in given
     }
+    if spoken and named != DEFAULT:
+        raise _refusal(
+            f"option {next(iter(spoken))} is of dialect {DEFAULT}: what {named} knows is"
+            f' an object, as in {{"name": "{named}", ...}}'
+        )
     values: dict[str, Any] = {"name": kind.value, "kind": kind}
     for name, value in given.items():
         group, _, key = name.rpartition(".")
@@ -222,7 +240,12 @@ def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
             values[name] = value
     batches = "batch" in values or any(map(_in_batch, spoken))
     try:
-        dialect = section.read(spoken).fitted(batches=batches, heartbeat=None)
+        section = dialect_class(named).section(kind)
+        heartbeat = values.get("timeout", {}).get("heartbeat")
+        found = section.read({**spoken, **settings})
+        dialect = found.fitted(batches=batches, heartbeat=heartbeat)
+    except ConfigError as error:
+        raise _refusal(f"option dialect: {error}") from None
     except Invalid as error:
         raise _refusal("; ".join(problem.say() for problem in error.problems)) from None
     program = {key: values.pop(key) for key in _PROGRAM if key in values}
@@ -330,6 +353,7 @@ def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
                 found |= {f"{name}.{key}": one for key, one in inner.keys.items()}
     keys = dialect_class(DEFAULT).section(kind).keys
     found |= {name: keys[key] for name, key in _spoken(kind).items()}
+    found["dialect"] = Setting("dialect", _Named(), doc="What the worker speaks.")
     # In the order in which a user thinks of them.
     offsets = _OFFSETS if own is _Read else {}
     return {"command": found.pop("command"), **found, **offsets, **settings_of(own)}

@@ -1,41 +1,276 @@
 """
 Reads of ``format("etlstage")``: once, and as a stream.
 
-The driver decides who extracts what, and each task runs a worker of its own.
+The driver decides who extracts what, and each task runs a worker of its own. Spark
+calls from threads of its own, and each call must come to an end by itself; the
+supervisor has an event loop in a thread beside, see ``task/portal.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Final, cast
+from functools import partial
+from typing import Final, NamedTuple, Self, cast
 
 import pyarrow as pa
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     InputPartition,
 )
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
-from etlstage.errors import ConfigError
-from etlstage.pipeline.offsets import fell_back
-from etlstage.spark.datasource.extraction import (
-    Offsets,
-    Range,
-    RowBuilder,
-    extracted,
-    ranges,
-)
+from etlstage.columns import strings_of
+from etlstage.errors import ConfigError, EtlstageError, RepliesDoubtful, SourceFailed
+from etlstage.messages import Run, cost_of, size_of
+from etlstage.pipeline.offsets import ask_offset, fell_back, steps
+from etlstage.spark.dataframe.schema import is_raw
+from etlstage.spark.datasource.documents import fitting_of
 from etlstage.spark.datasource.options import Reading
+from etlstage.spark.task.portal import Bridge, bridged
+from etlstage.spark.task.rows import RowBuilder, binary_of
+from etlstage.stage import OffsetPolicy, Stage
+from etlstage.supervisor import AsyncSupervisor
 
-__all__ = ("BatchReader", "RefusedStream", "StreamReader")
+__all__ = (
+    "BatchReader",
+    "Fitted",
+    "Offsets",
+    "Range",
+    "RefusedStream",
+    "StreamReader",
+    "extracted",
+    "ranges",
+)
+
+_TASKS: Final = 10_000
+
+
+class Range(NamedTuple):
+    """What one task extracts."""
+
+    number: int
+    """Of the task, from zero."""
+    of: int
+    """How many tasks there are."""
+    start: int | None = None
+    """First offset; None for a plain stage."""
+    end: int | None = None
+    """Behind the last."""
+
+
+def ranges(
+    stage: str, start: int, end: int, step: int, partitions: int | None
+) -> list[Range]:
+    """
+    Return the ranges of the tasks that extract from ``start`` up to ``end``.
+
+    The same arguments always give the same ranges: a failed batch is cut as before.
+
+    Args:
+        stage: Its name, for errors.
+        start: First offset.
+        end: Behind the last.
+        step: How far one request reaches.
+        partitions: How many ranges to cut it into, evenly, as far as there are
+            offsets; None: one for each step.
+
+    Raises:
+        ConfigError: If that is more than anybody can mean.
+
+    """
+    total = max(end - start, 0)
+    count = -(-total // step) if partitions is None else min(partitions, total)
+    if count > _TASKS:
+        raise ConfigError(
+            f"stage {stage}: offsets {start} to {end} make {count} tasks, expected no"
+            f" more than {_TASKS}: raise step, give partitions, or for a stream"
+            " max_per_batch"
+        )
+    if partitions is None:
+        cuts = [min(start + i * step, end) for i in range(count + 1)]
+    else:
+        cuts = [start + total * i // count for i in range(count + 1)] if count else []
+    return [Range(i, count, cuts[i], cuts[i + 1]) for i in range(count)]
+
+
+def extracted(
+    stage: Stage, part: Range, policy: OffsetPolicy | None
+) -> Generator[Run, None, None]:
+    """
+    Yield what workers of ``stage`` extract as ``part``, a run at a time.
+
+    Raises:
+        SourceFailed: If a round fails; what was yielded before is a part of it.
+
+    """
+    rounds: Iterable[tuple[int, int] | None] = [None]
+    if policy is not None:
+        assert part.start is not None
+        assert part.end is not None
+        if part.start == part.end:
+            return
+        rounds = steps(part.start, part.end, policy.step)
+    template = policy.template if policy is not None else None
+    with bridged(partial(_extract, stage, rounds, template)) as bridge:
+        try:
+            yield from bridge.cross(())
+        except EtlstageError as error:
+            raise SourceFailed(f"{error} ({_which(part)})", stage=stage.name) from error
+
+
+def _which(part: Range) -> str:
+    if part.start is None:
+        return f"partition {part.number} of {part.of}"
+    return f"offsets {part.start} to {part.end}, partition {part.number}"
+
+
+async def _extract(
+    stage: Stage,
+    rounds: Iterable[tuple[int, int] | None],
+    template: str | None,
+    bridge: Bridge[Run],
+) -> None:
+    async with AsyncSupervisor(stage) as supervisor:
+        for bounds in rounds:
+            start, end = bounds or (None, None)
+            async for run in supervisor.extract_runs(
+                start=start, end=end, template=template
+            ):
+                await bridge.put(run, cost_of(run))
+    if supervisor.doubtful:
+        raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
+
+
+class Offsets:
+    """
+    Asks a worker for offsets; it lives from the first question until :meth:`close`.
+
+    A query without new data asks again every few milliseconds.
+
+    Args:
+        stage: A cyclic stage.
+
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._supervisor: AsyncSupervisor | None = None
+
+    def __enter__(self) -> Self:
+        """Start nothing yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the worker."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop the worker, if it was ever asked."""
+        self._portal = self._supervisor = None
+        self._stack.close()
+
+    def known(self, offset: int | str) -> int:
+        """
+        Return ``offset``, or the one that the worker calls ``initial`` or ``latest``.
+
+        Raises:
+            SourceFailed: If it does not answer with one whole number.
+
+        """
+        if isinstance(offset, int):
+            return offset
+        if self._portal is None or self._supervisor is None:
+            portal = self._stack.enter_context(start_blocking_portal())
+            self._supervisor = self._stack.enter_context(
+                portal.wrap_async_context_manager(AsyncSupervisor(self._stage))
+            )
+            self._portal = portal
+        return self._portal.call(ask_offset, self._supervisor, offset)
+
+
+class Fitted:
+    """
+    Makes rows of a schema out of messages.
+
+    Args:
+        stage: Name of the stage, for errors.
+        schema: Of the rows. One column ``value``, a string, or one binary column
+            takes messages as they are; else they are JSON objects.
+
+    Raises:
+        ConfigError: If a column can't be read from JSON.
+
+    """
+
+    def __init__(self, stage: str, schema: StructType) -> None:
+        self._stage = stage
+        self._schema = schema
+        plain = is_raw(schema) or (
+            schema.names == ["value"] and isinstance(schema[0].dataType, StringType)
+        )
+        self._fitting = None if plain else fitting_of(schema)
+
+    def batches(self, runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the rows that messages are.
+
+        Raises:
+            SourceFailed: If a message is no text, or does not fit the schema.
+
+        """
+        rows, made = RowBuilder(["message"]), 0
+        for run in runs:
+            for batch in rows.add([binary_of(run)], size_of(run)):
+                yield self._batch(batch.column(0), made)
+                made += batch.num_rows
+        for batch in rows.rest():
+            yield self._batch(batch.column(0), made)
+
+    def _batch(self, messages: pa.BinaryArray, made: int) -> pa.RecordBatch:
+        # Spark compares; nullability is a part of it.
+        target = to_arrow_schema(self._schema, timezone="UTC")
+        if self._fitting is None:
+            binary = pa.types.is_binary(target[0].type)
+            values = messages if binary else strings_of(messages)
+            if values.null_count:
+                place = values.to_pylist().index(None)
+                why = "it is not UTF-8: read it with values=binary"
+                raise self._failed(made + place, why)
+            return pa.RecordBatch.from_arrays(
+                [values.cast(target[0].type)], schema=target
+            )
+        found = self._fitting.rows(pa.chunked_array([messages]))
+        if found.unfit:
+            place, _, why = found.unfit[0]
+            raise self._failed(made + place, why)
+        columns = [
+            pa.concat_arrays(column.chunks)
+            if column.type == kind
+            # Names and nullability within it are others.
+            else pa.array(column.to_pylist(), kind)
+            for column, kind in zip(found.table.columns, target.types, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=target)
+
+    def _failed(self, place: int, why: str) -> SourceFailed:
+        return SourceFailed(
+            f"stage {self._stage}: message {place + 1} of a partition does not fit the"
+            f" schema {self._schema.simpleString()}: {why}",
+            stage=self._stage,
+        )
+
 
 _OFFSET: Final = "offset"
 
@@ -51,7 +286,7 @@ class BatchReader(DataSourceReader):
     """
 
     def __init__(self, reading: Reading, schema: StructType) -> None:
-        RowBuilder(reading.stage.name, schema)  # refuses a schema now and not in a task
+        Fitted(reading.stage.name, schema)  # refuses a schema now and not in a task
         self._reading = reading
         self._schema = schema
 
@@ -91,7 +326,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"stage {reading.stage.name} is of mode plain, expected cyclic: a stream"
                 " is read by offsets"
             )
-        RowBuilder(reading.stage.name, schema)
+        Fitted(reading.stage.name, schema)
         self._reading = reading
         self._policy = reading.offsets
         self._schema = schema
@@ -209,9 +444,6 @@ def _rows(
     stage = replace(
         stage, worker=replace(stage.program, env=about | dict(stage.program.env))
     )
-    rows = RowBuilder(stage.name, schema)
     # Closed here and not when it is collected: its worker is to be gone.
     with closing(extracted(stage, part, reading.offsets)) as runs:
-        for run in runs:
-            yield from rows.add(run)
-    yield from rows.rest()
+        yield from Fitted(stage.name, schema).batches(runs)

@@ -4,18 +4,28 @@ Writes of ``format("etlstage")``: rows into load workers, one for each attempt.
 What Spark promises is little: a task may run twice, also at the same time, and of the
 attempts that ended well one for each partition is named in a commit, which may come
 again for the same batch of a stream. So what an attempt does must not be final before
-the commit: it stages. How files are staged is in ``commit.py``.
+the commit. A write is one epoch, and so is each batch of a stream; it is committed as
+those of the engines are. Files are written aside, a folder for each attempt; those of
+the attempts that count are sealed, and moved to where they are read behind the record,
+see ``delivery/place.py``. What is no file is made final by a program of the user's.
+
+Of a write the record is Spark's own commit. A batch may be committed twice, when the
+driver dies between our commit and Spark's note of it: so its number is stored.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
+import os
 import secrets
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
 import anyio
 import pyarrow as pa
@@ -25,17 +35,51 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
-from etlstage.errors import EtlstageError, SinkFailed
-from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.worker_sink import tell
-from etlstage.spark.datasource.attempt import Feed, WrittenPart
-from etlstage.spark.datasource.commit import AttemptFiles
+from etlstage.errors import EtlstageError, RepliesDoubtful, SinkFailed, StageFailed
+from etlstage.files.text import objects
+from etlstage.messages import Run
+from etlstage.pipeline.delivery.place import EpochFiles
+from etlstage.pipeline.delivery.position import PositionFile
+from etlstage.pipeline.ledger import Account
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.worker_sink import WorkerSink, check_ends, tell
+from etlstage.spark.dataframe.read import column_of
+from etlstage.spark.datasource.documents import check_written
 from etlstage.spark.datasource.options import Writing
-from etlstage.stage import RestartPolicy
+from etlstage.spark.ship.artifact import place
+from etlstage.spark.task.chain import Given, in_attempt, message_of_partition
+from etlstage.spark.task.portal import Bridge, bridged
+from etlstage.stage import RestartPolicy, Stage
 
-__all__ = ("Loaded", "StreamWriter", "Writer")
+__all__ = ("EpochOfWrite", "Staged", "StreamWriter", "Writer")
+
+_RECORDS: Final = Path("_etlstage", "streams")
+"""Where the last batch of each query is stored; Spark's readers look into no such."""
+
+
+class EpochOfWrite(NamedTuple):
+    """What one commit covers."""
+
+    load: str
+    """A write, or all batches of a query."""
+    number: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.load}-{self.number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenPart(WriterCommitMessage):
+    """What an attempt that ended well has done."""
+
+    epoch: EpochOfWrite
+    partition: int
+    attempt: str
+    """What tells the attempt from all others."""
+    messages: int
+    """How many its workers were given."""
 
 
 class Writer(DataSourceArrowWriter):
@@ -43,13 +87,9 @@ class Writer(DataSourceArrowWriter):
     Writes a DataFrame: all of it, or, if the write fails, none.
 
     That holds for files in the folder that ``ETLSTAGE_STAGING`` names, where the
-    worker leaves them: of each partition those of one attempt are moved into ``path``
-    when all have ended well, and all are removed if not. A driver that dies in the
-    middle of that may leave some in place.
-
-    It holds as well for other effects if the worker only prepares them under what
-    ``ETLSTAGE_ATTEMPT`` says, ``commit`` makes those final that it is told, and
-    ``abort`` undoes them; both may be told twice.
+    worker leaves them. It holds as well for other effects if the worker only prepares
+    them under what ``ETLSTAGE_ATTEMPT`` says, ``commit`` makes those final that it is
+    told, and ``abort`` undoes them; both may be told twice.
 
     Without ``path`` and ``commit`` rows are loaded at least once: those of an attempt
     that failed, or that ran beside another, stay loaded.
@@ -64,28 +104,28 @@ class Writer(DataSourceArrowWriter):
     """
 
     def __init__(self, writing: Writing, schema: StructType) -> None:
-        self._feed = Feed(writing, schema)
+        self._feed = _Feed(writing, schema)
         self._writing = writing
-        self._write = secrets.token_hex(8)
+        self._epoch = EpochOfWrite(secrets.token_hex(8))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
         """Pass the rows of a partition through a worker of this attempt."""
-        return self._feed.attempt(iterator, self._write, None)
+        return self._feed.attempt(iterator, self._epoch, None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make final what the attempts have staged."""
         written = _ended_well(messages)
         if self._writing.path is not None:
-            staging = AttemptFiles(self._writing.path, self._write)
-            staging.publish([(one.partition, one.attempt) for one in written])
+            staged = Staged(self._writing.path, self._epoch)
+            staged.seal(_counted(written))
+            staged.move()
         _tell(self._writing, self._writing.commit, [_told(one) for one in written])
-        _report(self._writing, written)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Undo what attempts have done, also those that failed."""
         if self._writing.path is not None:
-            AttemptFiles(self._writing.path, self._write).undo()
-        told = _told_all(messages, {"write": self._write, "batch": None})
+            Staged(self._writing.path, self._epoch).undo(done=0)
+        told = _told_all(messages, {"epoch": str(self._epoch), "batch": None})
         _tell(self._writing, self._writing.abort, told)
 
 
@@ -93,11 +133,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """
     Writes the batches of a stream, each all or not at all, and once.
 
-    As for :class:`Writer`, and a batch that comes again, after a crash between its
-    commit and Spark's note of it, is not moved into ``path`` again; where the crash
-    was in the middle of the commit, what had been moved is replaced. ``commit`` is
-    told such a batch twice, by the same ``write``: it must look whether it has seen
-    it. Without ``path`` and ``commit``, at least once.
+    As for :class:`Writer`, and a batch that comes again is not moved into ``path``
+    again. ``commit`` is told such a batch twice, by the same ``epoch``: it must look
+    whether it has seen it. Without ``path`` and ``commit``, at least once.
 
     Args:
         writing: What to write to.
@@ -106,7 +144,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, writing: Writing, schema: StructType) -> None:
-        self._feed = Feed(writing, schema)
+        self._feed = _Feed(writing, schema)
         self._writing = writing
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
@@ -115,8 +153,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         assert task is not None
         # Neither the batch nor the query is told in any other way.
         batch = int(task.getLocalProperty("streaming.sql.batchId") or 0)
-        query = task.getLocalProperty("sql.streaming.queryId")
-        return self._feed.attempt(iterator, f"{query}-{batch}", batch)
+        query = str(task.getLocalProperty("sql.streaming.queryId"))
+        return self._feed.attempt(iterator, EpochOfWrite(query, batch + 1), batch)
 
     def commit(
         self,
@@ -126,15 +164,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Make final what the attempts of a batch have staged."""
         written = _ended_well(messages)
         if self._writing.path is not None and written:
-            write = written[0].write
-            AttemptFiles(self._writing.path, write).publish_once(
-                [(one.partition, one.attempt) for one in written],
-                write.removesuffix(f"-{batchId}"),
-                batchId,
-            )
+            Staged(self._writing.path, written[0].epoch).commit_once(_counted(written))
         told = [_told(one) | {"batch": batchId} for one in written]
         _tell(self._writing, self._writing.commit, told)
-        _report(self._writing, written)
 
     def abort(
         self,
@@ -142,24 +174,112 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batchId: int,  # noqa: N803 - Spark's name
     ) -> None:
         """Remove what attempts of a batch have staged; it will come again."""
-        known = [one for one in messages if isinstance(one, WrittenPart)]
+        known = _ended_well(messages)
         if self._writing.path is not None and known:
-            write = known[0].write
-            query = write.removesuffix(f"-{batchId}")
-            AttemptFiles(self._writing.path, write).undo_once(query, batchId)
-        about = {"write": known[0].write if known else None, "batch": batchId}
-        told = _told_all(messages, about)
+            staged = Staged(self._writing.path, known[0].epoch)
+            staged.undo(done=staged.done)
+        epoch = str(known[0].epoch) if known else None
+        told = _told_all(messages, {"epoch": epoch, "batch": batchId})
         _tell(self._writing, self._writing.abort, told)
+
+
+# --- files ----------------------------------------------------------------------------
+
+
+class Staged:
+    """
+    The files of one epoch, in a folder for each attempt until they are sealed.
+
+    Args:
+        path: The folder that is written to.
+        epoch: The epoch.
+
+    """
+
+    def __init__(self, path: Path, epoch: EpochOfWrite) -> None:
+        self._attempts = EpochFiles(path, epoch.load).aside(epoch.number)
+        # Not beside the attempts: a commit that was cut off may have left some there.
+        self._files = EpochFiles(path, epoch.load, start=1)
+        self._number = epoch.number
+        self._record = PositionFile(path / _RECORDS, epoch.load)
+
+    @contextmanager
+    def attempt(self, name: str) -> Iterator[Path]:
+        """Give a new folder for an attempt; it is removed if that fails."""
+        folder = self._attempts / name
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def seal(self, attempts: Sequence[tuple[int, str]]) -> None:
+        """
+        Make the files of attempts durable, and remove those of all others.
+
+        Args:
+            attempts: Of each partition the one that counts.
+
+        """
+        aside = self._files.aside(self._number)
+        shutil.rmtree(aside, ignore_errors=True)
+        for partition, attempt in attempts:
+            folder = self._attempts / attempt
+            for at, _, names in os.walk(folder):
+                for name in names:
+                    new = aside / Path(at).relative_to(folder)
+                    new.mkdir(parents=True, exist_ok=True)
+                    Path(at, name).rename(new / f"{partition:05}-{name}")
+        self._files.seal(self._number, always=False, check=_alone)
+        shutil.rmtree(self._attempts, ignore_errors=True)
+
+    def move(self) -> None:
+        """Move what is sealed to where it is read; it may be done again."""
+        self._files.move(self._number, replaces=False, check=_alone)
+
+    def commit_once(self, attempts: Sequence[tuple[int, str]]) -> None:
+        """Seal, record and move; what is recorded is only moved, as far as it was not."""
+        if self._number > self.done:
+            self.seal(attempts)
+            self._record.store({"batch": self._number - 1})
+        else:
+            shutil.rmtree(self._attempts, ignore_errors=True)
+        self.move()
+
+    @property
+    def done(self) -> int:
+        """The last epoch that is recorded."""
+        match self._record.load():
+            case {"batch": int(last)}:
+                return last + 1
+        return 0
+
+    def undo(self, *, done: int) -> None:
+        """Remove what is behind the last epoch that counts, and move what is not."""
+        for number in self._files.sweep(done, check=_alone):
+            self._files.move(number, replaces=False, check=_alone)
+
+
+def _alone() -> None:
+    """Nobody takes over what Spark commits."""
+
+
+# --- programs -------------------------------------------------------------------------
 
 
 def _ended_well(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
     return [one for one in messages if isinstance(one, WrittenPart)]
 
 
+def _counted(written: Sequence[WrittenPart]) -> list[tuple[int, str]]:
+    return [(one.partition, one.attempt) for one in written]
+
+
 def _told(one: WrittenPart) -> dict[str, Any]:
     """Return what a program is told about an attempt that ended well."""
     return {
-        "write": one.write,
+        "epoch": str(one.epoch),
         "batch": None,
         "partition": one.partition,
         "attempt": one.attempt,
@@ -206,34 +326,117 @@ def _tell(
         ) from error
 
 
-class Loaded(NamedTuple):
-    """What became of the messages of a write."""
-
-    messages: int
-    skipped: int
-    restarts: int
-    failures: int
-    dead: list[tuple[int, DeadLetter]]
-    """Those that are dead-lettered, see :class:`WrittenPart`."""
-
-    @classmethod
-    def read(cls, report: Path) -> Loaded:
-        """Return what a write that was committed has left in its report."""
-        with report.open("rb") as file:
-            loaded: Loaded = pickle.load(file)  # noqa: S301 - our own
-        return loaded
+# --- one attempt ----------------------------------------------------------------------
 
 
-def _report(writing: Writing, written: Sequence[WrittenPart]) -> None:
-    if writing.report is None:
-        return
-    loaded = Loaded(
-        sum(one.messages for one in written),
-        sum(one.skipped for one in written),
-        sum(one.restarts for one in written),
-        sum(one.failures for one in written),
-        [letter for one in written for letter in one.dead],
+class _Feed:
+    """
+    Feeds the worker of an attempt with the rows of a partition.
+
+    Args:
+        writing: What to write to.
+        schema: Of the rows.
+
+    """
+
+    def __init__(self, writing: Writing, schema: StructType) -> None:
+        kind = schema[0].dataType if len(schema) == 1 else None
+        self._plain = isinstance(kind, StringType | BinaryType)
+        if not self._plain:
+            check_written(schema)
+        self._writing = writing
+
+    def attempt(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        epoch: EpochOfWrite,
+        batch: int | None,
+    ) -> WrittenPart:
+        """
+        Pass all rows through a worker; return when all are answered and it has ended.
+
+        Raises:
+            StageFailed: If a message was refused, or the worker lost.
+
+        """
+        task = TaskContext.get()
+        assert task is not None
+        partition = task.partitionId()
+        attempt = f"{partition}-{task.attemptNumber()}-{secrets.token_hex(4)}"
+        about = {
+            "ETLSTAGE_EPOCH": str(epoch),
+            "ETLSTAGE_PARTITION": str(partition),
+            "ETLSTAGE_ATTEMPT": attempt,
+        }
+        if batch is not None:
+            about["ETLSTAGE_BATCH"] = str(batch)
+        stage = place(self._writing.stage)
+        if self._writing.path is None:
+            account = self._load(batches, in_attempt(stage, about))
+        else:
+            with Staged(self._writing.path, epoch).attempt(attempt) as folder:
+                about["ETLSTAGE_STAGING"] = str(folder)
+                stage = _seen_from(stage, folder)
+                account = self._load(batches, in_attempt(stage, about))
+        return WrittenPart(
+            epoch=epoch, partition=partition, attempt=attempt, messages=account.received
+        )
+
+    def _load(self, batches: Iterator[pa.RecordBatch], stage: Stage) -> Account:
+        """Return the account of the messages."""
+
+        def runs() -> Iterator[Run]:
+            for batch in batches:
+                texts = batch.column(0) if self._plain else objects(batch, utc=True)
+                yield column_of(texts)
+
+        sink = _Ending if self._writing.staged else WorkerSink
+        account: Account
+        with bridged(partial(_serve, sink, stage)) as bridge:
+            (account,) = bridge.cross(runs())
+        if account.doubtful:
+            raise RepliesDoubtful(account.doubtful, stage=stage.name)
+        return account
+
+
+def _seen_from(stage: Stage, folder: Path) -> Stage:
+    """Return a stage whose command names the folder where files are staged."""
+    words = stage.program.command
+    command = tuple(word.replace("{staging}", str(folder)) for word in words)
+    return replace(stage, worker=replace(stage.program, command=command))
+
+
+async def _serve(sink: type[WorkerSink], stage: Stage, bridge: Bridge[Account]) -> None:
+    pipeline = Pipeline(
+        name=stage.name,
+        source=Given(f"stage {stage.name}", bridge.runs()),
+        sink=sink(stage),
     )
-    new = writing.report.with_name(writing.report.name + ".new")
-    new.write_bytes(pickle.dumps(loaded))
-    new.replace(writing.report)
+    report = await pipeline.run()
+    error = report.error
+    if isinstance(error, EtlstageError) and error.place is not None:
+        text = f"{error} ({message_of_partition(error.place)})"
+        raise StageFailed(text, stage=stage.name) from None
+    if error is not None:
+        raise error
+    await bridge.put(report.ledger[-1])
+
+
+class _Ending(WorkerSink):
+    """Load workers, each of which must exit with status 0 when its input has ended."""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._events = self.supervisor.events()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        with self._events as events:
+            if error is None:
+                await check_ends(self.name, events)

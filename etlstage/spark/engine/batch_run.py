@@ -26,7 +26,7 @@ from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.stage_job import Origin, StageJob
 from etlstage.spark.engine.staging import Keeper, Staging, staging_for
 from etlstage.spark.session.session import Session
-from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 from etlstage.telemetry.log import Log

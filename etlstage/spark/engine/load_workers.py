@@ -1,31 +1,31 @@
 """
 Messages into load workers on the executors, from where the tasks have staged them.
 
-The workers run within a write of the data source, which is where Spark lets a side
-effect be. A task that is retried has loaded some messages already: at least once.
+The workers run as stages do, at the end of a chain, and what became of the tasks is
+staged as theirs is. A task that is retried has loaded some messages already: at least
+once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Self
 
-import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from etlstage.errors import SinkFailed
-from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.policy import check_budget
+from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs, Output
-from etlstage.spark.datasource.datasource import unique_name, write_worker
+from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.spark.engine.stage_job import StageJob
+from etlstage.spark.engine.staging import staging_for
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
-from etlstage.spark.ship.artifact import place
+from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 
@@ -34,14 +34,14 @@ __all__ = ("LoadWorkers",)
 
 class LoadWorkers(SparkSink):
     """
-    Loads what waits in a staging folder with the workers of a stage.
+    Loads messages of a DataFrame with the workers of a stage.
 
     Args:
         stage: Of kind load; every task has workers of its own.
         dead_letters: Where messages are dead-lettered that they can't load.
-        place: Makes of the stage the one that runs in a task.
         session: That of the messages, if there is a log for errors to name.
-        known_as: What Spark calls it: the same for all batches of a stream.
+        shipment: What was sent to the executors for the stage.
+        staging: See :func:`staging_for`.
 
     """
 
@@ -50,16 +50,16 @@ class LoadWorkers(SparkSink):
         stage: Stage,
         *,
         dead_letters: DeadLetters,
-        place: Callable[[Stage], Stage] = place,
         session: Session | None = None,
-        known_as: str = "",
+        shipment: Shipment | None = None,
+        staging: str | None = None,
     ) -> None:
         super().__init__(stage.name)
         self._stage = stage
         self._letters = dead_letters
-        self._place = place
         self._session = session or Session()
-        self._known_as = known_as or unique_name()
+        self._shipment = shipment
+        self._staging = staging
         self._whole = False
 
     def __str__(self) -> str:
@@ -73,56 +73,40 @@ class LoadWorkers(SparkSink):
         return type(self)(
             self._stage,
             dead_letters=letters,
-            place=self._place,
             session=Session.of(spark),
-            known_as=self._known_as,
+            shipment=self._shipment,
+            staging=self._staging,
         )
 
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
-        """
-        Load the messages, those of a partition in order.
-
-        Args:
-            messages: As :meth:`Staging.messages` gives them.
-            starts: For each partition, the place of its first message among all.
-
-        Raises:
-            SinkFailed: If the workers can't load them.
-
-        """
-        spark = messages.sparkSession
-        stage, letters = self._stage, self._letters
+        """Load the messages, those of a partition in order."""
+        spark, log_path = messages.sparkSession, self._session.log_path
         try:
             self.account.received, ordered = await run_job(
                 spark, partial(_in_order, messages)
             )
-            loaded = await run_job(
-                spark,
-                lambda: write_worker(
-                    ordered,
-                    stage,
-                    letters=letters,
-                    place=self._place,
-                    known_as=self._known_as,
-                ),
-            )
         except Exception as error:
-            text = explain(error, self._session.log_path)
-            raise SinkFailed(text, stage=self.name) from error
-        self.account.dead = len(loaded.dead)
-        self.account.done = loaded.messages - len(loaded.dead)
-        self.account.skipped = loaded.skipped
-        self.account.restarts = loaded.restarts
-        self.account.failures = loaded.failures
+            raise SinkFailed(explain(error, log_path), stage=self.name) from error
+        staged = Account(f"what {self.name} is given", StageKind.EXTRACT)
+        loaded = Account(self.name, StageKind.LOAD)
+        job = StageJob(
+            staged.stage,
+            (),
+            Ledger([staged, loaded]),
+            self._letters,
+            shipment=self._shipment,
+            log_path=log_path,
+            load=self._stage,
+            starts=starts,
+        )
+        try:
+            with staging_for(spark, self._staging, self.name) as staging:
+                await job.fill(ordered, staging)
+                await job.settle(spark, staging)
+        finally:
+            loaded.received = 0
+            self.account.add(loaded.counts)
         self._whole = True
-        await anyio.to_thread.run_sync(self._adopt, loaded.dead, starts)
-        if loaded.dead:
-            check_budget(
-                self.account,
-                stage.on_error.budget,
-                last=loaded.dead[-1][1].error,
-                look=letters.look,
-            )
 
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
@@ -133,12 +117,6 @@ class LoadWorkers(SparkSink):
         """Return that workers have them."""
         return Output("workers", self.name)
 
-    def _adopt(
-        self, dead: Sequence[tuple[int, DeadLetter]], starts: Mapping[int, int]
-    ) -> None:
-        for partition, letter in dead:
-            self._letters.adopt(letter, place=starts[partition] + letter.place)
-
 
 def _in_order(messages: DataFrame) -> tuple[int, DataFrame]:
     """Return how many there are, and those of a partition in one task; blocks."""
@@ -147,7 +125,7 @@ def _in_order(messages: DataFrame) -> tuple[int, DataFrame]:
         sf.count("*"), sf.min("task"), sf.max("task")
     )
     counts = found.collect()
-    columns = messages.select("partition", "place", "raw")
+    columns = messages.select("raw", "partition", "place")
     # What has come from one task may be too large to be read by one.
     if any(first != last for _, _, first, last in counts):
         # Ranges are cut by a sample: with twice as many hardly two come together.

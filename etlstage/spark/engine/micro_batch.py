@@ -30,7 +30,7 @@ from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import staging_for
-from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from etlstage.spark.engine.staging import Staging
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
-from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.task.chain import Chain, TaskEnd
 from etlstage.stage import Stage
 
@@ -95,6 +95,8 @@ class StageJob:
         letters: Where they are kept.
         shipment: What was sent to the executors for the stages.
         log_path: Spark's log, for errors to name.
+        load: A stage of kind load, whose workers take what leaves the last stage.
+        starts: With load, see :class:`Chain`.
 
     """
 
@@ -107,6 +109,8 @@ class StageJob:
         *,
         shipment: Shipment | None = None,
         log_path: Path | None = None,
+        load: Stage | None = None,
+        starts: Mapping[int, int] | None = None,
     ) -> None:
         self._source = source
         self._stages = tuple(stages)
@@ -114,10 +118,21 @@ class StageJob:
         self._letters = letters
         self._shipment = shipment
         self._log_path = log_path
+        self._load = load
+        self._starts = starts
+        # What a task gives to Spark is not loaded yet: whoever loads it counts it.
+        self._accounts = list(ledger) if load is not None else list(ledger)[:-1]
 
     async def fill(self, messages: DataFrame, staging: Staging) -> None:
         """Stage what becomes of the messages; raises StageError if Spark can't."""
-        chain = Chain(self._source, self._stages, self._letters, self._shipment)
+        chain = Chain(
+            self._source,
+            self._stages,
+            self._letters,
+            self._shipment,
+            load=self._load,
+            starts=self._starts,
+        )
         spark = messages.sparkSession
         await self._run(spark, lambda: staging.fill(messages, chain))
 
@@ -193,10 +208,7 @@ class StageJob:
             for number, (received, *_) in enumerate(outcome.accounts):
                 starts[number][outcome.partition] = totals[number]
                 totals[number] += received
-            # What a task gives to Spark is not loaded yet: whoever loads it counts it.
-            for account, row in zip(
-                list(self._ledger)[:-1], outcome.accounts, strict=False
-            ):
+            for account, row in zip(self._accounts, outcome.accounts, strict=False):
                 account.add(row)
         return starts
 
@@ -210,14 +222,18 @@ class StageJob:
         file.seek(0)
         while file.tell() < end:
             for partition, letter in pickle.load(file):  # noqa: S301 - our own
-                start = starts[names.index(letter.stage)][partition]
+                start = 0  # load workers know the places of their messages
+                if self._load is None:
+                    start = starts[names.index(letter.stage)][partition]
                 self._letters.adopt(letter, place=start + letter.place)
                 last[letter.stage] = letter
         return last
 
     def _judge(self, last: dict[str, DeadLetter]) -> None:
         """Raise if too much was dead-lettered; a task knows its own part only."""
-        for stage, account in zip(self._stages, list(self._ledger)[1:], strict=False):
+        load = () if self._load is None else (self._load,)
+        stages = (*self._stages, *load)
+        for stage, account in zip(stages, self._accounts[1:], strict=True):
             if stage.name in last:
                 check_budget(
                     account,

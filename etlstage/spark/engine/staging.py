@@ -25,7 +25,7 @@ from etlstage.pipeline.delivery.delivery import unusable
 from etlstage.pipeline.delivery.folder import sync_all
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.settings.units import local_path
-from etlstage.spark.dataframe.fit import with_text
+from etlstage.spark.dataframe.schema import with_text
 from etlstage.spark.errors import explain
 from etlstage.spark.task.chain import ROWS, Chain, TaskEnd
 from etlstage.telemetry.log import Log

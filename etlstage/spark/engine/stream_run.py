@@ -29,7 +29,7 @@ from etlstage.spark.engine.micro_batch import STOPPED, Batches
 from etlstage.spark.engine.stage_job import Origin
 from etlstage.spark.errors import text_of
 from etlstage.spark.session.session import Session
-from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 

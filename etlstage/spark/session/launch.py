@@ -12,7 +12,9 @@ such module: Spark's launcher adds it always, and the JVM would not start.
 
 The JVM gets a session of its own, where there is the program ``setsid``: a signal to
 our process group, as a terminal or ``timeout`` sends it, is for us, and Spark is needed
-to end in good order. It ends with us, for it reads its stdin.
+to end in good order. It ends with us, for it reads its stdin; but that only once it
+has started. So the script leaves in the shim what the watchdog needs to end it before:
+its pid, and the file by which PySpark waits for it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from etlstage.spark.session.java import VECTOR_MODULE, Java
+from etlstage.transport.guard import STARTED
 from etlstage.transport.watchdog import discard_scratch, make_scratch
 
 __all__ = ("launching", "write_java")
@@ -36,10 +39,13 @@ __all__ = ("launching", "write_java")
 # launcher saw it.  Only the second may write anything but that command line.
 _SHIM: Final = """\
 #!/bin/sh
+printf '%s\n%s\n' "$$" "$_PYSPARK_DRIVER_CONN_INFO_PATH" >{started} || exit 1
 {drop}case " $* " in
   *" org.apache.spark.launcher.Main "*) exec {java} "$@" 2>>{log} ;;
 esac
 {home}
+# Who was killed before has a watchdog that has not seen it.
+[ "$PPID" = {parent} ] || exit 1
 exec {apart}{java} "$@" >>{log} 2>&1
 """
 
@@ -110,6 +116,8 @@ def _write_shim(directory: Path, java: Java, log_path: Path) -> None:
         apart=_apart(),
         java=shlex.quote(str(java.executable)),
         log=shlex.quote(str(log_path)),
+        started=shlex.quote(str(directory / STARTED)),
+        parent=os.getpid(),
         home="unset JAVA_HOME" if not home else f"JAVA_HOME={shlex.quote(home)}",
     )
     _write(directory, script)

@@ -17,6 +17,8 @@ from typing import Final
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 
+from etlstage.transport.watchdog import WATCHDOG
+
 __all__ = ("divert", "jvm_log", "keep")
 
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
@@ -45,6 +47,7 @@ def keep(path: Path | None) -> None:
     """Leave ``path`` in place at the end of the process: an error names it."""
     if path is not None:
         _kept.add(path)
+        WATCHDOG.drop_folder(str(path))
 
 
 def divert(path: Path) -> None:
@@ -68,6 +71,7 @@ def _unheard(*_: object) -> None:
 def _temporary() -> Path:
     descriptor, name = tempfile.mkstemp(prefix="etlstage-spark-", suffix=".log")
     os.close(descriptor)
+    WATCHDOG.add_folder(name)  # should we be killed
     path = Path(name)
     atexit.register(_discard, path)
     return path

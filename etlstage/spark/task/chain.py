@@ -1,8 +1,8 @@
 """
-All transform stages of a pipeline in one task, for one partition of its input.
+All transform stages of a pipeline in one task, or its load workers.
 
 Inside, it is a pipeline as any other: its source is what Spark gives, its sink is what
-Spark gets. Beside the messages that leave the last stage there are notes: a dead letter
+Spark gets, or the workers. Beside the messages that leave the last stage there are notes: a dead letter
 each, and at the end what became of the task, with the error that ended it, if any. So
 all that a task has to say is in its rows, and what Spark makes of the rows of a task
 that failed, or ran twice, holds for that too: they count once.
@@ -11,7 +11,16 @@ that failed, or ran twice, holds for that too: they count once.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -21,7 +30,13 @@ from pyspark import TaskContext
 
 from etlstage import errors
 from etlstage.columns import Column
-from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
+from etlstage.errors import (
+    EtlstageError,
+    SourceFailed,
+    StageError,
+    StageFailed,
+    WorkerStartFailed,
+)
 from etlstage.messages import Run, cost_of, counted, plain, size_of
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import config_of
@@ -29,30 +44,30 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.spark.dataframe.read import run_of
-from etlstage.spark.ship.artifact import place
-from etlstage.spark.ship.plan import Shipment
+from etlstage.pipeline.worker_sink import WorkerSink
+from etlstage.spark.dataframe.read import column_of, run_of
+from etlstage.spark.ship.artifact import Shipment, place
 from etlstage.spark.task.portal import Bridge, bridged
-from etlstage.stage import Stage
+from etlstage.spark.task.rows import RowBuilder, binary_of
+from etlstage.stage import ErrorBudget, Order, Stage
 
-__all__ = ("ROWS", "Chain", "Given", "TaskEnd", "message_of_partition")
+__all__ = (
+    "ROWS",
+    "Chain",
+    "Given",
+    "TaskEnd",
+    "in_attempt",
+    "message_of_partition",
+)
 
 ROWS: Final = "partition int, place long, value binary, note string"
 """What a task gives: messages, each at its place among those of its partition; dead
 letters as notes, with the number of their page for a place; and a note without a place,
 which is its outcome."""
 
-_SCHEMA: Final = pa.schema(
-    {
-        "partition": pa.int32(),
-        "place": pa.int64(),
-        "value": pa.binary(),
-        "note": pa.string(),
-    }
-)
+_NAMES: Final = ("partition", "place", "value", "note")
 _JUDGED_OF: Final = 10_000  # messages, see Pipeline
 _ROWS: Final = 100_000  # in a batch of results, about
-_BYTES: Final = 8 * 1024 * 1024
 _PAGE: Final = 1024 * 1024  # bytes of letters, about
 _TOLD: Final = ("stage", "code", "reason")  # of an error, beside its text
 
@@ -93,6 +108,10 @@ class Chain:
         stages: The stages, of kind transform.
         letters: Those of the run; what is dead-lettered here leaves in notes.
         shipment: What was sent for the stages.
+        load: A stage of kind load, whose workers take what leaves the last stage; then
+            only notes leave the task.
+        starts: With load: of each partition the place of its first message among all,
+            which dead letters are to have.
 
     """
 
@@ -102,41 +121,67 @@ class Chain:
         stages: Sequence[Stage],
         letters: DeadLetters,
         shipment: Shipment | None = None,
+        *,
+        load: Stage | None = None,
+        starts: Mapping[int, int] | None = None,
     ) -> None:
         self._source = source
         self._stages = tuple(stages)
         self._letters = letters
         self._place = place if shipment is None else shipment.place
+        self._load = load
+        self._starts = starts or {}
 
     def run(
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
-        """Yield rows for the messages in the first column, keys in the second."""
+        """
+        Yield rows for the messages in the first column.
+
+        Keys are in the second, if there are any; with load workers the partition and
+        the place of each message are in the second and the third.
+        """
         task = TaskContext.get()
-        rows = _Rows(task.partitionId() if task is not None else 0)
+        rows = _Items(task.partitionId() if task is not None else 0)
         stages = [self._place(stage) for stage in self._stages]
-        with bridged(partial(self._serve, stages)) as bridge:
+        load, places = None, _Places(self._starts)
+        if self._load is not None:
+            load = self._place(self._load)
+        given = map(run_of if load is None else places.run_of, batches)
+        with bridged(partial(self._serve, stages, load, places)) as bridge:
             # It may end before its input: why, is the last note.
-            for item in bridge.cross(map(run_of, batches)):
+            for item in bridge.cross(given):
                 yield from rows.add(item)
             yield from rows.rest()
 
-    async def _serve(self, stages: Sequence[Stage], bridge: Bridge[_Item]) -> None:
+    async def _serve(
+        self,
+        stages: Sequence[Stage],
+        load: Stage | None,
+        places: _Places,
+        bridge: Bridge[_Item],
+    ) -> None:
         letters = 0
 
         async def note(letter: DeadLetter) -> None:
             nonlocal letters
             letters += 1
+            if load is not None:
+                letter = replace(letter, place=places.of(letter.place))
             text = letter.to_line().decode()
             await bridge.put(_Note(text, is_letter=True), len(text))
 
-        configs = {stage.name: config_of(stage) for stage in self._stages}
+        shown = self._stages if self._load is None else (*self._stages, self._load)
+        configs = {stage.name: config_of(stage) for stage in shown}
+        kept = self._letters.kept_by(note, configs)
         pipeline = Pipeline(
             name=self._letters.pipeline,
             source=Given(self._source, bridge.runs()),
             stages=stages,
-            sink=_Sink(bridge),
-            dead_letters=self._letters.kept_by(note, configs),
+            sink=_Sink(bridge)
+            if load is None
+            else WorkerSink(in_attempt(load), dead_letters=kept),
+            dead_letters=kept,
             judged_of=_JUDGED_OF,
         )
         report = await pipeline.run()
@@ -147,12 +192,43 @@ class Chain:
         if isinstance(error, WorkerStartFailed | StageFailed):
             # It may be this machine's fault: Spark is to try another one.
             raise type(error)(text, stage=error.stage) from None
-        outcome = json.dumps(_outcome(report, letters, conceal))
+        if (
+            load is not None
+            and isinstance(error, EtlstageError)
+            and error.place is not None
+        ):
+            text = f"{text} (message {places.of(error.place) + 1})"
+        outcome = json.dumps(_outcome(report, letters, text, conceal))
         await bridge.put(_Note(outcome, is_letter=False))
 
 
+def in_attempt(stage: Stage, about: Mapping[str, str] | None = None) -> Stage:
+    """
+    Return a load stage as its workers are to know it that have a part of the messages.
+
+    Args:
+        stage: The stage.
+        about: More variables, which those of the stage win over.
+
+    """
+    task = TaskContext.get()
+    told = dict(about or {})
+    if task is not None:
+        told.setdefault("ETLSTAGE_PARTITION", str(task.partitionId()))
+    env = told | dict(stage.program.env)
+    return replace(
+        stage,
+        worker=replace(stage.program, env=env),
+        # In the order of the input: so a message's place is that of its row.
+        order=Order.TOTAL,
+        key=None,
+        # The driver judges how many have failed.
+        on_error=replace(stage.on_error, budget=ErrorBudget(count=None, share=None)),
+    )
+
+
 def _outcome(
-    report: Report, letters: int, conceal: Callable[[str], str]
+    report: Report, letters: int, text: str, conceal: Callable[[str], str]
 ) -> dict[str, Any]:
     error = report.error
     about = {n: v for n, v in vars(error).items() if n in _TOLD} if error else {}
@@ -162,7 +238,7 @@ def _outcome(
         "error": error
         and {
             "kind": type(error).__name__,
-            "text": conceal(str(error)),
+            "text": text,
             "about": {
                 name: conceal(value) if isinstance(value, str) else value
                 for name, value in about.items()
@@ -240,47 +316,63 @@ class _Sink(Sink):
         return f"{counted(self.account.done, 'message')} given to Spark"
 
 
-class _Rows:
+class _Places:
+    """What rows say of themselves, kept as ranges: most follow one another."""
+
+    def __init__(self, starts: Mapping[int, int]) -> None:
+        self._of_partition = starts
+        self._rows = 0
+        self._starts: list[int] = []
+        self._first: list[int] = []
+
+    def run_of(self, batch: pa.RecordBatch) -> Run:
+        """Return the messages in the first column, and remember their places."""
+        partitions, places = batch.column(1), batch.column(2)
+        breaks = pc.or_(
+            pc.not_equal(pc.pairwise_diff(partitions), 0),
+            pc.not_equal(pc.pairwise_diff(places), 1),
+        )
+        for at in pc.indices_nonzero(breaks.fill_null(fill_value=True)).to_pylist():
+            start = self._of_partition[partitions[at].as_py()]
+            self._first.append(start + places[at].as_py())
+            self._starts.append(self._rows + at)
+        self._rows += len(places)
+        return column_of(batch.column(0))
+
+    def of(self, row: int) -> int:
+        """Return the place among all messages that a row said; another thread may ask."""
+        at = bisect_right(self._starts, row) - 1
+        return self._first[at] + row - self._starts[at]
+
+
+class _Items:
     """Makes batches for Spark out of messages and notes."""
 
     def __init__(self, partition: int) -> None:
-        self._partition = partition
+        self._partition = pa.scalar(partition, pa.int32())
+        self._rows = RowBuilder(_NAMES, rows=_ROWS)
         self._places = 0
-        self._values: list[pa.Array] = []
         self._page = self._page_size = 0
-        self._notes: list[_Note] = []
-        self._rows = self._size = 0
 
     def add(self, item: _Item) -> Iterator[pa.RecordBatch]:
         """Take messages or a note; yield a batch if there is enough for one."""
         if isinstance(item, _Note):
-            self._notes.append(item)
-            self._size += len(item.text)
+            texts = pa.array([item.text], pa.string())
+            place = pa.array([self._page_of(item)], pa.int64())
+            columns = [place, pa.nulls(1, pa.binary()), texts]
+            size = len(item.text)
         else:
-            run = item
-            self._values.append(
-                run.array if isinstance(run, Column) else pa.array(run, pa.binary())
-            )
-            self._size += size_of(run)
-            self._rows += len(run)
-        if self._size >= _BYTES or self._rows >= _ROWS:
-            yield from self.rest()
+            values, size = binary_of(item), size_of(item)
+            ones = pa.repeat(pa.scalar(1, pa.int64()), len(values))
+            place = pc.cumulative_sum(ones, start=self._places - 1)
+            self._places += len(values)
+            columns = [place, values, pa.nulls(len(values), pa.string())]
+        partition = pa.repeat(self._partition, len(place))
+        return self._rows.add([partition, *columns], size)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Yield what there is, if anything."""
-        values, self._values = self._values, []
-        notes, self._notes = self._notes, []
-        self._rows = self._size = 0
-        if values:
-            value = pa.concat_arrays(values)
-            ones = pa.repeat(pa.scalar(1, pa.int64()), len(value))
-            place = pc.cumulative_sum(ones, start=self._places - 1)
-            self._places += len(value)
-            yield self._batch(place, value, pa.nulls(len(value), pa.string()))
-        if notes:
-            texts = pa.array([note.text for note in notes], pa.string())
-            places = pa.array(map(self._page_of, notes), pa.int64())
-            yield self._batch(places, pa.nulls(len(notes), pa.binary()), texts)
+        return self._rows.rest()
 
     def _page_of(self, note: _Note) -> int | None:
         if not note.is_letter:
@@ -289,11 +381,3 @@ class _Rows:
             self._page, self._page_size = self._page + 1, 0
         self._page_size += len(note.text)
         return self._page
-
-    def _batch(
-        self, place: pa.Array, value: pa.Array, note: pa.Array
-    ) -> pa.RecordBatch:
-        partition = pa.repeat(pa.scalar(self._partition, pa.int32()), len(value))
-        return pa.RecordBatch.from_arrays(
-            [partition, place, value, note], schema=_SCHEMA
-        )

@@ -1,9 +1,10 @@
 """
 A stage inside Spark's executors: rows in, rows out.
 
-:func:`transform` only makes a plan. When Spark runs it, each task starts the stage's
-workers in the Python worker that serves it, supervised as anywhere else, and stops
-them when its partition ends. ``task.py`` is what runs there.
+:func:`transform` only makes a plan. When Spark runs it, each :class:`Task` starts the
+stage's workers in the Python worker that serves it, supervised as anywhere else, and
+stops them when its partition ends: the supervisor is behind a bridge, and Spark's
+thread reads what Spark gives and hands back what is ready.
 
 Spark runs a task again when it fails, may run it twice at once, and may run it ahead
 of a ``limit``: a stage is asked to transform, never to load.
@@ -11,22 +12,39 @@ of a ``limit``: a stage is asked to transform, never to load.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Final, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from etlstage.errors import ConfigError
-from etlstage.messages import StageKind
-from etlstage.spark.dataframe.read import message_column
+from etlstage.columns import Replies, strings_of
+from etlstage.errors import ConfigError, RepliesDoubtful, StageFailed, WorkerRefusal
+from etlstage.messages import AnnotatedRun, Run, StageKind
+from etlstage.pipeline.dead_letter.letter import first_clause
+from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
+from etlstage.spark.dataframe.read import column_of, message_column
 from etlstage.spark.dataframe.schema import Contract, fitted, is_raw
-from etlstage.spark.task.task import ERROR, KEPT, Task
+from etlstage.spark.ship.artifact import place
+from etlstage.spark.task.chain import Given, message_of_partition
+from etlstage.spark.task.portal import Bridge, bridged
+from etlstage.spark.task.rows import RowBuilder
 from etlstage.stage import Order, Stage
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor.exchange.exchange import Outcome
 
-__all__ = ("transform",)
+__all__ = (
+    "ERROR",
+    "KEPT",
+    "Task",
+    "transform",
+)
 
 _ERROR: Final = "error"  # the column with what went wrong, as a user sees it
 
@@ -160,3 +178,135 @@ def _columns(
     fields = [row.getField(name).alias(name) for name in names]
     why = [sf.coalesce(e, sf.when(unfit, text)).alias(_ERROR) for e in error]
     return parsed.select(*front, *fields, *why)
+
+
+KEPT: Final = "_etlstage_kept"
+"""Column with what rows keep."""
+ERROR: Final = "_etlstage_error"
+"""Column with why there is no reply, or not one that is text."""
+
+
+class Task:
+    """
+    What :meth:`DataFrame.mapInArrow` runs.
+
+    Args:
+        stage: With answers in the order of its input.
+        texts: Whether replies are text.
+        errors: Whether a message without a reply is a row that says why, and does not
+            fail the task.
+
+    """
+
+    def __init__(self, stage: Stage, *, texts: bool, errors: bool = False) -> None:
+        self._stage = stage
+        self._texts = texts
+        self._errors = errors
+
+    def run(
+        self, batches: Iterator[pa.RecordBatch]
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the replies to the messages in the first column, in order."""
+        name = self._stage.name
+        results = _Results(name, texts=self._texts, errors=self._errors)
+        with bridged(partial(_answer_all, place(self._stage))) as bridge:
+            for answer in bridge.cross(_messages(b) for b in batches if b.num_rows):
+                for part in answer.parts():
+                    yield from results.add(part)
+            yield from results.rest()
+
+
+def _messages(batch: pa.RecordBatch) -> Run:
+    """Return the messages of some rows, and beside them what the rows keep."""
+    run = column_of(batch.column(0))
+    return run if batch.num_columns == 1 else AnnotatedRun(run, kept=batch.column(1))
+
+
+def _refused(stage: str, text: str, answer: Outcome) -> StageFailed:
+    """Return the error for an answer, with the place of its messages."""
+    which = message_of_partition(answer.start, len(answer.messages))
+    return StageFailed(f"{text} ({which})", stage=stage)
+
+
+async def _answer_all(stage: Stage, bridge: Bridge[Outcome]) -> None:
+    given = Given(f"stage {stage.name}", bridge.runs())
+    async with (
+        AsyncSupervisor(stage) as supervisor,
+        aclosing(supervisor.answers(given.runs())) as answers,
+    ):
+        async for answer in answers:
+            await bridge.put(answer, answer.reply_size)
+    if supervisor.doubtful:
+        raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
+
+
+class _Results:
+    """Makes batches for Spark out of answers."""
+
+    def __init__(self, stage: str, *, texts: bool, errors: bool) -> None:
+        self._stage = stage
+        self._texts = texts
+        self._errors = errors
+        self._rows: RowBuilder | None = None  # made when it is seen what is kept
+
+    def add(self, answer: Outcome) -> Iterator[pa.RecordBatch]:
+        """
+        Take an answer; yield a batch if there is enough for one.
+
+        Raises:
+            StageFailed: If there is no answer to a message, or it is not text.
+
+        """
+        error = answer.error
+        if error is not None and not (self._errors and isinstance(error, OF_A_MESSAGE)):
+            raise _refused(self._stage, str(error), answer) from error
+        kept: pa.StructArray | None = None
+        if isinstance(answer.messages, AnnotatedRun):
+            kept = answer.messages.columns["kept"]
+        if error is not None:
+            count = len(answer.messages)
+            values = pa.nulls(count, pa.string() if self._texts else pa.binary())
+            errors = pa.array([_why(error)] * count, pa.string())
+            return self._add(values, kept, errors, 0)
+        replies = Replies.of(answer.groups)
+        values, errors = replies.values, None
+        if self._texts:
+            values = strings_of(values)
+            if values.null_count:
+                text = f"stage {self._stage}: a reply is not UTF-8"
+                if not self._errors:
+                    raise _refused(self._stage, text, answer)
+                errors = pc.if_else(values.is_null(), text, None)
+        owners = replies.owners
+        if kept is not None and owners is not None:
+            kept = kept.take(owners)
+        return self._add(values, kept, errors, answer.reply_size)
+
+    def _add(
+        self,
+        values: pa.Array,
+        kept: pa.Array | None,
+        errors: pa.Array | None,
+        size: int,
+    ) -> Iterator[pa.RecordBatch]:
+        columns = [values] if kept is None else [values, kept]
+        if self._errors:
+            none = pa.nulls(len(values), pa.string())
+            columns.append(none if errors is None else errors)
+        if self._rows is None:
+            errors_too = [ERROR] if self._errors else []
+            self._rows = RowBuilder(
+                ["value", *([] if kept is None else [KEPT]), *errors_too]
+            )
+        return self._rows.add(columns, size)
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Yield what there is, if anything."""
+        return iter(()) if self._rows is None else self._rows.rest()
+
+
+def _why(error: Exception) -> str:
+    """Return in short what went wrong with a message."""
+    if isinstance(error, WorkerRefusal):
+        return error.reason or "refused"
+    return first_clause(str(error)) or type(error).__name__

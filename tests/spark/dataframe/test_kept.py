@@ -6,8 +6,7 @@ import pytest
 
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.interfaces import Epochs
-from etlstage.spark.dataframe.kept import KeptSpool
-from etlstage.spark.dataframe.spool import Spooled
+from etlstage.spark.dataframe.spool import KeptSpool, Spooled
 
 PARTS = [Spooled(0, "0-1.arrow", 4, 0)]
 

@@ -6,8 +6,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of, with_text
-from etlstage.spark.dataframe.schema import Contract, is_raw, reason
+from etlstage.spark.dataframe.schema import (
+    Contract,
+    is_raw,
+    judged,
+    reason,
+    rows_of,
+    unfit_of,
+    with_text,
+)
 from tests.contract import DDL, FITS, NOT_NULL, UNFIT
 
 pytestmark = pytest.mark.spark

@@ -20,8 +20,7 @@ from etlstage.messages import AnnotatedRun, Position
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.spark import DataFrameSource, read_frame
 from etlstage.spark.dataframe import source as source_module
-from etlstage.spark.dataframe.kept import KeptSpool
-from etlstage.spark.dataframe.spool import Spooled
+from etlstage.spark.dataframe.spool import KeptSpool, Spooled
 
 pytestmark = pytest.mark.spark
 

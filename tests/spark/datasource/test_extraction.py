@@ -8,7 +8,7 @@ from etlstage.errors import SourceFailed
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.spark.datasource.extraction import Range, extracted
+from etlstage.spark.datasource.reader import Range, extracted
 from etlstage.stage import OffsetPolicy, Stage
 from tests.planted import AGAIN
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import ConfigError
+from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.settings.definition import section_in, settings_of
 from etlstage.spark.datasource.options import _READ, _WRITE, reading, writing
-from etlstage.stage import PoolPolicy, RestartPolicy, Stage, WorkerProgram
+from etlstage.stage import OffsetPolicy, PoolPolicy, RestartPolicy, Stage, WorkerProgram
 from tests.readme import README
 
 RUN = {"command": "./run"}
@@ -93,6 +94,37 @@ def test_offsets_are_asked_for_by_default_at_the_end_alone() -> None:
     made = reading(RUN | {"mode": "cyclic", "start": "initial", "end": "latest"})
     assert made.offsets is not None
     assert made.offsets.start == "initial"
+
+
+def test_dialect_by_its_name_or_with_its_settings() -> None:
+    """What it knows is an object; the default one's own stay options (issue 23)."""
+    assert writing(RUN | {"dialect": "cocaine"}).stage.dialect == CocaineDialect()
+    many = {"dialect": '{"name": "cocaine", "concurrency": 3}'}
+    made = reading(RUN | many | {"step": "5", "end": "9"})
+    assert made.stage.dialect == CocaineDialect(concurrency=3)
+    assert made.offsets == OffsetPolicy(by="supervisor", step=5, end=9)
+    beat = writing(RUN | {"dialect": "cocaine", "timeout.heartbeat": "5s"})
+    assert beat.stage.dialect == CocaineDialect(heartbeat=5.0)
+    plain = reading(RUN | {"dialect": '{"mode": "cyclic"}', "eop": r"\x1f"})
+    assert plain.stage.dialect == MarkerDialect(
+        mode=Mode.CYCLIC, markers=Markers(eop=b"\x1f")
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dialect": "cocain"}, "unknown dialect 'cocain' (did you mean 'cocaine'?)"),
+        ({"dialect": "{"}, "expected a name, or a JSON object such as"),
+        ({"dialect": '{"name": "cocaine", "depth": 1}'}, "unknown key"),
+        ({"dialect": "cocaine", "eop": "x"}, "option eop is of dialect marker"),
+        ({"dialect": "kcl"}, "dialect kcl commits when it likes"),
+    ],
+)
+def test_dialect_that_is_refused(options: dict[str, str], text: str) -> None:
+    """In words that name the option."""
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        writing(RUN | options)
 
 
 def test_options_of_a_write() -> None:

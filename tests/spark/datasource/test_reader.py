@@ -15,8 +15,8 @@ from etlstage.errors import ConfigError
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark import register
-from etlstage.spark.datasource.datasource import bound
-from etlstage.spark.datasource.extraction import ranges
+from etlstage.spark.datasource.datasource import read_worker
+from etlstage.spark.datasource.reader import ranges
 from etlstage.spark.errors import explain
 from etlstage.stage import OffsetPolicy
 from tests.spark.driver import Driver
@@ -119,16 +119,26 @@ def test_template_is_the_request(spark: SparkSession) -> None:
 def test_json_becomes_typed_columns(spark: SparkSession) -> None:
     """Each message is an object, what the schema does not name is dropped."""
     documents = [
-        {"id": 1, "title": "a}{b", "day": "2020-01-31", "tags": ["x"], "more": {}},
+        {
+            "id": 1,
+            "title": "a}{b",
+            "day": "2020-01-31",
+            "tags": ["x"],
+            "more": {},
+            "counts": {"a": 1},
+            "must": {"k": 5},
+        },
         {"id": 2, "in": {"n": 0.5, "at": "2020-01-31T01:00:00+01:00"}},
     ]
     program = f"worker.extract(lambda: {[json.dumps(d).encode() for d in documents]})"
     schema = "id int NOT NULL, title string, day date, tags array<string>,"
-    schema += " in struct<n: double, at: timestamp>"
+    schema += " in struct<n: double, at: timestamp>, counts map<string,int>,"
+    schema += " must struct<k: int not null>"
     frame = read(spark, schema, command=command(program))
     first, second = frame.selectExpr("*", "string(in.at) as at").collect()
     assert (first.id, first.title, first.tags) == (1, "a}{b", ["x"])
     assert (first.day, first["in"]) == (date(2020, 1, 31), None)
+    assert (first.counts, first.must.k, second.must) == ({"a": 1}, 5, None)
     assert (second.id, second.title, second["in"].n) == (2, None, 0.5)
     ids = frame.where("in.at = timestamp'2020-01-31T00:00:00Z'").select("id").collect()
     assert ids == [(2,)]
@@ -150,8 +160,8 @@ def test_read_that_makes_no_sense_is_refused_before_any_task(
     assert "(did you mean 'command'?)" in failure(
         lambda: read(spark, comand="x").collect()
     )
-    frame = failure(lambda: read(spark, "m map<string,int>", command="x").collect())
-    assert "column 'm' has map<string,int>, which can't be read from JSON" in frame
+    frame = failure(lambda: read(spark, "m map<int,int>", command="x").collect())
+    assert "column 'm' has map<int,int>, which can't be read from JSON" in frame
     many = {"command": numbers(), "mode": "cyclic", "end": 10**9, "step": 1}
     text = failure(lambda: read(spark, **many).collect())
     assert "make 1000000000 tasks, expected no more than 10000: raise step" in text
@@ -238,15 +248,12 @@ def test_stage_is_read_without_options(spark: SparkSession) -> None:
         worker=WorkerProgram(command=tuple(json.loads(numbers())), env={"LANG": "C"}),
     )
     offsets = OffsetPolicy(by="supervisor", start=1, end=8, step=2)
-    source = bound(stage, offsets=offsets, partitions=3)
-    spark.dataSource.register(source)
-    frame = spark.read.format(source.name()).load()
-    assert [int(row.value) for row in frame.collect()] == list(range(1, 8))
-    assert source.name() != bound(stage, offsets=offsets).name()
+    frame = read_worker(spark, stage, offsets=offsets)
+    assert sorted(int(row.value) for row in frame.collect()) == list(range(1, 8))
     with pytest.raises(ConfigError, match="fetch: mode cyclic and offsets don't go"):
-        bound(stage, offsets=OffsetPolicy(by="worker"))
-    with pytest.raises(ConfigError, match="of kind transform, expected load"):
-        bound(Stage(name="t", worker=("x",)))
+        read_worker(spark, stage, offsets=OffsetPolicy(by="worker"))
+    with pytest.raises(ConfigError, match="of kind transform, expected extract"):
+        read_worker(spark, Stage(name="t", worker=("x",)))
 
 
 # --- as a stream ------------------------------------------------------------------

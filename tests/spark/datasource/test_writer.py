@@ -3,20 +3,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-from etlstage import ErrorPolicy, Stage, StageKind
-from etlstage.pipeline import DeadLetters
+from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.spark import register
-from etlstage.spark.datasource.commit import AttemptFiles
-from etlstage.spark.datasource.datasource import write_worker
+from etlstage.spark.datasource.writer import EpochOfWrite, Staged
 from etlstage.spark.errors import explain
-from etlstage.stage import RestartPolicy
 from tests.spark.driver import Driver
 
 pytestmark = pytest.mark.spark
@@ -90,9 +86,7 @@ def failure(job: Callable[[], object]) -> str:
 def files(path: Path) -> list[str]:
     """Return all files under ``path``, without what is different each time."""
     found = (file for file in path.rglob("*") if file.is_file())
-    return sorted(
-        "-".join(f.name.split("-")[:2] + f.name.split("-")[3:]) for f in found
-    )
+    return sorted("-".join(file.name.split("-")[2:]) for file in found)
 
 
 def lines(path: Path) -> list[str]:
@@ -111,9 +105,8 @@ def test_files_of_all_partitions_are_in_place_after_the_commit(
     frame = texts(spark, "a", "b", "c", "d")
     for _ in range(2):
         write(frame, command=command(STAGED, tmp_path / "k")).save(str(tmp_path / "o"))
-    assert files(tmp_path / "o") == 2 * ["part-00000-rows"] + 2 * ["part-00001-rows"]
+    assert files(tmp_path / "o") == 2 * ["1-00000-rows"] + 2 * ["1-00001-rows"]
     assert lines(tmp_path / "o") == sorted("abcd" * 2)
-    assert not (tmp_path / "o" / "_etlstage").exists()
     assert spark.read.text(str(tmp_path / "o")).count() == 8
 
 
@@ -179,7 +172,7 @@ def test_programs_make_a_write_final_or_undo_it(
     found = [json.loads(line) for line in told.read_text().splitlines()]
     assert [(one["partition"], one["messages"]) for one in found] == [(0, 1), (1, 2)]
     assert {one["batch"] for one in found} == {None}
-    assert len({one["write"] for one in found}) == 1
+    assert len({one["epoch"] for one in found}) == 1
     rows = [(tmp_path / one["attempt"]).read_text() for one in found]
     assert rows == ["a\n", "b\nc\n"]
     told.unlink()
@@ -234,40 +227,7 @@ def test_attempt_that_is_killed_leaves_no_row_behind(
     )
     assert (tmp_path / "killed").exists()
     assert lines(tmp_path / "o") == ["a", "b", "c", "kill"]
-    assert not (tmp_path / "o" / "_etlstage").exists()
-
-
-def test_stage_with_a_report_keeps_whole_letters(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """With the partition and the place that the row says, and every attempt."""
-    stage = Stage(
-        name="load",
-        kind=StageKind.LOAD,
-        worker=tuple(json.loads(command(TABLE, tmp_path))),
-        restart=RestartPolicy(delay=0.01),
-        on_error=ErrorPolicy(retries=1),
-    )
-    rows = [(7, 0, "a"), (7, 1, "b"), (7, 4, "c"), (7, 5, "refuse"), (9, 2, "refuse")]
-    frame = spark.createDataFrame(rows, "partition int, place long, raw string")
-    letters = DeadLetters(tmp_path, pipeline="p", hidden={"refuse": "$SECRET"})
-    account = write_worker(frame.coalesce(1), stage, letters=letters)
-    assert account.messages == 5
-    assert [number for number, _ in account.dead] == [7, 9]
-    first, second = (letter for _, letter in account.dead)
-    assert (first.place, second.place) == (5, 2)
-    assert (first.stage, first.pipeline, first.run) == ("load", "p", letters.run)
-    assert (first.message, first.kind) == (b"refuse", "WorkerLost")
-    assert len(first.attempts) == 2
-    assert "exited with status 7" in first.attempts[0].error
-    assert first.config["name"] == "load"
-    assert "ETLSTAGE_ATTEMPT" not in first.config["worker"]["env"]
-    assert "$SECRET" in first.config["worker"]["command"][2]
-    failing = replace(stage, on_error=ErrorPolicy(retries=0, then="fail"))
-    with pytest.raises(Exception, match=r"\(message 4 of partition 0\)") as raised:
-        write_worker(frame.coalesce(1), failing, letters=letters)
-    assert "exited with status 7" in str(raised.value)
-    assert "refuse" not in str(raised.value)
+    assert not list((tmp_path / "o").glob("[._]*"))
 
 
 # --- the batches of a stream ------------------------------------------------------
@@ -298,9 +258,7 @@ def test_stream_is_loaded_batch_by_batch(spark: SparkSession, tmp_path: Path) ->
     assert lines(tmp_path / "o") == ["a", "b"]
     drain(spark, tmp_path, **options)
     assert lines(tmp_path / "o") == ["a", "b", "c", "kill"]
-    assert [file.name for file in (tmp_path / "o" / "_etlstage").iterdir()] == [
-        "streams"
-    ]
+    assert [file.name for file in (tmp_path / "o").glob("[._]*")] == ["_etlstage"]
 
 
 def test_batch_that_is_committed_twice_is_loaded_once(
@@ -321,69 +279,114 @@ def test_batch_that_is_committed_twice_is_loaded_once(
     drain(spark, tmp_path, **told_of)
     (one,) = [json.loads(line) for line in told.read_text().splitlines()]
     assert (one["batch"], one["messages"]) == (1, 1)
-    assert one["write"].endswith("-1")
+    assert one["epoch"].endswith("-2")
 
 
-def torn(path: Path) -> AttemptFiles:
-    """Return batch 7 of a query, of whose commit only a part was done."""
-    (path / "part-00000-query-6-old").write_text("before")
-    (path / "part-00000-query-7-old").write_text("torn")
-    notes = PositionFile(path / "_etlstage" / "streams", "query")
-    notes.store({"batch": 7, "whole": False})
-    return AttemptFiles(path, "query-7")
+def batch(path: Path, number: int = 7) -> Staged:
+    """Return the files of a batch of a query."""
+    return Staged(path, EpochOfWrite("query", number))
 
 
-def test_commit_that_was_torn_is_done_again(tmp_path: Path) -> None:
-    """What it had moved is replaced, though the next attempt has other files."""
-    batch = torn(tmp_path)
-    (batch.make("0-1") / "new").write_text("whole")
-    batch.publish_once([(0, "0-1")], "query", 7)
-    names = sorted(file.name for file in tmp_path.glob("part-*"))
-    assert names == ["part-00000-query-6-old", "part-00000-query-7-new"]
-    (batch.make("0-2") / "newer").write_text("whole")
-    batch.publish_once([(0, "0-2")], "query", 7)
-    assert sorted(file.name for file in tmp_path.glob("part-*")) == names
-    assert not (tmp_path / "_etlstage" / "staging").exists()
+def stage(staged: Staged, attempt: str, name: str) -> None:
+    """Leave a file, as the worker of an attempt does."""
+    with staged.attempt(attempt) as folder:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def parts(path: Path) -> list[str]:
+    """Return the names of the files that readers see."""
+    return sorted(str(file.relative_to(path)) for file in path.rglob("part-*"))
+
+
+class Died(Exception):
+    """Stands for the end of the driver."""
+
+
+@pytest.mark.parametrize("step", ["rename", "store", "move"])
+def test_commit_that_was_torn_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Wherever it was torn, the files of one attempt are there, and once."""
+    stage(batch(tmp_path, 6), "0-0", "before")
+    batch(tmp_path, 6).commit_once([(0, "0-0")])
+    torn = batch(tmp_path)
+    for name in ("old", "older"):
+        stage(torn, f"0-{name}", name)
+    with monkeypatch.context() as patch:
+
+        def dies(*_: object, **__: object) -> None:
+            raise Died
+
+        if step == "rename":
+            # One of the two files has been moved by then.
+            rename, left = Path.rename, [0]
+
+            def renamed(self: Path, target: Path) -> Path:
+                if not left:
+                    raise Died
+                left.pop()
+                return rename(self, target)
+
+            patch.setattr(Path, "rename", renamed)
+        else:
+            owner = PositionFile if step == "store" else EpochFiles
+            patch.setattr(owner, step, dies)
+        with pytest.raises(Died):
+            torn.commit_once([(0, "0-old"), (1, "0-older")])
+    assert parts(tmp_path) == ["part-query-6-00000-before"]
+    again = batch(tmp_path)
+    stage(again, "0-new", "day=1/new")
+    again.commit_once([(0, "0-new")])
+    whole = {
+        "rename": ["day=1/part-query-7-00000-new"],
+        "store": ["day=1/part-query-7-00000-new"],
+        "move": ["part-query-7-00000-old", "part-query-7-00001-older"],
+    }[step]
+    assert parts(tmp_path) == sorted(["part-query-6-00000-before", *whole])
+    again = batch(tmp_path)
+    stage(again, "0-newer", "newer")
+    again.commit_once([(0, "0-newer")])
+    assert parts(tmp_path) == sorted(["part-query-6-00000-before", *whole])
+    assert not list(tmp_path.glob(".epoch=*"))
+
+
+def test_attempts_that_do_not_count_are_removed(tmp_path: Path) -> None:
+    """Those of executors that were lost, and of speculation."""
+    staged = batch(tmp_path)
+    for attempt in ("0-0-a", "0-1-b", "1-0-c"):
+        stage(staged, attempt, attempt)
+    staged.commit_once([(0, "0-1-b"), (1, "1-0-c")])
+    assert parts(tmp_path) == ["part-query-7-00000-0-1-b", "part-query-7-00001-1-0-c"]
+    assert not list(tmp_path.glob(".epoch=*"))
 
 
 def test_what_is_committed_is_durable(tmp_path: Path, synced: list[Path]) -> None:
-    """Files, names and folders, before it is noted that they are whole (issue 14)."""
+    """Files, names and folders, before it is recorded that they are (issue 14)."""
     out = tmp_path / "new" / "out"
-    batch = AttemptFiles(out, "query-7")
-    (batch.make("0-1") / "day").mkdir()
-    staged = out / "_etlstage" / "staging" / "query-7" / "0-1" / "day" / "rows"
-    staged.write_text("whole")
-    batch.publish_once([(0, "0-1")], "query", 7)
-    (note,) = (out / "_etlstage" / "streams").iterdir()
-    noted = [n for n, path in enumerate(synced) if path == note.with_suffix(".new")]
-    before = synced[noted[0] : noted[1]]
-    places = [out / "day", out, out.parent, tmp_path]
-    assert {staged, *places} <= set(before)
-    assert all(before.index(staged) < before.index(place) for place in places)
+    staged = batch(out)
+    stage(staged, "0-1", "day/rows")
+    staged.commit_once([(0, "0-1")])
+    (record,) = (out / "_etlstage" / "streams").iterdir()
+    (recorded,) = (
+        n for n, path in enumerate(synced) if path == record.with_suffix(".new")
+    )
+    before, behind = synced[:recorded], synced[recorded:]
+    aside = out / ".epoch=query-7.1"
+    assert {aside / "day" / "00000-rows", aside / "day", out, tmp_path} <= set(before)
+    assert {out / "day", out} <= set(behind)
 
 
-def test_names_that_a_torn_commit_left_stay_away(
-    tmp_path: Path, synced: list[Path]
-) -> None:
-    """Else they are there again when the machine fails (issue 14)."""
-    (tmp_path / "day").mkdir()
-    batch = torn(tmp_path)
-    (tmp_path / "part-00000-query-7-old").rename(tmp_path / "day/part-0-query-7-old")
-    batch.publish_once([], "query", 7)
-    assert list((tmp_path / "day").iterdir()) == []
-    assert tmp_path / "day" in synced
-
-
-def test_commit_that_was_torn_is_undone(tmp_path: Path) -> None:
-    """By an abort; one of a batch that is in place undoes nothing of it."""
-    batch = torn(tmp_path)
-    batch.make("0-1")
-    batch.undo_once("query", 7)
-    names = [file.name for file in tmp_path.glob("part-*")]
-    assert names == ["part-00000-query-6-old"]
-    (batch.make("0-2") / "new").write_text("whole")
-    batch.publish_once([(0, "0-2")], "query", 7)
-    batch.make("0-3")
-    batch.undo_once("query", 7)
-    assert len(list(tmp_path.glob("part-*"))) == 2
-    assert not (tmp_path / "_etlstage" / "staging").exists()
+def test_batch_that_is_aborted_leaves_nothing(tmp_path: Path) -> None:
+    """But what is recorded stays, and is moved if it was not."""
+    staged = batch(tmp_path)
+    stage(staged, "0-1", "old")
+    staged.seal([(0, "0-1")])
+    staged.undo(done=6)
+    assert list(tmp_path.iterdir()) == []
+    stage(staged, "0-2", "new")
+    staged.seal([(0, "0-2")])
+    stage(staged, "0-3", "newer")
+    staged.undo(done=7)
+    assert parts(tmp_path) == ["part-query-7-00000-new"]
+    assert not list(tmp_path.glob(".epoch=*"))

@@ -160,7 +160,7 @@ load:
 """
 REMOVING = """
 import shutil
-from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.ship.artifact import Shipment
 
 def send_and_remove(self, spark, send=Shipment.send):
     send(self, spark)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.datasource import DataSource, DataSourceRegistration
 
-from etlstage.errors import SinkFailed
+from etlstage.errors import StageError
 from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
-from etlstage.spark.datasource import datasource
 from etlstage.spark.engine.load_workers import LoadWorkers
 from etlstage.spark.engine.staging import Staging
-from etlstage.stage import Stage
+from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
@@ -86,19 +84,15 @@ async def test_large_partition_stays_with_one_worker(
     assert loaded(tmp_path) == [[*range(3000)], [*range(3000, 6000)]]
 
 
-async def test_batches_of_a_stream_are_known_by_one_name(
+async def test_batches_of_a_stream_leave_nothing_with_spark(
     spark: SparkSession, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session forgets none, and a stream may have batches for months (issue 14)."""
-    names: list[str] = []
-    registration = type(spark.dataSource)
-    register = registration.register
+    """A session forgets no data source, and a stream may have batches for months."""
 
-    def noted(self: DataSourceRegistration, source: type[DataSource]) -> None:
-        names.append(source.name())
-        register(self, source)
+    def register(*_: object) -> None:
+        raise AssertionError("unreachable: a data source is registered")
 
-    monkeypatch.setattr(registration, "register", noted)
+    monkeypatch.setattr(type(spark.dataSource), "register", register)
     letters = DeadLetters(tmp_path / "state", pipeline="p")
     stream = LoadWorkers(stage, dead_letters=letters)
     for batch in range(2):
@@ -110,20 +104,59 @@ async def test_batches_of_a_stream_are_known_by_one_name(
         await sink.load(messages, {0: 0})
         assert sink.account.done == 1
     assert loaded(tmp_path) == [[0], [1]]
-    first, second = names
-    assert first == second
+    assert not stream.account.done
 
 
-async def test_server_that_does_not_see_our_folder(
-    spark: SparkSession, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+REFUSE = """\
+import os
+from etlstage import worker
+def load(message):
+    if message == b"refuse":
+        os._exit(7)
+worker.load(load)
+"""
+
+
+async def test_dead_letter_has_the_place_that_its_row_says(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    """It is told before anything is loaded, and not behind all of it (issue 14)."""
-    far = tmp_path / "elsewhere"
-    monkeypatch.setattr(datasource, "scratch", lambda _: nullcontext(far))
-    sink = LoadWorkers(stage, dead_letters=DeadLetters(tmp_path, pipeline="p"))
-    messages = spark.createDataFrame(
-        [(0, 0, b"1")], "partition int, place long, raw binary"
+    """Whatever the task, with all its attempts, and without what is secret."""
+    stage = Stage(
+        name="load",
+        kind=StageKind.LOAD,
+        worker=(sys.executable, "-c", REFUSE),
+        restart=RestartPolicy(delay=0.01),
+        on_error=ErrorPolicy(retries=1, budget=ErrorBudget(count=None, share=None)),
     )
-    with pytest.raises(SinkFailed, match=f"server does not see {far}, in which"):
-        await sink.load(messages, {0: 0})
-    assert loaded(tmp_path) == []
+    rows = [
+        (7, 0, b"a"),
+        (7, 1, b"b"),
+        (7, 4, b"c"),
+        (7, 5, b"refuse"),
+        (9, 2, b"refuse"),
+    ]
+    frame = spark.createDataFrame(rows, "partition int, place long, raw binary")
+    state = tmp_path / "state"
+    letters = DeadLetters(state, pipeline="p", hidden={"refuse": "$SECRET"})
+    sink = LoadWorkers(stage, dead_letters=letters)
+    await sink.load(frame.coalesce(1), {7: 100, 9: 200})
+    account = sink.account
+    assert (account.received, account.done, account.dead) == (5, 3, 2)
+    await letters.sync()
+    first, second = letters.letters()
+    assert (first.place, second.place) == (105, 202)
+    assert (first.stage, first.pipeline, first.run) == ("load", "p", letters.run)
+    assert (first.message, first.kind) == (b"refuse", "WorkerLost")
+    assert len(first.attempts) == 2
+    assert "exited with status 7" in first.attempts[0].error
+    assert first.config["name"] == "load"
+    assert "ETLSTAGE_PARTITION" not in first.config["worker"]["env"]
+    assert "$SECRET" in first.config["worker"]["command"][2]
+
+    failing = replace(stage, on_error=ErrorPolicy(retries=0, then="fail"))
+    sink = LoadWorkers(failing, dead_letters=letters)
+    with pytest.raises(StageError, match=r"\(message 106\)") as raised:
+        await sink.load(frame.coalesce(1), {7: 100, 9: 200})
+    assert "exited with status 7" in str(raised.value)
+    assert "refuse" not in str(raised.value)
+    assert sink.account.received == 5

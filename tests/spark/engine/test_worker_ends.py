@@ -25,6 +25,19 @@ worker.extract_cycle(
     latest=lambda: int(Path("latest").read_text()),
 )
 """
+COCAINE = """\
+import json
+from etlstage.worker import cocaine
+from pathlib import Path
+def extract(request, response):
+    asked = json.loads(request.read())
+    if asked.get("offsets") == "latest":
+        response.write(Path("latest").read_bytes())
+        return
+    for n in range(asked["start"], asked["end"]):
+        response.write(b"%d" % n)
+cocaine.run({"extract": extract})
+"""
 LOAD = """\
 import os, sys
 from etlstage import worker
@@ -127,6 +140,24 @@ async def test_stream_asks_its_worker_how_far_it_can_go(
     assert loaded(tmp_path) == Counter(n for n in range(5, 31) if n not in (7, 9, 13))
     assert report.ledger[0].produced == 11
     assert report.ledger[2].skipped == 0
+
+
+@pytest.mark.parametrize("engine", ["local", "spark", "streaming"])
+async def test_cocaine_worker_extracts_by_offsets(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path, engine: str
+) -> None:
+    """On each engine, up to the latest that it says; no other key tells (issue 23)."""
+    pytest.importorskip("msgpack")
+    path = write(engine)
+    text = path.read_text()
+    path.write_text(text.replace("dialect: {mode: cyclic}", "dialect: cocaine"))
+    (tmp_path / "count.py").write_text(COCAINE)
+    (tmp_path / "latest").write_text("27")
+    report = await run(path, spark)
+    assert report.error is None
+    assert loaded(tmp_path) == Counter(n for n in range(5, 27) if n not in (7, 9, 13))
+    assert [letter.message for letter in dead(tmp_path)] == [b"13!"]
+    assert report.ledger[0].produced == 22
 
 
 async def test_worker_that_can_not_load_fails_the_run(

@@ -64,6 +64,36 @@ def test_jvm_has_a_session_of_its_own(
     assert (tmp_path / "log").read_text().split()[1] == str(os.getsid(0))
 
 
+def test_jvm_that_starts_is_known_to_the_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its pid, and what PySpark waits for; not by one that is killed (issue 23)."""
+    java = Java(fake_java(tmp_path, 'echo "$$"'), 17, has_vector=True)
+    monkeypatch.setenv("_PYSPARK_DRIVER_CONN_INFO_PATH", "/nowhere/x")
+    log = tmp_path / "log"
+    with launching(java, log, python=None):
+        run_java("x")
+        started = Path(os.environ["JAVA_HOME"]) / "started"
+        assert started.read_text().splitlines() == [
+            log.read_text().strip(),
+            "/nowhere/x",
+        ]
+
+
+def test_jvm_of_who_was_killed_is_not_started(tmp_path: Path) -> None:
+    """Before it could leave its pid nobody knew of it (issue 23)."""
+    java = Java(fake_java(tmp_path, TELL), 17, has_vector=True)
+    log = tmp_path / "log"
+    with launching(java, log, python=None):
+        # It has another parent than us, as if that had been killed.
+        program = '"$JAVA_HOME/bin/java" x; echo "status $?"'
+        said = subprocess.run(
+            ["/bin/sh", "-c", program], capture_output=True, check=True
+        )
+    assert said.stdout == b"status 1\n"
+    assert not log.exists()
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 from etlstage.errors import ConfigError
 from etlstage.spark import ship, transform
 from etlstage.spark.errors import PACKAGES, explain
-from etlstage.spark.ship.artifact import _packed
-from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.ship.artifact import Shipment, _packed
 from etlstage.stage import Stage, WorkerProgram
 from tests.spark.driver import Driver, Failed
 

@@ -22,6 +22,7 @@ from etlstage.pipeline.ledger import COUNTS
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.task import chain as chain_module
+from etlstage.spark.task import rows as rows_module
 from etlstage.spark.task.chain import Chain, TaskEnd
 from etlstage.stage import (
     BatchPolicy,
@@ -213,7 +214,8 @@ def test_keys_keep_their_order() -> None:
 @pytest.mark.parametrize("bound", ["_BYTES", "_ROWS"])
 def test_rows_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     """Places count on from one to the next."""
-    monkeypatch.setattr(chain_module, bound, 1)
+    module = chain_module if bound == "_ROWS" else rows_module
+    monkeypatch.setattr(module, bound, 1)
     chain = Chain(
         "extract",
         [stage("lambda m: (m,)", batch=BatchPolicy())],

@@ -13,8 +13,8 @@ from etlstage.errors import RepliesDoubtful, StageFailed, WorkerStartFailed
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.task import portal as bridge
-from etlstage.spark.task import task as task_module
-from etlstage.spark.task.task import Task
+from etlstage.spark.task import rows as rows_module
+from etlstage.spark.task.transform import Task
 from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage
 from tests.planted import AGAIN
 
@@ -93,7 +93,7 @@ def test_message_with_a_marker_fails_alone(
     monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
     """What came before it is answered; the error names the marker and the message."""
-    monkeypatch.setattr(task_module, "_ROWS", rows_at_once)
+    monkeypatch.setattr(rows_module, "_ROWS", rows_at_once)
     task = Task(stage("lambda m: (m,)"), texts=False)
     with pytest.raises(StageFailed, match=r"marker eop '\\000' at offset 1") as raised:
         rows(task.run(given([b"a"], [b"b", b"c\0", b"d"])))

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -27,12 +28,8 @@ from pyspark.sql.types import (
 )
 
 from etlstage.errors import ConfigError
-from etlstage.spark.datasource.json_rows import (
-    DoesNotFit,
-    check_types,
-    documents_of,
-    rows_of_documents,
-)
+from etlstage.files.text import objects
+from etlstage.spark.datasource.documents import check_written, fitting_of
 
 SCHEMA = StructType(
     [
@@ -41,7 +38,20 @@ SCHEMA = StructType(
         StructField("text", StringType()),
     ]
 )
-TARGET = pa.schema([("id", pa.int32()), ("half", pa.float64()), ("text", pa.string())])
+
+
+def rows(schema: StructType, *messages: bytes) -> list[dict[str, object]]:
+    """Return what messages become, all of which fit."""
+    found = fitting_of(schema).rows(pa.chunked_array([messages], pa.binary()))
+    assert found.unfit == []
+    made: list[dict[str, object]] = found.table.to_pylist()
+    return made
+
+
+def misfits(schema: StructType, *messages: bytes) -> list[tuple[int, str]]:
+    """Return the places of messages that do not fit, and why."""
+    found = fitting_of(schema).rows(pa.chunked_array([messages], pa.binary()))
+    return [(place, why) for place, _, why in found.unfit]
 
 
 def test_documents_become_rows() -> None:
@@ -51,8 +61,7 @@ def test_documents_become_rows() -> None:
         b' {"text": "}{ ] }", "id": 2}\n',
         b'{"id":3,\n"half":\n1}',
     ]
-    rows = rows_of_documents(messages, SCHEMA, TARGET)
-    assert rows.to_pylist() == [
+    assert rows(SCHEMA, *messages) == [
         {"id": 1, "half": 0.5, "text": None},
         {"id": 2, "half": None, "text": "}{ ] }"},
         {"id": 3, "half": 1.0, "text": None},
@@ -80,10 +89,9 @@ def test_documents_become_rows() -> None:
 )
 def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
     """By its place, with the reason, and never what it says."""
-    with pytest.raises(DoesNotFit) as raised:
-        rows_of_documents([b'{"id": 0}', message, b'{"id": 2}'], SCHEMA, TARGET)
-    assert raised.value.place == 1
-    assert why in str(raised.value)
+    ((place, said),) = misfits(SCHEMA, b'{"id": 0}', message, b'{"id": 2}')
+    assert place == 1
+    assert why in said
 
 
 @pytest.mark.parametrize(
@@ -119,41 +127,53 @@ def test_value_must_be_of_its_type(
 ) -> None:
     """Also where Python, or Arrow, would make one of the other."""
     schema = StructType().add("x", kind)
-    target = to_arrow_schema(schema, timezone="UTC")
     for text in fitting:
-        rows = rows_of_documents([b'{"x": %s}' % text.encode()], schema, target)
-        assert rows.column(0)[0].is_valid
+        (row,) = rows(schema, b'{"x": %s}' % text.encode())
+        assert row["x"] is not None
     for text in others:
-        with pytest.raises(DoesNotFit, match=r"field 'x' is .* that is no "):
-            rows_of_documents([b'{"x": %s}' % text.encode()], schema, target)
+        ((_, why),) = misfits(schema, b'{"x": %s}' % text.encode())
+        assert re.search("field 'x' is .* that is no ", why), text
 
 
 def test_column_that_has_no_json_is_refused() -> None:
     """By its name; some types can only be written."""
     written = StructType().add("b", BinaryType())
-    written.add("m", MapType(StringType(), BinaryType()))
-    check_types(written, read=False)
-    with pytest.raises(ConfigError, match="column 'b' has binary, which can't be read"):
-        check_types(written, read=True)
+    written.add("m", MapType(IntegerType(), BinaryType()))
+    check_written(written)
+    with pytest.raises(ConfigError, match="'m' has map<int,binary>, which can't be re"):
+        fitting_of(written)
+    variant = StructType().add("v", VariantType())
+    with pytest.raises(ConfigError, match="'v' has variant, which can't be read from"):
+        fitting_of(variant)
     with pytest.raises(ConfigError, match="'v' has variant, which can't be written as"):
-        check_types(StructType().add("v", VariantType()), read=False)
+        check_written(variant)
 
 
-@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("check", [fitting_of, check_written])
 @pytest.mark.parametrize("inner", [True, False])
-def test_columns_of_one_name_are_refused(*, inner: bool, read: bool) -> None:
+def test_columns_of_one_name_are_refused(
+    *, inner: bool, check: Callable[[StructType], object]
+) -> None:
     """A JSON object would have one of them (issue 14)."""
     both = StructType().add("a", IntegerType()).add("b", IntegerType())
     both = both.add("a", StringType())
     with pytest.raises(ConfigError, match="column 'a' is there 2 times"):
-        check_types(StructType().add("s", both) if inner else both, read=read)
+        check(StructType().add("s", both) if inner else both)
+
+
+def test_columns_that_differ_in_case_alone_are_refused() -> None:
+    """For Spark they are one, unless it is told otherwise."""
+    both = StructType().add("a", IntegerType()).add("A", IntegerType())
+    with pytest.raises(
+        ConfigError, match=r"struct<a:int,A:int>: column .* is there tw"
+    ):
+        fitting_of(both)
 
 
 def test_number_with_too_large_an_exponent_elsewhere() -> None:
     """What no column wants does no harm (issue 14)."""
     message = b'{"id": 1, "half": 1e-9%s, "more": -1e9%s}' % (b"9" * 20, b"9" * 20)
-    rows = rows_of_documents([message], SCHEMA, TARGET)
-    assert rows.to_pylist() == [{"id": 1, "half": 0.0, "text": None}]
+    assert rows(SCHEMA, message) == [{"id": 1, "half": 0.0, "text": None}]
 
 
 @pytest.mark.spark
@@ -183,7 +203,9 @@ def test_rows_become_what_spark_makes_of_them(spark: SparkSession) -> None:
     single = frame.coalesce(1)
     expected = single.selectExpr(f"to_json(struct(*), {options}) as document").collect()
     made = single.mapInArrow(
-        lambda batches: (pa.record_batch([documents_of(b)], ["d"]) for b in batches),
+        lambda batches: (
+            pa.record_batch([objects(b, utc=True)], ["d"]) for b in batches
+        ),
         "d string",
     )
     found = [json.loads(row.d) for row in made.collect()]

@@ -1,0 +1,130 @@
+"""
+Which schemas a data source has as JSON, and what reads them.
+
+Inside a data source there is no ``from_json`` and no ``to_json``: Spark hands over what
+it has read or wants written as Arrow, in a Python process. So it is done as files are
+read and written without Spark, by the same rules; but an executor may be in another
+zone than the session, so times have their offset from UTC, unless they are of the type
+that has none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from etlstage.errors import ConfigError
+from etlstage.files.fit import Fitting
+
+__all__ = ("check_written", "fitting_of")
+
+_WRITTEN: Final = (
+    *(IntegralType, FractionalType, BooleanType, StringType, DecimalType, BinaryType),
+    *(DateType, TimestampType, TimestampNTZType, NullType),
+)
+
+
+def fitting_of(schema: StructType) -> Fitting:
+    """
+    Return what makes rows of JSON objects, a message each.
+
+    Raises:
+        ConfigError: If a column can't be read from JSON.
+
+    """
+    _check_names(schema)
+    for field in schema:
+        try:
+            Fitting(_ddl(StructType([field])))
+        except ValueError as error:
+            raise ConfigError(
+                f"column {field.name!r} has {field.dataType.simpleString()}, which can't"
+                " be read from JSON"
+            ) from error
+    try:
+        return Fitting(_ddl(schema), missing="null", strict=True)
+    except ValueError as error:
+        raise ConfigError(f"schema {schema.simpleString()}: {error}") from error
+
+
+def check_written(schema: StructType) -> None:
+    """
+    Assert that columns can be written as JSON.
+
+    Raises:
+        ConfigError: If one can't.
+
+    """
+    _check_names(schema)
+    for field in schema:
+        for kind in _leaves(field.dataType):
+            if not isinstance(kind, _WRITTEN):
+                raise ConfigError(
+                    f"column {field.name!r} has {kind.simpleString()}, which can't be"
+                    " written as JSON"
+                )
+
+
+def _ddl(schema: StructType) -> str:
+    """Return a schema as :class:`Fitting` reads it."""
+    return ", ".join(
+        f"`{field.name.replace('`', '``')}` {_type(field.dataType)}"
+        + ("" if field.nullable else " NOT NULL")
+        for field in schema
+    )
+
+
+def _type(kind: DataType) -> str:
+    match kind:
+        case StructType():
+            return f"struct<{_ddl(kind)}>"
+        case ArrayType():
+            return f"array<{_type(kind.elementType)}>"
+        case MapType():
+            return f"map<{_type(kind.keyType)}, {_type(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def _leaves(kind: DataType) -> list[DataType]:
+    return [leaf for one in _inner(kind) for leaf in _leaves(one)] or [kind]
+
+
+def _inner(kind: DataType) -> Sequence[DataType]:
+    match kind:
+        case StructType():
+            return [field.dataType for field in kind]
+        case ArrayType():
+            return [kind.elementType]
+        case MapType():
+            return [kind.keyType, kind.valueType]
+    return []
+
+
+def _check_names(kind: DataType) -> None:
+    names = kind.names if isinstance(kind, StructType) else []
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(
+                f"column {name!r} is there {count} times, and JSON has it once: rename"
+                f" {'one' if count == 2 else 'all but one'}"
+            )
+    for one in _inner(kind):
+        _check_names(one)
