@@ -378,6 +378,19 @@ def test_what_is_held_behind_a_position_is_bounded() -> None:
     assert backlog.in_turn(0) == [s]
 
 
+def test_in_order_reading_stops_when_there_is_something_to_collect() -> None:
+    """And not before: the consumer needs the first to go on."""
+    s = Submission(lambda: None, max_unread=4, max_reply=0)
+    s.feed([b"1", b"2"], 0.0)
+    first, second = s.take(1, 9), s.take(1, 9)
+    s.deliver(answered(second, reply=b"long"))
+    assert not s.over_limit
+    s.deliver(answered(first))
+    assert s.over_limit
+    s.abandon()
+    assert not s.over_limit
+
+
 def test_batch_in_front_of_a_position_waits_for_nothing() -> None:
     """What comes behind it can't join (issue 14)."""
     s = submission()
