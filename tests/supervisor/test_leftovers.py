@@ -9,7 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from etlstage.messages import Result
-from etlstage.stage import ErrorPolicy, Order, RestartPolicy, Stage
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import BatchPolicy, ErrorPolicy, Order, RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.supervisor.workers import outputs
@@ -90,3 +92,45 @@ async def test_worker_that_leaves_for_good_leaves_nothing_behind(
             supervisor.scale(1)
 
     assert outputs(results) == [(row,) for row in ROWS]
+
+
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
+async def test_halves_of_a_refused_batch_outlive_their_worker(
+    mode: Mode, status: int
+) -> None:
+    """Joined again, they would be refused again by each that comes (issue 22)."""
+
+    async def answer_one_batch(worker: ScriptedWorker) -> int:
+        if len(launch.workers) > 50:
+            await anyio.sleep_forever()
+        batch: list[bytes] = []
+        held = b""
+        while not held.endswith(b"\x17") and len(batch) < 4:
+            held += await worker.read(1)
+            if held.endswith(b"\n"):
+                batch.append(held[:-1])
+                held = b""
+                if mode is Mode.BATCH_WORKER and len(batch) < 4:
+                    await worker.write(b"\x05")
+        if mode is Mode.BATCH_SUPERVISOR and not held:
+            await worker.read(1)
+        if b"x" in batch:
+            await worker.refuse("no x")
+        else:
+            await worker.reply(*batch)
+        return status
+
+    stage = Stage(
+        name="t",
+        worker=("no-such-program",),
+        dialect=MarkerDialect(mode=mode),
+        batch=BatchPolicy(size=4, seconds=0.1),
+    )
+    launch = ScriptedLaunch(answer_one_batch)
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            results = await supervisor.submit([b"a", b"x", b"b", b"c"])
+
+    assert [r.message for r in results if r.error] == [b"x"]
+    assert [o for r in results for o in r.outputs] == [b"a", b"b", b"c"]

@@ -475,6 +475,11 @@ class Dispatcher:
         self._backlog.record_loss(self.given)
         everything = self._let_go(owed)
         answered, held = _cut(everything, opened - owed, batches=self._batches)
+        if self._batches and not self._backlog.closed:
+            # Halves of what was refused: joined again, they would be refused again.
+            halves = (e for e in self.giving.retried if not e.submission.abandoned)
+            self._backlog.suspects.extend(halves)
+            self.giving.retried.clear()
         for exchange in self.giving.unsent():
             exchange.submission.give_back(exchange)
         blamed, innocent = held, answered
