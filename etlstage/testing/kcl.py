@@ -172,7 +172,7 @@ class ProcessorUnderTest:
         self.asked: list[Asked] = []
         self.noise: list[bytes] = []
         self.given: int = 0
-        self.faults = faults or ProcessorFaults()
+        self.faults: ProcessorFaults = faults or ProcessorFaults()
         self._process = Process(stage, launch, self._take)
         self._told = told
         self._shown = 0  # entries of the transcript that were told
