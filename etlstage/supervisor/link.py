@@ -167,6 +167,7 @@ class Link:
         self._farewell: Farewell | None = None  # to be sent as soon as it can be
         self._output_ended = False
         self._left = 0  # bytes in its stdin when its process was gone
+        self._unwritable = 0  # bytes for which that was closed already
         self._concluding = False  # its process is gone, and all it wrote was read
 
     @property
@@ -214,7 +215,7 @@ class Link:
         self._left = left
 
     def _unread(self) -> int:
-        return max(self._left, self._wire.unread())
+        return max(self._left, self._wire.unread()) + self._unwritable
 
     def unread(self, left: int) -> bool:
         """Return whether a worker that left so many bytes has read nothing it holds."""
@@ -397,6 +398,8 @@ class Link:
                     return False
                 unsent.popleft()
         except BrokenPipeError:
+            # The session takes it for given: what was never read has no reply.
+            self._unwritable += sum(map(len, unsent))
             unsent.clear()
             self._worker.pipe_closed("stdin")
         return True

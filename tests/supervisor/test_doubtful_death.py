@@ -129,6 +129,34 @@ async def test_late_second_reply_of_a_dying_worker_is_not_the_next_ones(
     assert len(launch.workers) == 2
 
 
+@pytest.mark.parametrize("window", [1, 4])
+async def test_late_second_reply_is_none_to_what_could_not_be_written(
+    window: int,
+) -> None:
+    """The worker exits well, and had closed its stdin before (issue 22)."""
+
+    async def answer_late_again(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.reply(message.upper())
+            if message == b"c" and worker.start == 1:
+                worker.close_stdin()
+                await anyio.sleep(0.02)
+                await worker.reply(message.upper())
+                return 0
+        return 0
+
+    stage = Stage(name="t", worker=("no-such-program",), window=window)
+    launch = ScriptedLaunch(answer_late_again)
+    made = []
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            for message in b"abcdef":
+                made += outputs(await supervisor.submit([bytes([message])]))
+
+    assert made == [(bytes([letter]),) for letter in b"ABCDEF"]
+    assert len(launch.workers) == 2
+
+
 async def test_late_second_reply_in_lock_step_is_its_messages_own_fault() -> None:
     """Nothing ahead is taken for answered, so the message can be blamed (issue 22)."""
 

@@ -80,7 +80,7 @@ def blame(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
 
 def disorder(*arguments: Any, **options: Any) -> None:  # noqa: ANN401
     """Begin a submission whose outcomes come as they are ready."""
-    begin(*arguments, **options | {"ordered": False})
+    begin(*arguments, **options | {"order": submission.AnyOrder()})
 
 
 def drift(backlog: Any, lane: Any, lanes: Any, owned: int = 0) -> bool:  # noqa: ANN401

@@ -35,7 +35,7 @@ FAILS = [
     (
         Fault(K.GARBAGE, at=STARTED),
         UNASKED,
-        "asked for: stray print<EOM>; what it says",
+        "unsolicited output: stray print<EOM>; diagnostics belong",
     ),
     (Fault(K.WRONG_MARKER), "answers", "the worker fills batches; set dialect.driver"),
     (Fault(K.HUGE), "answers", "message is more than 67108864 bytes long"),
