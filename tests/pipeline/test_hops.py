@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import etlstage
-from etlstage import Stage
+from etlstage import Stage, speedups
 from etlstage.columns import Column
 from etlstage.messages import Position, Run
 from etlstage.pipeline import Pipeline
@@ -76,6 +76,7 @@ class Noting(Sink):
         return ""
 
 
+@pytest.mark.skipif(speedups.compiled is None, reason="nothing is compiled here")
 async def test_a_message_passes_few_modules() -> None:
     """Between a source's yield and the sink's write, in lock-step (issue 22)."""
     profile, loaded = Profile(), [anyio.Event(), anyio.Event()]
