@@ -136,7 +136,13 @@ class JournalSink(Sink):
             SinkFailed: If it can't be opened, or is no set of runs.
 
         """
-        await anyio.to_thread.run_sync(self._enter)
+        try:
+            await anyio.to_thread.run_sync(self._enter)
+        except BaseException:
+            # Of what was not entered nobody leaves the block.
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
+            raise
         return self
 
     async def aclose(self) -> None:
