@@ -112,6 +112,7 @@ TRANSITIONS: Final[dict[tuple[Stand, ProofStep], Stand]] = {
     **{(stand, ProofStep.GIVE_UP): Stand.OVER for stand in Stand},
 }
 """``{(stand, step): next stand}``; what is missing is a bug of ours."""
+_PROVING: Final = frozenset({Stand.QUIET, Stand.PROBED, Stand.DRAINING})
 
 
 class Proof:
@@ -128,6 +129,7 @@ class Proof:
 
     Attributes:
         stand: Where it stands.
+        proving: Whether a block is being proven.
         blocks: How much is held back.
         answered: Exchanges that the worker has answered in its life, proven or not;
             deadlines and windows go by this.
@@ -147,6 +149,7 @@ class Proof:
         hint: str = "",
     ) -> None:
         self.stand: Stand = Stand.OPEN
+        self.proving: bool = False
         self.blocks: BlockSizing = BlockSizing(terms)
         self.answered: int = 0
         self.held: int = 0
@@ -176,11 +179,6 @@ class Proof:
         self._whole: bool | None = None  # it had answered all when its output ended
         self._stopped = False
         self._owed_bytes = 0  # of messages that are not answered; of a run, a share
-
-    @property
-    def proving(self) -> bool:
-        """Whether a block is being proven."""
-        return self.stand in (Stand.QUIET, Stand.PROBED, Stand.DRAINING)
 
     @property
     def unproven(self) -> int:
@@ -430,6 +428,7 @@ class Proof:
 
     def _move(self, step: ProofStep) -> None:
         self.stand = TRANSITIONS[self.stand, step]
+        self.proving = self.stand in _PROVING
 
     def _end(self, now: float) -> None:
         self._begin(now)
