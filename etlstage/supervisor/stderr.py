@@ -79,7 +79,7 @@ class LineLog:
 
     @property
     def owing(self) -> bool:
-        """Whether lines were dropped, and the log does not say so yet."""
+        """Whether dropped lines have not been logged yet."""
         return self._reader.owing
 
     def take(self, data: bytes) -> None:

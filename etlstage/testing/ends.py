@@ -195,7 +195,7 @@ class MemoryDeadLetters(DeadLetters):
 
     Args:
         pipeline: Name of the pipeline.
-        kept: Those of starts that broke off.
+        kept: Those of interrupted starts.
 
     Attributes:
         kept: The letters, in order.

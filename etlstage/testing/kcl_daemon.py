@@ -193,7 +193,7 @@ def _position(text: str) -> Checkpoint:
 
 
 class _ShardRun:
-    """One life of a processor, and what is told of it."""
+    """One life of a processor, and its log lines."""
 
     def __init__(
         self,

@@ -215,7 +215,7 @@ class RowSinkKeys(SinkKeys):
         return f"{texts[self.mode]}; nothing is loaded of a run that fails before"
 
     def written(self, stage: LoadKeys, site: Site) -> dict[str, Any]:
-        """Return what a sink is told of rows, and of messages that become none."""
+        """Return the settings of a sink of rows, and of messages that fit none."""
         return {
             "schema": self.schema_,
             "missing": self.missing_,

@@ -331,7 +331,7 @@ class KeptSpool:
         except (ValueError, TypeError):
             folder = self.path.parent
         self._check()
-        rest = f"{note.stem}.[0-9]*"  # of starts that broke off
+        rest = f"{note.stem}.[0-9]*"  # of interrupted starts
         for path in (folder / note.stem, *folder.glob(rest)):
             rmtree(path, ignore_errors=True)
         note.unlink(missing_ok=True)
