@@ -1,5 +1,5 @@
 """
-README's blocks, and which of them tests run.
+The blocks of README and of the pages in ``etlstage/docs``, and which of them tests run.
 
 A block is named by its heading and its number below that. A test says by ``@runs`` what
 it runs; one of ``test_manual.py`` looks for blocks of which none says so.
@@ -16,9 +16,24 @@ from typing import Final
 
 import pytest
 
-__all__ = ("BLOCKS", "CLAIMED", "README", "Step", "as_shown", "runs", "steps", "typed")
+__all__ = (
+    "BLOCKS",
+    "CLAIMED",
+    "MANUAL",
+    "PAGES",
+    "Step",
+    "as_shown",
+    "runs",
+    "steps",
+    "typed",
+)
 
-README: Final = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT: Final = Path(__file__).parents[1]
+PAGES: Final = {
+    path: path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "etlstage/docs").rglob("*.md")))
+}
+MANUAL: Final = "\n".join(PAGES.values())
 PART: Final = re.compile(
     r"^(?:#+ (?P<heading>.+)|```(?P<language>\w*)\n(?P<text>(?s:.*?))```)$",
     re.MULTILINE,
@@ -32,7 +47,7 @@ Step = tuple[str, str]
 def _blocks() -> dict[str, str]:
     found: dict[str, str] = {}
     heading, number = "", 0
-    for part in PART.finditer(README):
+    for part in PART.finditer(MANUAL):
         if part["heading"]:
             heading, number = part["heading"], 0
         else:
@@ -48,7 +63,7 @@ CLAIMED: Final = set[str]()
 def runs(*names: str) -> pytest.MarkDecorator:
     """Give a test these blocks, as ``blocks``, and know that they are run."""
     CLAIMED.update(names)
-    blocks = [BLOCKS.get(name, f"README has no block {name}") for name in names]
+    blocks = [BLOCKS.get(name, f"the manual has no block {name}") for name in names]
     return pytest.mark.parametrize("blocks", [blocks], ids=[names[0]])
 
 
@@ -80,7 +95,7 @@ def typed(steps: Sequence[Step], *, stderr: bool = False) -> None:
 
 
 def as_shown(said: str, shown: str, what: str = "") -> None:
-    """Compare an output with README's, in which ``...`` stands for lines left out."""
+    """Compare an output with the manual's, in which ``...`` stands for lines left out."""
     wanted = _timeless(shown)
     lines = _timeless(said.replace(os.getcwd(), "/home/me"))
     assert _without_those_left_out(lines, wanted) == wanted, what

@@ -1,5 +1,5 @@
 """
-README's table of all keys, made from the definition.
+The manual's table of all keys, made from the definition.
 
 ``python -m tests.reference`` writes it anew; a test says when that is due.
 """
@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from etlstage.config.schema import pipeline_schema
 
-__all__ = ("README", "TABLE", "schemas", "table")
+__all__ = ("TABLE", "schemas", "table")
 
-README: Final = Path(__file__).parents[1] / "README.md"
+PAGE: Final = Path(__file__).parents[1] / "etlstage/docs/reference/keys.md"
 TABLE: Final = re.compile(r"(?<=<!-- keys -->\n).*?(?=<!-- end of keys -->)", re.DOTALL)
 
 
@@ -48,8 +48,8 @@ def table() -> str:
 
 
 def main() -> None:
-    """Write the table into README."""
-    README.write_text(TABLE.sub(lambda _: table(), README.read_text()))
+    """Write the table into its page."""
+    PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ async def test_application_of_readme(blocks: list[str]) -> None:
         "stage": Stage(name="t", worker=[sys.executable, "-c", UPPER])
     }
     (block,) = blocks
-    exec(compile(block, "README", "exec", dont_inherit=True), names)  # noqa: S102 - README's own
+    exec(compile(block, "manual", "exec", dont_inherit=True), names)  # noqa: S102 - the manual's own
     async with serving(names["app"]) as client:
         assert (await client.post("/", content=b"abc")).text == "ABC"
         assert (await client.get("/metrics")).status_code == 200

@@ -1,4 +1,4 @@
-"""README as a whole: what is in it is run, its links lead somewhere, no option lacks."""
+"""The manual as a whole: what is in it is run, its links lead somewhere, no option lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from typer.main import get_command
 
 from etlstage.cli.app import app
-from tests.readme import BLOCKS, CLAIMED, README, runs
+from tests.readme import BLOCKS, CLAIMED, MANUAL, PAGES, ROOT, runs
 
 TESTS: Final = Path(__file__).parent
 
@@ -21,18 +21,25 @@ def test_commands_that_need_a_network(blocks: list[str]) -> None:
     """They have names, by which .ci/run finds and runs them (issue 11)."""
     script = (TESTS.parent / ".ci" / "run").read_text()
     for block in blocks:
-        named = re.search(rf"<!-- ci: (\w+) -->\n```bash\n{re.escape(block)}", README)
+        readme = PAGES[ROOT / "README.md"]
+        named = re.search(rf"<!-- ci: (\w+) -->\n```bash\n{re.escape(block)}", readme)
         assert named
         assert f"command=$(readme_command {named[1]})\n" in script
 
 
 def test_headings_can_be_linked() -> None:
     """Each has a name of its own, and links lead to one (issue 11)."""
-    prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
-    anchors = [heading.lower().replace(" ", "-") for heading in headings]
-    assert len(set(anchors)) == len(anchors)
-    assert set(re.findall(r"\]\(#([\w-]+)\)", prose)) <= set(anchors)
+    anchors, links = list[tuple[Path, str]](), list[tuple[Path, str]]()
+    for path, text in PAGES.items():
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+        for heading in re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE):
+            anchors.append((path, heading.lower().replace(" ", "-")))
+        for link in re.findall(r"\]\((?!https?:)([^)]+)\)", prose):
+            page, _, anchor = link.partition("#")
+            links.append(((path.parent / page).resolve() if page else path, anchor))
+    assert len({anchor for _, anchor in anchors}) == len(anchors)
+    assert {link for link in links if link[1]} <= set(anchors)
+    assert [path for path, _ in links if not path.exists()] == []
 
 
 def test_every_option_is_told() -> None:
@@ -46,11 +53,11 @@ def test_every_option_is_told() -> None:
     commands = dict(options(get_command(app), "etlstage"))
     known = {o for every in commands.values() for o in every if o.startswith("--")}
     told = re.compile(r"(?<![\w!])--[a-z][a-z-]+")
-    assert known <= set(told.findall(README))
-    typed = re.findall(r"(?:`|^\$ .*?)etlstage ([^`\n]+)", README, re.MULTILINE)
+    assert known <= set(told.findall(MANUAL))
+    typed = re.findall(r"(?:`|^\$ .*?)etlstage ([^`\n]+)", MANUAL, re.MULTILINE)
     ours = " ".join(re.split(r" -- |\|", each)[0] for each in typed)
     assert set(told.findall(ours)) <= known | {"--help"}
-    assert [name for name in commands if name not in README] == []
+    assert [name for name in commands if name not in MANUAL] == []
 
 
 def test_every_block_is_run() -> None:

@@ -1,4 +1,4 @@
-"""README's programs do what they are shown to do, as they stand there."""
+"""The manual's programs do what they are shown to do, as they stand there."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 def run(program: str, **names: Any) -> dict[str, Any]:  # noqa: ANN401 - any it may use
     """Run a program that may wait at its top level; return its names."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code = compile(program, "README", "exec", flags, dont_inherit=True)
+    code = compile(program, "manual", "exec", flags, dont_inherit=True)
     known = {"__name__": "readme", **names}
 
     async def main() -> None:
-        await eval(code, known)  # noqa: S307 - README's own
+        await eval(code, known)  # noqa: S307 - the manual's own
 
     if code.co_flags & CO_COROUTINE:
         anyio.run(main)

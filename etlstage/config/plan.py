@@ -1,7 +1,7 @@
 """
 What a pipeline file would have run, in words; nothing is started for it.
 
-How much may be held is the sum of README's table, "What a run may hold".
+How much may be held is the sum of the table in docs/explanation/limits.md.
 """
 
 from __future__ import annotations

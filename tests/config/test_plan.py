@@ -251,7 +251,7 @@ def test_guarantees(tmp_path: Path, text: str, said: str) -> None:
     ],
 )
 def test_memory(tmp_path: Path, text: str, said: str) -> None:
-    """The sum of README's table."""
+    """The sum of the table on the page ``limits``."""
     assert dict(plan(tmp_path, text).about)["memory"].startswith(said)
 
 

@@ -1,4 +1,4 @@
-"""The JSON Schema, README and the files that come with the package say the same."""
+"""The JSON Schema, the manual and the files that come with the package say the same."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from etlstage.config.reading import read
 from etlstage.config.schema import pipeline_schema, schema_text
 from etlstage.config.stages import stage_of
 from etlstage.settings.definition import Section, Setting, section_in
-from tests.readme import README, runs
+from tests.readme import MANUAL, runs
 from tests.reference import TABLE, schemas, table
 
-FILES = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+FILES = re.findall(r"```yaml\n(.*?)```", MANUAL, flags=re.DOTALL)
 ENDS = """\
 name: p
 extract: {worker: {command: [seq, "3"]}}
@@ -112,7 +112,7 @@ def test_defaults_are_those_in_force(tmp_path: Path) -> None:
         if any(at in ("budget", "workers") for at in place[:-1]):
             continue
         if schema["description"].startswith("Dialect "):
-            continue  # of another one; README's chapter about it shows its own
+            continue  # of another one; the page about it shows its own
         at = stage
         for step in place[1:-1]:
             at = at.setdefault(step, {})
@@ -213,7 +213,7 @@ def test_manual_lists_every_key_with_its_default(
 
 def test_table_of_keys_is_that_of_the_definition() -> None:
     """Otherwise: python -m tests.reference (issue 11)."""
-    (written,) = TABLE.findall(README)
+    (written,) = TABLE.findall(MANUAL)
     assert written.splitlines() == table().splitlines()
 
 

@@ -1,4 +1,4 @@
-"""What README shows of Spark, as it stands there."""
+"""What the manual shows of Spark, as it stands there."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_command_that_is_no_sequence_of_texts(words: object) -> None:
 
 def test_type_checkers_take_a_list_for_a_command() -> None:
     """
-    As the README and the error for a text write it (issue 22).
+    As the manual and the error for a text write it (issue 22).
 
     The check is mypy's, of this file: a list is taken, and of what is no text it
     still complains.

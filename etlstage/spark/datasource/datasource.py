@@ -54,7 +54,7 @@ class WorkerDataSource(DataSource):
     Reads rows from an extract worker, and writes rows into a load worker.
 
     A read may be repeated, as a whole or one partition of it, and must give the same
-    rows then: the worker remembers nothing. See the README for the options.
+    rows then: the worker remembers nothing. See docs/how-to/data-source.md for the options.
     """
 
     _bound: ClassVar[Reading | None] = None

@@ -13,7 +13,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.settings.definition import section_in, settings_of
 from etlstage.spark.datasource.options import _READ, _WRITE, reading, writing
 from etlstage.stage import OffsetPolicy, PoolPolicy, RestartPolicy, Stage, WorkerProgram
-from tests.readme import README
+from tests.readme import MANUAL
 
 RUN = {"command": "./run"}
 
@@ -238,7 +238,7 @@ def test_wrong_option_of_a_write_is_told() -> None:
 def test_manual_has_each_option_in_its_table() -> None:
     """Of a read, of a write, or of both (issue 11)."""
     tables = re.findall(
-        r"^\| option of .*\n\| -.*\n((?:\|.*\n)+)", README, re.MULTILINE
+        r"^\| option of .*\n\| -.*\n((?:\|.*\n)+)", MANUAL, re.MULTILINE
     )
     read, write, both = map(options_in, tables)
     assert read == _READ.keys() - _WRITE.keys()
