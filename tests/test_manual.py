@@ -67,3 +67,18 @@ def test_every_block_is_run() -> None:
             importlib.import_module(".".join(path.relative_to(TESTS.parent).parts)[:-3])
     assert BLOCKS.keys() >= CLAIMED
     assert BLOCKS.keys() - CLAIMED == {"etlstage 1"}
+
+
+def test_index_lists_every_page() -> None:
+    """With its heading as the text of the link (issue 27)."""
+    docs = ROOT / "etlstage" / "docs"
+    links = {
+        (docs / link).resolve(): text
+        for text, link in re.findall(r"\[(.+)\]\((.+)\)", PAGES[docs / "index.md"])
+    }
+    pages = {
+        path: text.partition("\n")[0].removeprefix("# ")
+        for path, text in PAGES.items()
+        if docs in path.parents and path.parent != docs
+    }
+    assert links == pages

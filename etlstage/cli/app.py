@@ -351,6 +351,19 @@ def _demo(
     return demo(folder, debug=debug)
 
 
+@app.command("help")
+def _help(
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOPIC]", help="A page; without it all are listed."),
+    ] = None,
+) -> int:
+    """Show a page of the manual."""
+    from etlstage.cli.help import list_topics, show_topic
+
+    return list_topics() if topic is None else show_topic(topic)
+
+
 app.add_typer(programs)
 app.add_typer(dlq)
 app.add_typer(state)
