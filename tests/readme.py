@@ -10,53 +10,73 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
 __all__ = (
     "BLOCKS",
+    "BLOCKS_OF",
     "CLAIMED",
+    "DOCS",
     "MANUAL",
     "PAGES",
+    "ROOT",
     "Step",
     "as_shown",
+    "follow",
     "runs",
+    "runs_whole",
     "steps",
     "typed",
 )
 
 ROOT: Final = Path(__file__).parents[1]
+DOCS: Final = ROOT / "etlstage" / "docs"
 PAGES: Final = {
-    path: path.read_text()
-    for path in (ROOT / "README.md", *sorted((ROOT / "etlstage/docs").rglob("*.md")))
+    path: path.read_text() for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 }
 MANUAL: Final = "\n".join(PAGES.values())
 PART: Final = re.compile(
     r"^(?:#+ (?P<heading>.+)|```(?P<language>\w*)\n(?P<text>(?s:.*?))```)$",
     re.MULTILINE,
 )
+FILE: Final = re.compile(r"(?:#!.*\n)?(?:#|//) ([\w./-]+)\n")
 MARK: Final = "-- step --"
 
 Step = tuple[str, str]
 """What is typed, and what is shown then."""
 
 
-def _blocks() -> dict[str, str]:
-    found: dict[str, str] = {}
+class Block(NamedTuple):
+    """What is fenced."""
+
+    name: str
+    language: str
+    text: str
+
+
+def _blocks(page: str) -> list[Block]:
+    found = list[Block]()
     heading, number = "", 0
-    for part in PART.finditer(MANUAL):
+    for part in PART.finditer(page):
         if part["heading"]:
             heading, number = part["heading"], 0
         else:
             number += 1
-            found[f"{heading} {number}"] = part["text"]
+            found.append(Block(f"{heading} {number}", part["language"], part["text"]))
     return found
 
 
-BLOCKS: Final = _blocks()
+BLOCKS_OF: Final = {
+    str(path.relative_to(DOCS if DOCS in path.parents else ROOT)): _blocks(text)
+    for path, text in PAGES.items()
+}
+BLOCKS: Final = {
+    block.name: block.text for blocks in BLOCKS_OF.values() for block in blocks
+}
 CLAIMED: Final = set[str]()
 
 
@@ -65,6 +85,40 @@ def runs(*names: str) -> pytest.MarkDecorator:
     CLAIMED.update(names)
     blocks = [BLOCKS.get(name, f"the manual has no block {name}") for name in names]
     return pytest.mark.parametrize("blocks", [blocks], ids=[names[0]])
+
+
+def runs_whole(*pages: str) -> pytest.MarkDecorator:
+    """Give a test each of these pages, as ``page``, and know that it is run."""
+    for page in pages:
+        CLAIMED.update(block.name for block in BLOCKS_OF[page])
+    return pytest.mark.parametrize("page", pages)
+
+
+def follow(page: str, folder: Path, *, without: Collection[str] = ()) -> None:
+    """
+    Do what a page says, in the current folder: write files, type commands.
+
+    A block whose first line is a comment with the name of a file is that file. What is
+    in no such block, and in no dialogue, is for the reader.
+
+    Args:
+        page: Its path below ``etlstage/docs``.
+        folder: Where the files are written.
+        without: Languages whose blocks can't be run here.
+
+    """
+    for block in BLOCKS_OF[page]:
+        named = FILE.match(block.text)
+        if block.language in without:
+            continue
+        if block.language == "console":
+            typed(steps(block.text))
+        elif named is not None:
+            (folder / named[1]).parent.mkdir(exist_ok=True)
+            (folder / named[1]).write_text(block.text)
+            (folder / named[1]).chmod(0o700)
+        else:
+            assert block.language == "text", block
 
 
 def steps(*blocks: str) -> list[Step]:

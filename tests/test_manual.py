@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from typer.main import get_command
 
 from etlstage.cli.app import app
-from tests.readme import BLOCKS, CLAIMED, MANUAL, PAGES, ROOT, runs
+from tests.readme import BLOCKS_OF, CLAIMED, DOCS, MANUAL, PAGES, ROOT, runs
 
 TESTS: Final = Path(__file__).parent
+PROJECT: Final = {path: path.read_text() for path in (ROOT / ".github").glob("*.md")}
+DRAWINGS: Final = {"etlstage 1", "The life of a message 1"}
 
 
 @runs("Try it 1", "Development 1")
@@ -27,19 +30,51 @@ def test_commands_that_need_a_network(blocks: list[str]) -> None:
         assert f"command=$(readme_command {named[1]})\n" in script
 
 
-def test_headings_can_be_linked() -> None:
-    """Each has a name of its own, and links lead to one (issue 11)."""
+def test_links_lead_somewhere() -> None:
+    """Each to a page or a heading that is there, once (issues 11 and 27)."""
     anchors, links = list[tuple[Path, str]](), list[tuple[Path, str]]()
-    for path, text in PAGES.items():
+    for path, text in {**PAGES, **PROJECT}.items():
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         for heading in re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE):
-            anchors.append((path, heading.lower().replace(" ", "-")))
+            plain = re.sub(r"[^\w -]", "", heading.lower())
+            anchors.append((path, plain.replace(" ", "-")))
         for link in re.findall(r"\]\((?!https?:)([^)]+)\)", prose):
             page, _, anchor = link.partition("#")
-            links.append(((path.parent / page).resolve() if page else path, anchor))
-    assert len({anchor for _, anchor in anchors}) == len(anchors)
-    assert {link for link in links if link[1]} <= set(anchors)
+            target = (path.parent / page).resolve() if page else path
+            links.append((target, anchor))
+            # Pages come with the package, and all else does not.
+            inside = path.is_relative_to(DOCS)
+            assert target.is_relative_to(DOCS) or not inside, (path, link)
+    assert len(set(anchors)) == len(anchors)
+    assert {link for link in links if link[1]} - set(anchors) == set()
     assert [path for path, _ in links if not path.exists()] == []
+
+
+def test_blocks_have_names_of_their_own() -> None:
+    """Which are those of their headings (issue 11)."""
+    names = [block.name for blocks in BLOCKS_OF.values() for block in blocks]
+    assert sorted(names) == sorted(set(names))
+
+
+SHORT: Final = [
+    path
+    for path in PAGES
+    if path.name == "README.md" or path.parent.name == "tutorials"
+]
+
+
+@pytest.mark.parametrize("path", SHORT, ids=[path.stem for path in SHORT])
+def test_page_for_newcomers_is_short(path: Path) -> None:
+    """README has 220 lines at most, and no paragraph 400 characters (issue 27)."""
+    prose = re.sub(r"^```.*?^```$", "", PAGES[path], flags=re.MULTILINE | re.DOTALL)
+    parts = re.split(r"\n\n|\n(?=[-|#])", prose)
+    assert [part for part in parts if len(part) > 400] == []
+    assert len(PAGES[path].splitlines()) <= 220
+
+
+def test_contributing_is_short() -> None:
+    """It says where things are, and no more (issue 27)."""
+    assert len(PROJECT[ROOT / ".github/CONTRIBUTING.md"].splitlines()) < 80
 
 
 def test_every_option_is_told() -> None:
@@ -61,24 +96,24 @@ def test_every_option_is_told() -> None:
 
 
 def test_every_block_is_run() -> None:
-    """By the tests, or by what runs them all; one is a drawing (issue 11)."""
+    """By the tests, or by what runs them all, but for drawings (issue 11)."""
     for path in TESTS.rglob("test_*.py"):
         if "from tests.readme import" in path.read_text():
             importlib.import_module(".".join(path.relative_to(TESTS.parent).parts)[:-3])
-    assert BLOCKS.keys() >= CLAIMED
-    assert BLOCKS.keys() - CLAIMED == {"etlstage 1"}
+    names = {block.name for blocks in BLOCKS_OF.values() for block in blocks}
+    assert CLAIMED - names == set()
+    assert names - CLAIMED == DRAWINGS
 
 
 def test_index_lists_every_page() -> None:
     """With its heading as the text of the link (issue 27)."""
-    docs = ROOT / "etlstage" / "docs"
     links = {
-        (docs / link).resolve(): text
-        for text, link in re.findall(r"\[(.+)\]\((.+)\)", PAGES[docs / "index.md"])
+        (DOCS / link).resolve(): text
+        for text, link in re.findall(r"\[(.+)\]\((.+)\)", PAGES[DOCS / "index.md"])
     }
     pages = {
         path: text.partition("\n")[0].removeprefix("# ")
         for path, text in PAGES.items()
-        if docs in path.parents and path.parent != docs
+        if DOCS in path.parents and path.parent != DOCS
     }
     assert links == pages

@@ -95,6 +95,28 @@ def test_first_worker(blocks: list[str]) -> None:
     answers_in_capitals(blocks[0])
 
 
+@runs("Define a pipeline and run it 1")
+def test_start_of_a_pipeline(blocks: list[str]) -> None:
+    """Without Spark (issue 27)."""
+    typed(steps(*blocks))
+
+
+@runs("Embed a stage in a service 1", "etlstage 2")
+def test_supervisor_of_the_first_page(blocks: list[str], folder: Path) -> None:
+    """With its worker (issue 27)."""
+    program, shout = blocks
+    written(folder, "shout.py", shout)
+    assert run(program)["outputs"] == (b"ONE",)
+
+
+@runs("Test a worker, in whatever language 1", "etlstage 2")
+def test_worker_of_the_first_page(blocks: list[str], folder: Path) -> None:
+    """As it is checked there (issue 27)."""
+    dialogue, shout = blocks
+    written(folder, "shout.py", shout)
+    typed(steps(dialogue))
+
+
 @runs("How a worker talks 1")
 def test_worker_without_the_sdk(blocks: list[str]) -> None:
     """As well."""
@@ -258,14 +280,6 @@ def test_scripted_worker(blocks: list[str]) -> None:
     """It dies with its message, and needs a minute for it: at once."""
     stage = Stage(name="clean", worker=("clean",))
     run(*blocks, AsyncSupervisor=AsyncSupervisor, stage=stage, anyio=anyio)
-
-
-@runs(*(f"From nothing to a pipeline {number}" for number in (1, 2, 3)))
-def test_from_nothing_to_a_pipeline(blocks: list[str]) -> None:
-    """Up to the run, which needs Spark (issue 11)."""
-    *before, (last, _) = steps(*blocks)
-    assert last == "etlstage run names/pipeline.yaml"
-    typed(before)
 
 
 @runs("Simulate a pipeline 1")

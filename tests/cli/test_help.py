@@ -9,9 +9,7 @@ from etlstage.cli.help import GROUPS, list_topics, show_topic, topics
 from etlstage.errors import ConfigError
 from tests.cli.conftest import Etlstage, command, environment
 from tests.cli.terminal import on_terminal
-from tests.readme import PAGES, ROOT
-
-DOCS = ROOT / "etlstage" / "docs"
+from tests.readme import DOCS, PAGES
 
 
 def test_topics_are_listed_by_group(capsys: pytest.CaptureFixture[str]) -> None:

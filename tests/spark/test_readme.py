@@ -171,16 +171,6 @@ def test_first_page(
 
 
 @pytest.mark.classic
-@runs("From nothing to a pipeline 1", "From nothing to a pipeline 3")
-def test_from_nothing_to_a_pipeline(
-    blocks: list[str], here: Callable[[Sequence[Step]], None]
-) -> None:
-    """To its end (issue 11)."""
-    init, *_, run = steps(*blocks)
-    here([init, run])
-
-
-@pytest.mark.classic
 @runs("Tests of a pipeline 1", "Tests of a pipeline 2")
 def test_tests_of_a_pipeline(
     blocks: list[str], here: Callable[[Sequence[Step]], None], tmp_path: Path
