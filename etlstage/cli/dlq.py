@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -86,21 +85,27 @@ def list_letters(
     found = find(place, changes)
     if as_json:
         for letter in chosen(found, stage):
-            superseded = found.settled.superseded(letter)
-            typer.echo(json.dumps({**letter.to_dict(), "superseded": superseded}))
+            old = found.settled.superseded(letter)
+            typer.echo(json.dumps({**letter.to_dict(), "superseded": old}))
         return 0
-    _print(_total(_rows(found, current(found, stage)), stage))
-    replaced = found.settled.replaced
-    if replaced is not None:
-        old = (x for x in chosen(found, stage) if found.settled.superseded(x))
-        first = next(old, None)
-        if first is not None:
-            _print(
-                f"\nsuperseded: their output was overwritten by run {replaced.run};"
-                " 'etlstage dlq retry' leaves them out"
-            )
-            count = _rows(found, chain([first], old))
-            _print(f"{counted(count, 'dead letter')} superseded")
+    superseded, some = found.settled.superseded, False
+
+    def left() -> Iterator[DeadLetter]:
+        nonlocal some
+        for letter in chosen(found, stage):
+            if superseded(letter):
+                some = True
+            else:
+                yield letter
+
+    _print(_total(_rows(found, left()), stage))
+    if some:
+        _print(
+            f"\nsuperseded: {found.settled.superseded_by};"
+            " 'etlstage dlq retry' leaves them out"
+        )
+        count = _rows(found, filter(superseded, chosen(found, stage)))
+        _print(f"{counted(count, 'dead letter')} superseded")
     return 0
 
 

@@ -161,12 +161,10 @@ def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -
         if ids is None or x.id in ids
     )
     if old:
-        replaced = found.settled.replaced
-        assert replaced is not None
         are = "is" if old == 1 else "are"
         Screen().tell(
-            f"{counted(old, 'dead letter')} {are} left out: their output was"
-            f" overwritten by run {replaced.run}; 'etlstage dlq drop' removes them"
+            f"{counted(old, 'dead letter')} {are} left out:"
+            f" {found.settled.superseded_by}; 'etlstage dlq drop' removes them"
         )
 
 

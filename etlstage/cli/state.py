@@ -173,7 +173,10 @@ def _lines(
         yield "dead letters", f"{count:,} of stage {stage}"
     old = sum(map(found.settled.superseded, chosen(found, None)))
     if old:
-        yield "superseded", f"{counted(old, 'dead letter')}, of overwritten output"
+        yield (
+            "superseded",
+            f"{counted(old, 'dead letter')}, of output overwritten or never written",
+        )
 
 
 def _load(last: Mapping[str, object]) -> str:

@@ -71,6 +71,8 @@ class RowLanding(Landing):
         self._overwrites = replaces
         self._ddl = schema
         self._letters = dead_letters
+        if dead_letters is not None:
+            dead_letters.pending = replaces
         self._policy = DeadLetterPolicy(
             self.account, on_error or ErrorPolicy(), dict(config), dead_letters
         )
@@ -86,6 +88,8 @@ class RowLanding(Landing):
     def begin(self, epochs: Epochs) -> None:
         """Begin behind what was loaded before: it is not replaced, nor in the way."""
         self._goes_on = self._resumed = epochs.done > 0
+        if self._letters is not None:
+            self._letters.pending = self._replaces
         if not epochs.once:
             return
         self._known, self.epochs = epochs, max(epochs.done, 0)

@@ -73,6 +73,45 @@ def test_retry(etlstage: Etlstage, tmp_path: Path) -> None:
     assert twice.stderr.endswith(f"dead letter '{new}' has passed in a retry\n")
 
 
+def test_letters_of_a_run_that_replaced_nothing_are_left_out(
+    pipeline: Path, etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """The output is that of the run before, whose letters are what it lacks."""
+    worker(tmp_path / "broken.py", BROKEN)
+    pipeline.write_text(
+        PIPELINE.replace("budget: 3", "budget: 2").replace(
+            "load: {worker: {command: [python, keep.py]}}",
+            "load: {files: {path: out, format: text, mode: overwrite}}",
+        )
+    )
+
+    def rows() -> list[str]:
+        files = (tmp_path / "out").glob("part-*")
+        return sorted(row for file in files for row in file.read_text().splitlines())
+
+    (tmp_path / "bad").write_text("b c")
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+    whole = [id_ for id_, _, _ in listed(etlstage)]
+    (tmp_path / "bad").write_text("b c d")
+    failed = etlstage("run", "pipeline.yaml", "-q")
+    assert failed.returncode == 1
+    assert len(listed(etlstage)) > len(whole)
+    assert rows() == ["a!!", "d!!"]
+    shown = etlstage("dlq", "ls", "pipeline.yaml").stdout
+    current, left_out = shown.split("\nsuperseded: ")
+    assert all(id_ in current and id_ not in left_out for id_ in whole)
+    (tmp_path / "bad").write_text("")
+    again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert rows() == ["a!!", "b!!", "c!!", "d!!"]
+    # The next run replaces all of it, and what it dead-letters is current again.
+    (tmp_path / "bad").write_text("a")
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+    (tmp_path / "bad").write_text("")
+    assert etlstage("dlq", "retry", "pipeline.yaml", "-q").returncode == 0
+    assert rows() == ["a!!", "b!!", "c!!", "d!!"]
+
+
 @pytest.mark.usefixtures("failed")
 def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> None:
     """Their rows are in the output that has replaced theirs (issue 23)."""
@@ -84,7 +123,7 @@ def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> 
     (tmp_path / "bad").write_text("")
     shown = etlstage("dlq", "ls", "pipeline.yaml").stdout
     mine, theirs = shown.split(
-        f"\nsuperseded: their output was overwritten by run {run};"
+        f"\nsuperseded: their output was overwritten by run {run}, or never written;"
     )
     assert old[0] not in mine
     assert "2 dead letters\n" in mine
@@ -100,7 +139,8 @@ def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> 
     again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
     assert again.returncode == 0
     assert again.stdout == (
-        f"2 dead letters are left out: their output was overwritten by run {run};"
+        f"2 dead letters are left out: their output was overwritten by run {run}, or never"
+        " written;"
         " 'etlstage dlq drop' removes them\n2 dead letters passed\n"
     )
     nothing = etlstage("dlq", "retry", "pipeline.yaml", old[0], "-q")

@@ -56,6 +56,8 @@ class DeadLetter:
     """The attempts at the message, oldest first."""
     config: Mapping[str, Any]
     """The stage, as plain JSON; of its environment the names."""
+    pending: bool = False
+    """Whether its run was to replace the output, and had not yet: see ``Settled``."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the letter as plain JSON: its message in base64, its place from 1."""
@@ -64,6 +66,8 @@ class DeadLetter:
         plain["message"] = base64.b64encode(self.message).decode()
         plain["place"] = self.place + 1
         plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
+        if self.pending:
+            plain["pending"] = True
         return plain
 
     def to_line(self, config: str | None = None) -> bytes:
@@ -85,7 +89,7 @@ class DeadLetter:
             f' "stage": {_text(self.stage)}, "place": {self.place + 1},'
             f' "message": "{message}", "error": {_text(self.error)},'
             f' "kind": {_text(self.kind)}, "attempts": {_dumped(self.attempts)},'
-            f' "config": {config}}}\n'
+            f' "config": {config}{_PENDING if self.pending else ""}}}\n'
         ).encode()
 
     @classmethod
@@ -96,12 +100,14 @@ class DeadLetter:
             plain["message"] = base64.b64decode(plain["message"], validate=True)
             plain["place"] = plain["place"] - 1
             plain["attempts"] = tuple(map(_attempt, plain["attempts"]))
-            return cls(**{name: plain[name] for name in _NAMES})
+            pending = plain.get("pending", False)
+            return cls(**{name: plain[name] for name in _NAMES}, pending=pending)
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"not a dead letter: {error}") from error
 
 
-_NAMES: Final = tuple(field.name for field in fields(DeadLetter))
+_NAMES: Final = tuple(x.name for x in fields(DeadLetter) if x.name != "pending")
+_PENDING: Final = ', "pending": true'
 
 
 @lru_cache(maxsize=64)

@@ -109,9 +109,17 @@ class Settled:
         return self._gone.get(number)
 
     def superseded(self, letter: DeadLetter) -> bool:
-        """Return whether the output that lacks the letter is replaced by another."""
+        """Return whether it is not this letter that the output lacks."""
         by = self.replaced
-        return by is not None and letter.run != by.run and letter.time <= by.time
+        if by is None:
+            return letter.pending
+        return letter.run != by.run and (letter.pending or letter.time <= by.time)
+
+    @property
+    def superseded_by(self) -> str:
+        """Why letters are superseded, for a human."""
+        by = f" by run {self.replaced.run}" if self.replaced is not None else ""
+        return f"their output was overwritten{by}, or never written"
 
     def letters(self, stage: str) -> Iterator[DeadLetter | Torn]:
         """Yield the letters of a stage that are left, oldest first; blocks."""
@@ -262,6 +270,7 @@ class Retry:
                 id=old.id,
                 run=old.run,
                 place=old.place,
+                pending=old.pending,
                 attempts=old.attempts + letter.attempts,
             )
         )

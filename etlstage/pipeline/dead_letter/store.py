@@ -10,6 +10,8 @@ its rows.
 A load that replaces its output leaves letters behind whose output is gone: to retry
 them would add to the output what the load has added itself. It is recorded which run
 was the last to replace it, and when; letters of others, from before, are superseded.
+So are those of a run that ended before it replaced the output: what is there lacks
+other messages. Until then its letters are *pending*, and say so themselves.
 """
 
 from __future__ import annotations
@@ -119,6 +121,8 @@ class DeadLetters:
         self.run: str = run or secrets.token_hex(4)
         self.count: int = 0
         """Letters of this run."""
+        self.pending: bool = False
+        """Whether the run is to replace the output, and has not yet."""
         self.fence: int = 0
         """Of the run, if it holds the state directory: behind a higher one none is kept."""
         self._state = state
@@ -199,6 +203,7 @@ class DeadLetters:
             kind=type(error).__name__,
             attempts=self._concealed(getattr(error, "attempts", ())),
             config=self._config_of(stage, config),
+            pending=self.pending,
         )
 
     async def keep(self, letters: Sequence[DeadLetter]) -> None:
@@ -229,7 +234,10 @@ class DeadLetters:
 
         """
         number = self._id_of(letter.stage, place, letter.message)
-        self._append([replace(letter, id=number, run=self.run, place=place)])
+        ours = replace(
+            letter, id=number, run=self.run, place=place, pending=self.pending
+        )
+        self._append([ours])
         self.count += 1
 
     def supersede(self, time: str) -> None:
@@ -246,6 +254,7 @@ class DeadLetters:
         if self._keep is None:
             self._check_held()
             supersede(self._state, self.run, time)
+        self.pending = False
 
     def recall(self) -> None:
         """Take note of this run's letters: what is there is not appended again."""

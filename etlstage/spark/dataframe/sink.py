@@ -154,7 +154,10 @@ class DataFrameSink(RowSink, SparkSink):
             # Whether there was something is asked before the first.
             place = replace(place, mode="append")
         sink = type(self)(spark, place, **self._settings, dead_letters=letters)
-        if not far:
+        if far:
+            # Nothing but its own folder: letters of other batches stay what they are.
+            sink._overwrites = letters.pending = False
+        else:
             sink.begin(epochs._replace(once=once))
         return sink
 

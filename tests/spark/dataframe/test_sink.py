@@ -146,6 +146,49 @@ async def test_letters_of_overwritten_output_are_superseded(
         mine.close()
 
 
+@pytest.mark.parametrize("messages", [[b"\xff"], [b"\xff", b"\xff"]])
+async def test_letters_of_output_overwritten_with_nothing_are_current(
+    spark: SparkSession, out: Path, tmp_path: Path, messages: list[bytes]
+) -> None:
+    """The output is replaced also by a run that dead-letters all."""
+    await load(DataFrameSink(spark, Destination(str(out))), [b"old"])
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    place = Destination(str(out), mode="overwrite")
+    sink = DataFrameSink(
+        spark,
+        place,
+        epoch_messages=1,
+        on_error=ErrorPolicy(budget=ErrorBudget(count=9, share=None)),
+        dead_letters=letters,
+    )
+    await load(sink, messages)
+    settled = Settled(letters.folder)
+    left = [x for x in settled.letters("load") if isinstance(x, DeadLetter)]
+    assert [settled.superseded(x) for x in left] == [False] * len(messages)
+    assert spark.read.parquet(str(out)).count() == 0
+    letters.close()
+
+
+async def test_batch_in_a_folder_of_its_own_supersedes_no_letters(
+    spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can be renamed, a batch replaces only what it wrote itself."""
+    monkeypatch.setattr(Destination, "local", property(lambda _: None))
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    whole = DataFrameSink(spark, Destination(str(out), mode="append"))
+    for done in range(2):
+        mine = letters.of_run(f"1-{done + 1}")
+        epochs = Epochs("1", done, once=False, check=lambda: None)
+        await load(whole.of_batch(spark, epochs, mine), [b"one", b"\xff"])
+        mine.close()
+    settled = Settled(letters.folder)
+    left = [x for x in settled.letters("load") if isinstance(x, DeadLetter)]
+    assert [(x.run, settled.superseded(x)) for x in left] == [
+        ("1-1", False),
+        ("1-2", False),
+    ]
+
+
 async def test_column_of_nulls_is_told_at_the_end(
     spark: SparkSession, out: Path
 ) -> None:
