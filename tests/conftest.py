@@ -43,6 +43,7 @@ GROUPS: Final = ("core", "process", "spark")
 OF_PROCESSES: Final = (
     "cli",
     "examples",
+    "simulate",
     "supervisor",
     "testing",
     "transport",

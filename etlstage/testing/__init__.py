@@ -30,7 +30,8 @@ wants it to be given, with everything kept that goes both ways::
     async with WorkerUnderTest(stage) as worker:
         (reply,) = await worker.exchange([b"one"], cuts=[2])
 
-A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`.
+A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`; and
+:func:`simulate` runs one of yours once for each seed, in virtual time, with faults.
 
 :mod:`etlstage.testing.strategies` draws messages, cuts, faults and stages for Hypothesis;
 :func:`given_worker` tries a property of a worker's replies, a :class:`WorkerMachine`
@@ -79,9 +80,12 @@ if TYPE_CHECKING:
     from etlstage.testing.recording.recording import Recording as Recording
     from etlstage.testing.recording.replay import play as play
     from etlstage.testing.replies import Reply as Reply
+    from etlstage.testing.scenario import Scenario as Scenario
     from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
     from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
     from etlstage.testing.sessions import SessionMachine as SessionMachine
+    from etlstage.testing.simulation import SimulationFailed as SimulationFailed
+    from etlstage.testing.simulation import simulate as simulate
     from etlstage.testing.worker import hostile_worker as hostile_worker
 
 __all__ = (
@@ -105,10 +109,12 @@ __all__ = (
     "Recording",
     "RecordingFolder",
     "Reply",
+    "Scenario",
     "ScriptedLaunch",
     "ScriptedWorker",
     "SessionCase",
     "SessionMachine",
+    "SimulationFailed",
     "Step",
     "SupervisorFactory",
     "VirtualLoop",
@@ -120,6 +126,7 @@ __all__ = (
     "hostile_worker",
     "play",
     "run_virtually",
+    "simulate",
     "verify",
     "virtual_time",
 )
@@ -150,6 +157,9 @@ _HOMES = {
     "Reply": "etlstage.testing.replies",
     "ScriptedLaunch": "etlstage.testing.scripted",
     "ScriptedWorker": "etlstage.testing.scripted",
+    "Scenario": "etlstage.testing.scenario",
+    "SimulationFailed": "etlstage.testing.simulation",
+    "simulate": "etlstage.testing.simulation",
     "VirtualLoop": "etlstage.testing.clock",
     "WorkerMisbehaved": "etlstage.testing.conversation",
     "WorkerUnderTest": "etlstage.testing.conversation",

@@ -5,15 +5,21 @@ On such a clock a back-off of a minute takes no time, and a deadline is met or m
 by what was written and not by how busy the machine is. It is for what runs in one
 process, such as the workers of ``scripted.py``: a real process, or a thread, is
 not waited for, and finds that hours have passed.
+
+With a ``draw`` it is also drawn which task runs first of those that may, so that one
+seed is one order of events, and another one another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
+import random
 import selectors
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar, TypeVarTuple
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 
 import anyio
 
@@ -24,32 +30,81 @@ Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop of asyncio on a virtual clock, which starts at 0."""
+_TURN: Final = 1e-9  # seconds; what is due within so many runs in one turn of the loop
+_TURNS: Final = 100_000  # in which time stands still, until that is no accident
+# Each task draws from its own source: asyncio and anyio keep tasks in sets, and so call
+# them in an order that is not the seed's.
+_DRAWS: contextvars.ContextVar[Callable[[], float]] = contextvars.ContextVar("draws")
 
-    def __init__(self) -> None:
-        self._virtual = _Selector()
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """
+    An event loop of asyncio on a virtual clock, which starts at 0.
+
+    Args:
+        draw: Draws which callback runs first of those that are due. Then what can't
+            end is an error: that all tasks wait for each other, or that none of them
+            ever lets time pass. None: the order is asyncio's.
+
+    """
+
+    def __init__(self, draw: random.Random | None = None) -> None:
+        self._virtual = _Selector(bounded=draw is not None)
+        self._draw = draw
         super().__init__(self._virtual)
+        if draw is not None:
+            self.set_task_factory(self._seeded_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         """Return the time, in virtual seconds."""
         now = self._virtual.now
         # The loop runs what is due before now plus its resolution, a nanosecond. Years
         # ahead, where a thread lets it jump, a float does not change by that little.
-        self._clock_resolution = max(1e-9, math.ulp(now))
+        self._clock_resolution = max(_TURN, math.ulp(now))
         return now
+
+    def call_soon(
+        self,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        """Run a callback in the next turn, first or last as it is drawn."""
+        if self._draw is None:
+            return super().call_soon(callback, *args, context=context)
+        found = context.get(_DRAWS) if context is not None else _DRAWS.get(None)
+        later = (found or self._draw.random)() * _TURN
+        return self.call_at(self.time() + later, callback, *args, context=context)
+
+    def _seeded_task(
+        self,
+        _: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, T],
+        *,
+        context: contextvars.Context | None = None,
+        **options: Any,  # noqa: ANN401 - passed on
+    ) -> asyncio.Task[T]:
+        assert self._draw is not None
+        own = random.Random(self._draw.getrandbits(64))  # noqa: S311
+        context = context or contextvars.copy_context()
+        context.run(_DRAWS.set, own.random)
+        return asyncio.Task(coroutine, loop=self, context=context, **options)
 
 
 class _Selector(selectors.DefaultSelector):
     """Jumps to the time of the next timer in place of sleeping until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bounded: bool) -> None:
         super().__init__()
         self.now = 0.0
+        self._bounded = bounded
+        self._turns = 0  # since time has passed
 
     def select(
         self, timeout: float | None = None
     ) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._bounded:
+            self._check(timeout)
         # Without a timer there is no time to jump to: only a thread can go on.
         if timeout is None or timeout <= 0:
             return super().select(timeout)
@@ -58,8 +113,18 @@ class _Selector(selectors.DefaultSelector):
             self.now += timeout
         return ready
 
+    def _check(self, timeout: float | None) -> None:
+        if timeout is None:
+            raise RuntimeError("all tasks wait for each other")
+        self._turns = 0 if timeout > _TURN else self._turns + 1
+        if self._turns > _TURNS:
+            self._turns = 0
+            raise RuntimeError("tasks go on for ever, and no time passes")
 
-def virtual_time(backend: Backend = "asyncio") -> tuple[str, dict[str, Any]]:
+
+def virtual_time(
+    backend: Backend = "asyncio", draw: random.Random | None = None
+) -> tuple[str, dict[str, Any]]:
     """
     Return a backend on a virtual clock, with its options, as anyio wants them.
 
@@ -69,9 +134,13 @@ def virtual_time(backend: Backend = "asyncio") -> tuple[str, dict[str, Any]]:
         def anyio_backend(request):
             return virtual_time(request.param)
 
+    Args:
+        backend: Which one.
+        draw: On asyncio: draws which task runs first; see :class:`VirtualLoop`.
+
     """
     if backend == "asyncio":
-        return backend, {"loop_factory": VirtualLoop}
+        return backend, {"loop_factory": partial(VirtualLoop, draw)}
     import trio.testing
 
     return backend, {"clock": trio.testing.MockClock(autojump_threshold=0)}
@@ -81,7 +150,8 @@ def run_virtually(
     main: Callable[[*Args], Awaitable[T]],
     *args: *Args,
     backend: Backend = "asyncio",
+    draw: random.Random | None = None,
 ) -> T:
     """Run ``main(*args)`` in virtual time and return what it returns."""
-    name, options = virtual_time(backend)
+    name, options = virtual_time(backend, draw)
     return anyio.run(main, *args, backend=name, backend_options=options)

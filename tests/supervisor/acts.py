@@ -20,7 +20,7 @@ from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import FaultPlan, ScriptedLaunch, ScriptedWorker
 from etlstage.testing.scripted import Script
-from etlstage.testing.simulate.worker import SimulatedWorker, Work
+from etlstage.testing.simulated import SimulatedWorker, Work
 from tests.supervisor.workers import PROGRAM
 
 __all__ = ("acting", "script_of")

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from etlstage.testing import VirtualLoop, run_virtually, virtual_time
@@ -100,3 +103,126 @@ def test_timer_rings_however_late_it_is() -> None:
         return anyio.current_time()
 
     assert run_virtually(main) == pytest.approx(2**28 + 1)
+
+
+# --- an order that is drawn -----------------------------------------------------------
+
+
+def drawn(seed: int) -> random.Random:
+    """Return what a seed draws from."""
+    return random.Random(seed)  # noqa: S311
+
+
+def orders(seed: int) -> list[str]:
+    """Return who came in which order."""
+    seen: list[str] = []
+
+    async def walk(name: str) -> None:
+        for _ in range(3):
+            seen.append(name)
+            await anyio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            for name in "abc":
+                tasks.start_soon(walk, name)
+
+    run_virtually(main, draw=drawn(seed))
+    return seen
+
+
+def test_order_of_tasks_is_drawn() -> None:
+    """The same from one seed; each task goes through its own steps in order."""
+    found = [orders(seed) for seed in range(40)]
+    assert found == [orders(seed) for seed in range(40)]
+    assert len({tuple(seen[:3]) for seen in found}) == 6
+    assert all(sorted(seen) == list("aaabbbccc") for seen in found)
+
+
+def cancelled(seed: int) -> list[int]:
+    """Return in which order tasks are cancelled that one scope is around."""
+    seen: list[int] = []
+
+    async def wait(number: int) -> None:
+        with anyio.CancelScope():
+            try:
+                await anyio.sleep_forever()
+            finally:
+                seen.append(number)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(20):
+                tasks.start_soon(wait, number)
+            await anyio.sleep(1)
+            tasks.cancel_scope.cancel()
+
+    run_virtually(main, draw=drawn(seed))
+    return seen
+
+
+def test_order_of_what_is_cancelled_is_drawn() -> None:
+    """Although asyncio and anyio keep it in sets: where things are is no choice."""
+    ballast = []
+    for seed in range(5):
+        ballast += [object() for _ in range(seed * 777)]
+        first = cancelled(seed)
+        ballast += [[n] for n in range(seed * 1234)]
+        assert cancelled(seed) == first
+    assert cancelled(1) != cancelled(2)
+
+
+async def wait_forever() -> None:
+    """Wait for what nobody does, and at the end, too."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait_stubbornly)
+        await anyio.Event().wait()
+
+
+async def wait_stubbornly() -> None:
+    """Wait, and be none the wiser."""
+    try:
+        await anyio.Event().wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(anyio.current_time() + 1)
+
+
+async def turn_forever() -> None:
+    """Never wait."""
+    while True:
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("main", "why"),
+    [
+        (wait_forever, "all tasks wait for each other"),
+        (turn_forever, "tasks go on for ever, and no time passes"),
+    ],
+)
+def test_what_can_not_end_is_an_error(
+    main: Callable[[], Awaitable[None]], why: str
+) -> None:
+    """It would be waited for without end."""
+    with pytest.raises(RuntimeError, match=why):
+        run_virtually(main, draw=drawn(0))
+
+
+def test_order_is_drawn_where_time_is_far_ahead() -> None:
+    """Where floats are far apart, too."""
+
+    async def main() -> list[int]:
+        await anyio.sleep(1e9)  # noqa: ASYNC116 - and then it goes on
+        seen: list[int] = []
+
+        async def note(number: int) -> None:
+            await anyio.lowlevel.checkpoint()
+            seen.append(number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(note, number)
+        return sorted(seen)
+
+    assert run_virtually(main, draw=drawn(0)) == [0, 1, 2, 3, 4]

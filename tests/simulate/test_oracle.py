@@ -15,8 +15,8 @@ from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import Status
 from etlstage.stage import Order, Stage
-from etlstage.testing.simulate import Scenario
-from etlstage.testing.simulate.oracle import Oracle, Violation
+from tests.simulate import Scenario
+from tests.simulate.oracle import Oracle, Violation
 
 pytestmark = pytest.mark.core
 
@@ -100,7 +100,7 @@ def judge(
     position = len(made.messages) if committed is None else committed
     if position:
         oracle.check_commit(position, loaded, letters)
-    oracle.check_end(
+    oracle.check_run(
         report(made, loaded, len(letters), **given),
         loaded,
         letters,
@@ -244,10 +244,10 @@ def test_ledger_that_is_wrong() -> None:
     made = scenario()
     wrong = report(made, [b"a", b"A"], dead=1)
     with pytest.raises(Violation, match="has 1 dead letters, 0 are kept"):
-        Oracle(made).check_end(wrong, [b"a", b"A"], [], {})
+        Oracle(made).check_run(wrong, [b"a", b"A"], [], {})
     wrong.ledger[1].done = 0
     with pytest.raises(LedgerImbalance):
-        Oracle(made).check_end(wrong, [b"a", b"A"], [], {})
+        Oracle(made).check_run(wrong, [b"a", b"A"], [], {})
 
 
 def test_extraction_that_ends_early() -> None:
@@ -256,4 +256,4 @@ def test_extraction_that_ends_early() -> None:
     short = report(made, [b"a", b"A"])
     short.ledger[0].produced = short.ledger[1].received = short.ledger[1].done = 1
     with pytest.raises(Violation, match="1 of 2 messages were extracted"):
-        Oracle(made).check_end(short, [b"a", b"A"], [], {})
+        Oracle(made).check_run(short, [b"a", b"A"], [], {})

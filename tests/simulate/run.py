@@ -1,32 +1,28 @@
 """
-One seed: the scenario that it draws, run in virtual time, watched and judged.
+A run of a whole pipeline: its ends fail, and it breaks off and is started again.
 
-Whatever is left to chance is drawn from the seed: the scenario, the order in which
-tasks go on, how long the ends take, and what etlstage itself draws. So it runs again
-the same, in any process.
+What is to be true at any time is judged when it is; what is to be true at the end,
+when that has come.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import anyio
 
-from etlstage.errors import LedgerImbalance, RepliesDoubtful, SourceFailed, WorkerLost
+from etlstage.errors import RepliesDoubtful, SourceFailed, WorkerLost
 from etlstage.messages import Position, StageKind
-from etlstage.pipeline import Pipeline, Report, Sink, Source, WorkerSink
+from etlstage.pipeline import Pipeline, Report, WorkerSource
 from etlstage.pipeline.delivery.record import Record
-from etlstage.testing.ends import MemorySink
-from etlstage.testing.fault import FaultPlan
-from etlstage.testing.scripted import ScriptedLaunch, ScriptedWorker
-from etlstage.testing.simulate import backend
-from etlstage.testing.simulate.control import chance, logged
-from etlstage.testing.simulate.ends import (
+from etlstage.stage import Stage
+from etlstage.testing import MemorySink, SimulationFailed, simulation
+from etlstage.transport import Launch
+from tests.simulate.ends import (
     Disk,
     Extracting,
     SimulatedDelivery,
@@ -35,73 +31,59 @@ from etlstage.testing.simulate.ends import (
     SimulatedSink,
     SimulatedSource,
 )
-from etlstage.testing.simulate.loop import Loop
-from etlstage.testing.simulate.oracle import Oracle, Violation
-from etlstage.testing.simulate.scenario import Scenario
-from etlstage.testing.simulate.worker import SimulatedWorker, Work
-from etlstage.transport.base import Child, LaunchRequest, Wire, describe_status
+from tests.simulate.oracle import Oracle, Violation
+from tests.simulate.scenario import Scenario
 
-__all__ = ("Draw", "Simulation")
+__all__ = ("Draw", "Simulation", "simulate", "simulate_all")
 
 Draw = Callable[[random.Random], Scenario]
 """Draws what a seed runs, from that alone."""
+
+
+def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
+    """
+    Run pipelines, one for each seed, and judge each.
+
+    Raises:
+        SimulationFailed: For the first seed whose run breaks a promise.
+
+    """
+    simulation.simulate(draw, seeds, simulation=Simulation)
+
+
+def simulate_all(draw: Draw, seeds: range) -> tuple[list[str], float]:
+    """Return the stories of all seeds that fail, and the processor time of all."""
+    began, stories = time.process_time(), list[str]()
+    while seeds:
+        try:
+            simulate(draw, seeds)
+        except SimulationFailed as error:
+            stories.append(str(error))
+            seeds = range(error.seed + 1, seeds.stop)
+        else:
+            break
+    return stories, time.process_time() - began
 
 
 class Crashed(Exception):
     """What breaks a run off, as SIGKILL would."""
 
 
-class Simulation:
+class Simulation(simulation.Simulation[Scenario]):
     """One seed, run once."""
 
     def __init__(self, draw: Draw, seed: int, *, told: bool = False) -> None:
-        self._seed = seed
-        # The choices of the scenario are apart from those of its run, so that a
-        # scenario that is drawn with one fault less is run nearly the same.
-        self.scenario: Scenario = draw(random.Random(f"{seed}"))  # noqa: S311
-        self._draw = random.Random(f"{seed} run")  # noqa: S311
-        self._told = told
-        self._loop = Loop(self._draw)
-        self.story: list[str] = []
+        super().__init__(draw, seed, told=told)
         self._oracle = Oracle(self.scenario)
-        self._scripted = ScriptedLaunch(self._script, pipe_size=self.scenario.pipe_size)
         self._calls = 0  # of the end that is broken
         self._disk = Disk()
         # Of the runs before this one: messages, and dead letters by stage.
         self._before = 0, Counter[str]()
         self._crash: Crashed | None = None
-        self._stages = {stage.name: stage for stage in self.scenario.stages}
-        self._loaded: list[bytes] = []  # by workers
-        self._tries: Counter[tuple[str, bytes]] = Counter()
-        # By stage: which message was processed first, and so on.
-        self._processed: dict[str, dict[bytes, int]] = {}
         self._memory: MemorySink
         self._letters: SimulatedLetters
-        self._pipeline: Pipeline
-        self._violation = ""
+        self._run: Pipeline
         self._doubted: Violation | None = None
-        self._made_up = False
-
-    def run(self) -> str:
-        """Return what was not as promised, or nothing."""
-        with chance(self._seed), logged(self.tell if self._told else None):
-            try:
-                backend.run(self._loop, self._run)
-            except (Violation, LedgerImbalance) as error:
-                self.violate(str(error))
-            except Exception as error:
-                self.violate(f"internal error: {error!r}")
-        return self._violation
-
-    def tell(self, text: str) -> None:
-        """Add a line to the story, if it is to be told."""
-        if self._told:
-            self.story.append(f"{self._loop.now:9.3f} s  {text}")
-
-    def violate(self, why: str) -> None:
-        """Take note of the first promise that is broken."""
-        self._violation = self._violation or why
-        self.tell(f"VIOLATION: {why}")
 
     async def pause(self) -> None:
         """Take some time, or none."""
@@ -164,44 +146,34 @@ class Simulation:
         try:
             yield
         except Violation as error:
-            if self._pipeline.doubtful or not self.scenario.may_fail:
+            if self._run.doubtful or not self.scenario.may_fail:
                 self.violate(str(error))
             else:
                 # What shows that a reply was another's may come later.
                 self._doubted = self._doubted or error
 
-    def _launch(self, request: LaunchRequest) -> tuple[Wire, Child]:
-        if request.start in self.scenario.starts_that_fail.get(request.stage, ()):
-            self.tell(f"{request.worker}: start {request.start} fails")
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        return self._scripted(request)
-
-    def _make(self) -> None:
-        scenario, disk, launch = self.scenario, self._disk, self._launch
+    def _made(self) -> Pipeline:
+        scenario, disk = self.scenario, self._disk
         letters = self._letters = SimulatedLetters(self, disk)
-        source: Source = SimulatedSource(self, scenario)
-        if scenario.source is not None:
-            source = Extracting(self, scenario.source, launch)
         self._memory = SimulatedSink(self)
         delivery = None
         if scenario.epoch is not None:
             self._memory = SimulatedEpochSink(self, disk)
             delivery = SimulatedDelivery(self, disk, self._at)
-        sink: Sink = self._memory
-        if scenario.sink is not None:
-            sink = WorkerSink(scenario.sink, dead_letters=letters, launch=launch)
-        self._pipeline = Pipeline(
-            name="simulated",
-            source=source,
-            stages=scenario.between,
-            sink=sink,
+        source = SimulatedSource(self, scenario)
+        return self._pipeline(
+            source,
+            self._memory,
+            letters,
+            self._launch,
             flush_every=scenario.flush_every,
-            dead_letters=letters,
-            launch=launch,
             delivery=delivery,
         )
 
-    async def _run(self) -> None:
+    def _extracting(self, stage: Stage, launch: Launch) -> WorkerSource:
+        return Extracting(self, stage, launch)
+
+    async def _main(self) -> None:
         breaks, ended = iter(self.scenario.breaks), self.scenario.ended
         while await self._start(next(breaks, None), ended):
             self.tell("the run is started again")
@@ -212,7 +184,7 @@ class Simulation:
         """Run the pipeline; return whether it is to be started again."""
         scenario, report, calls = self.scenario, None, self._calls
         self._step, self._crash = ("", 0), None
-        self._make()
+        self._run = self._made()
         with anyio.move_on_after(scenario.seconds) as patience:
             with anyio.CancelScope() as self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -221,12 +193,9 @@ class Simulation:
                         self._step = breaks
                     elif breaks is not None:
                         tasks.start_soon(self._break_off, breaks)
-                    report = await self._pipeline.run()
+                    report = await self._run.run()
                     tasks.cancel_scope.cancel()
-        for worker in self._scripted.running:
-            raise Violation(f"{worker.name} was left behind")
-        if patience.cancelled_caught:
-            raise Violation(f"the run was not over within {scenario.seconds:g} s")
+        self._check_over(None if patience.cancelled_caught else self._run)
         if self._crash is not None:
             return self._goes_on()
         if report is None:
@@ -249,7 +218,7 @@ class Simulation:
         drained = drained and isinstance(report.error, SourceFailed)
         if self.scenario.epoch is not None and (broke or drained):
             return self._goes_on()
-        self._oracle.check_end(
+        self._oracle.check_run(
             report,
             self._arrived,
             self._letters.kept,
@@ -275,7 +244,7 @@ class Simulation:
             return self._goes_on()
         if self.scenario.may_fail:
             return False  # whether a reply was another's, it had no time to tell
-        report: Report = self._pipeline.report("failed")
+        report: Report = self._run.report("failed")
         extracted = report.ledger[0].produced
         self._oracle.check_loaded(
             extracted, self._arrived, self._letters.kept, whole=False
@@ -300,7 +269,7 @@ class Simulation:
         await anyio.sleep(self.scenario.ended_at)
         if ended == "drained":
             self.tell("the run is drained")
-            self._pipeline.drain()
+            self._run.drain()
         else:
             self._scope.cancel()
 
@@ -328,57 +297,3 @@ class Simulation:
         if self.scenario.epoch is not None:
             return self._disk.loaded
         return self._loaded if self.scenario.sink is not None else self._memory.messages
-
-    async def _script(self, worker: ScriptedWorker) -> int:
-        name = worker.request.stage
-        stage, scenario = self._stages[name], self.scenario
-        simulated = SimulatedWorker(
-            worker,
-            stage,
-            self._counted(worker, self._work(name)),
-            scenario.faults.get(name, FaultPlan()),
-            lambda text: self.tell(f"{worker.name}: {text}"),
-            self._loaded.extend,
-        )
-        self.tell(f"{worker.name}: start {worker.start}")
-        try:
-            status = await simulated.run()
-        except SystemExit as error:
-            self.tell(f"{worker.name}: {describe_status(int(str(error.code)))}")
-            raise
-        except anyio.get_cancelled_exc_class():
-            signals = ", ".join(signal.name for signal in worker.signals)
-            self.tell(f"{worker.name}: ended by {signals or 'its supervisor'}")
-            raise
-        finally:
-            self._made_up = self._made_up or simulated.made_up
-        self.tell(f"{worker.name}: exits with status {status}")
-        return status
-
-    def _work(self, stage: str) -> Work:
-        if self.scenario.source is not None and self.scenario.source.name == stage:
-            return self._extracted
-        return self.scenario.work.get(stage, _nothing)
-
-    def _extracted(self, request: bytes) -> Iterable[bytes]:
-        asked = json.loads(request)
-        return self.scenario.messages[asked["start"] : asked["end"]]
-
-    def _counted(self, worker: ScriptedWorker, work: Work) -> Work:
-        """Note what is processed, in which order, and tell of what is once more."""
-        stage = worker.request.stage
-        processed = self._processed.setdefault(stage, {})
-
-        def counted(message: bytes) -> Iterable[bytes]:
-            processed.setdefault(message, len(processed))
-            self._tries[stage, message] += 1
-            tries = self._tries[stage, message]
-            if tries > 1:
-                self.tell(f"{worker.name}: is given {message!r}, try {tries}")
-            return work(message)
-
-        return counted
-
-
-def _nothing(_: bytes) -> Iterable[bytes]:
-    return ()

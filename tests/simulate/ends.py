@@ -8,7 +8,7 @@ still close what it has, and leaves no trace.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,9 +28,9 @@ from etlstage.testing.ends import (
     MemorySink,
     MemorySource,
 )
-from etlstage.testing.simulate.oracle import Violation
-from etlstage.testing.simulate.scenario import Scenario
+from etlstage.testing.scenario import Violation
 from etlstage.transport import Launch
+from tests.simulate.scenario import Scenario
 
 __all__ = (
     "Disk",
@@ -93,7 +93,7 @@ class SimulatedSource(MemorySource):
     """Takes its time, and has the positions judged."""
 
     def __init__(self, watch: Watch, scenario: Scenario) -> None:
-        super().__init__(_items(scenario))
+        super().__init__(scenario.items())
         self._watch = watch
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
@@ -240,11 +240,3 @@ class SimulatedDelivery(Delivery):
         self._watch.live()
         self._watch.record(record)
         self._disk.record = record
-
-
-def _items(scenario: Scenario) -> Iterator[Run | Position]:
-    messages, step = scenario.messages, scenario.position_every
-    for start in range(0, len(messages), step):
-        run = messages[start : start + step]
-        yield run
-        yield Position(start + len(run))

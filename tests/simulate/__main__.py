@@ -1,5 +1,5 @@
 """
-``python -m etlstage.testing.simulate``: run pipelines of workers, by seed.
+``python -m tests.simulate``: run pipelines of workers, by seed.
 
 It prints the story of each seed that fails, and exits with 1 if there is one.
 """
@@ -14,8 +14,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
-from etlstage.testing.simulate.pipelines import any_pipeline
-from etlstage.testing.simulate.seeds import simulate_all
+from tests.simulate.pipelines import any_pipeline
+from tests.simulate.run import simulate_all
 
 __all__ = ("main",)
 
@@ -25,7 +25,7 @@ _PIECE: Final = 100  # seeds that a process takes at once
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do as the command line says; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m etlstage.testing.simulate",
+        prog="python -m tests.simulate",
         description="Run pipelines of workers, with faults, in virtual time.",
     )
     parser.add_argument(

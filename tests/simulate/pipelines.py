@@ -31,8 +31,8 @@ from etlstage.stage import (
     WorkerProgram,
 )
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
-from etlstage.testing.simulate.scenario import Scenario
-from etlstage.testing.simulate.worker import Work
+from etlstage.testing.simulated import Work
+from tests.simulate.scenario import Scenario
 
 __all__ = ("any_pipeline", "miscounting", "three_stages")
 

@@ -1,0 +1,353 @@
+"""
+A pipeline of yours in virtual time, on one thread, with every choice from one seed.
+
+::
+
+    def draw(chance: random.Random) -> Scenario:
+        return Scenario(
+            messages=[b"%d" % n for n in range(20)],
+            stages=[CLEAN, ENRICH],
+            work={"clean": clean, "enrich": enrich},
+            faults={"clean": FaultPlan.of(Fault(FaultKind.KILL, probability=0.05))},
+        )
+
+    simulate(draw, seeds=range(1000))
+
+Supervisors, exchanges and the pipeline are the real ones; workers are scripted, and
+both ends are in memory. What comes out is compared with what the functions make of the
+messages. A seed that fails tells its story, and runs again the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import logging
+import random
+import sys
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Iterable,
+    Iterator,
+)
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+from unittest.mock import patch
+
+import anyio
+import structlog
+
+from etlstage.errors import LedgerImbalance
+from etlstage.pipeline import Pipeline, Report, WorkerSink, WorkerSource
+from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.protocol.marker import proof
+from etlstage.stage import Stage
+from etlstage.telemetry.log import NAME
+from etlstage.testing.clock import run_virtually
+from etlstage.testing.ends import MemoryDeadLetters, MemorySink, MemorySource
+from etlstage.testing.fault import FaultPlan
+from etlstage.testing.scenario import Oracle, Scenario, Violation
+from etlstage.testing.scripted import ScriptedLaunch, ScriptedWorker
+from etlstage.testing.simulated import SimulatedWorker, Work
+from etlstage.transport.base import Child, LaunchRequest, Wire, describe_status
+
+__all__ = ("Simulation", "SimulationFailed", "simulate")
+
+S = TypeVar("S", bound=Scenario)
+
+
+class Simulation(Generic[S]):
+    """
+    One seed, run once.
+
+    Args:
+        draw: Draws what to run.
+        seed: What all choices come from.
+        told: Whether its story is kept.
+
+    Attributes:
+        scenario: What runs.
+        story: What happened, in order, each line with its virtual time.
+
+    """
+
+    def __init__(
+        self, draw: Callable[[random.Random], S], seed: int, *, told: bool = False
+    ) -> None:
+        self._seed = seed
+        # The choices of the scenario are apart from those of its run, so that a
+        # scenario that is drawn with one fault less is run nearly the same.
+        self.scenario: S = draw(random.Random(f"{seed}"))  # noqa: S311
+        self._draw = random.Random(f"{seed} run")  # noqa: S311
+        self._told = told
+        self.story: list[str] = []
+        self._scripted = ScriptedLaunch(self._script, pipe_size=self.scenario.pipe_size)
+        self._stages = {stage.name: stage for stage in self.scenario.stages}
+        self._loaded: list[bytes] = []  # by workers
+        self._tries: Counter[tuple[str, bytes]] = Counter()
+        # By stage: which message was processed first, and so on.
+        self._processed: dict[str, dict[bytes, int]] = {}
+        self._violation = ""
+        self._made_up = False
+
+    def run(self) -> str:
+        """Return what was not as promised, or nothing."""
+        left: list[AsyncGenerator[Any, Any]] = []
+
+        async def main() -> None:
+            # When what is left in the middle is closed would be no choice of the seed.
+            sys.set_asyncgen_hooks(None, left.append)
+            try:
+                await self._main()
+            except (Violation, LedgerImbalance) as error:
+                self.violate(str(error))
+            except Exception as error:
+                self.violate(f"internal error: {error!r}")
+
+        with _chance(self._seed), _logged(self.tell if self._told else None):
+            try:
+                run_virtually(main, draw=self._draw)
+            except RuntimeError as error:  # it can't end
+                self._violation = self._violation or f"internal error: {error!r}"
+        if left and not self._violation:
+            return f"{left[0]!r} was left in the middle, and not closed"
+        return self._violation
+
+    def tell(self, text: str) -> None:
+        """Add a line to the story, if it is kept."""
+        if self._told:
+            self.story.append(f"{anyio.current_time():9.3f} s  {text}")
+
+    def violate(self, why: str) -> None:
+        """Record the first promise that is broken."""
+        self._violation = self._violation or why
+        self.tell(f"VIOLATION: {why}")
+
+    # --- inside -------------------------------------------------------------
+
+    async def _main(self) -> None:
+        """Run the pipeline, and judge that."""
+        letters, sink = MemoryDeadLetters(), MemorySink()
+        pipeline = self._pipeline(
+            MemorySource(self.scenario.items()), sink, letters, self._launch
+        )
+        report: Report | None = None
+        with anyio.move_on_after(self.scenario.seconds):
+            report = await pipeline.run()
+        self._check_over(report)
+        assert report is not None
+        self.tell(f"the run is over: {report.status}")
+        # Else replies are those of other messages, and nobody can know.
+        if not self._made_up:
+            loads = self.scenario.sink is not None
+            loaded = self._loaded if loads else sink.messages
+            Oracle(self.scenario).check_end(report, loaded, letters.kept)
+
+    def _check_over(self, report: object) -> None:
+        for worker in self._scripted.running:
+            raise Violation(f"{worker.name} was left behind")
+        if report is None:
+            seconds = self.scenario.seconds
+            raise Violation(f"the run was not over within {seconds:g} s")
+
+    def _pipeline(
+        self,
+        source: Source,
+        sink: Sink,
+        letters: MemoryDeadLetters,
+        launch: Callable[[LaunchRequest], tuple[Wire, Child]],
+        **options: Any,  # noqa: ANN401 - passed on
+    ) -> Pipeline:
+        """Return the pipeline; workers are its ends where the scenario has them."""
+        scenario = self.scenario
+        if scenario.source is not None:
+            source = self._extracting(scenario.source, launch)
+        if scenario.sink is not None:
+            sink = WorkerSink(scenario.sink, dead_letters=letters, launch=launch)
+        return Pipeline(
+            name="simulated",
+            source=source,
+            stages=scenario.between,
+            sink=sink,
+            dead_letters=letters,
+            launch=launch,
+            **options,
+        )
+
+    def _extracting(
+        self, stage: Stage, launch: Callable[[LaunchRequest], tuple[Wire, Child]]
+    ) -> WorkerSource:
+        return WorkerSource(stage, offsets=self.scenario.offsets, launch=launch)
+
+    def _launch(self, request: LaunchRequest) -> tuple[Wire, Child]:
+        if request.start in self.scenario.starts_that_fail.get(request.stage, ()):
+            self.tell(f"{request.worker}: start {request.start} fails")
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return self._scripted(request)
+
+    async def _script(self, worker: ScriptedWorker) -> int:
+        name = worker.request.stage
+        simulated = SimulatedWorker(
+            worker,
+            self._stages[name],
+            self._counted(worker, self._work(name)),
+            self.scenario.faults.get(name, FaultPlan()),
+            lambda text: self.tell(f"{worker.name}: {text}"),
+            self._loaded.extend,
+        )
+        self.tell(f"{worker.name}: start {worker.start}")
+        try:
+            status = await simulated.run()
+        except SystemExit as error:
+            self.tell(f"{worker.name}: {describe_status(int(str(error.code)))}")
+            raise
+        except anyio.get_cancelled_exc_class():
+            signals = ", ".join(signal.name for signal in worker.signals)
+            self.tell(f"{worker.name}: ended by {signals or 'its supervisor'}")
+            raise
+        finally:
+            self._made_up = self._made_up or simulated.made_up
+        self.tell(f"{worker.name}: exits with status {status}")
+        return status
+
+    def _work(self, stage: str) -> Work:
+        if self.scenario.source is not None and self.scenario.source.name == stage:
+            return self._extracted
+        return self.scenario.work.get(stage, lambda _: ())
+
+    def _extracted(self, request: bytes) -> Iterable[bytes]:
+        asked = json.loads(request)
+        return self.scenario.messages[asked["start"] : asked["end"]]
+
+    def _counted(self, worker: ScriptedWorker, work: Work) -> Work:
+        """Note what is processed, in which order, and tell of what is once more."""
+        stage = worker.request.stage
+        processed = self._processed.setdefault(stage, {})
+
+        def counted(message: bytes) -> Iterable[bytes]:
+            processed.setdefault(message, len(processed))
+            self._tries[stage, message] += 1
+            tries = self._tries[stage, message]
+            if tries > 1:
+                self.tell(f"{worker.name}: is given {message!r}, try {tries}")
+            return work(message)
+
+        return counted
+
+
+class SimulationFailed(AssertionError):
+    """
+    Raised for a seed whose run broke a promise; the text is the story of it.
+
+    Attributes:
+        seed: The seed.
+        why: What was not as promised.
+        story: What happened, in order, each line with its virtual time.
+
+    """
+
+    def __init__(self, seed: int, why: str, story: Iterable[str]) -> None:
+        self.seed = seed
+        self.why = why
+        self.story: tuple[str, ...] = tuple(story)
+        super().__init__(f"seed {seed}: {why}\n  " + "\n  ".join(self.story))
+
+
+def simulate(
+    draw: Callable[[random.Random], S],
+    seeds: Iterable[int] = range(1000),
+    *,
+    simulation: type[Simulation[S]] = Simulation,
+) -> None:
+    """
+    Run pipelines in virtual time, one for each seed, and judge each.
+
+    Every message has one outcome, replies are those of their messages, order is kept
+    where it was promised, and the run is over in time, with no worker left.
+
+    Args:
+        draw: Draws what to run. What it is given is the only chance that it may use.
+        seeds: Which to run.
+        simulation: What runs one.
+
+    Raises:
+        SimulationFailed: For the first seed whose run breaks one of these promises.
+
+    """
+    with _no_garbage() as collect:
+        for seed in seeds:
+            why = simulation(draw, seed).run()
+            if why:
+                again = simulation(draw, seed, told=True)
+                found, story = again.run(), again.story
+                if found != why:
+                    story = [*story, f"the first time it was: {why}"]
+                raise SimulationFailed(seed, why, story)
+            collect()
+
+
+# --- what else a run depends on, and is taken from it while a seed runs -----------------
+
+
+@contextmanager
+def _chance(seed: int) -> Iterator[None]:
+    """Have what etlstage draws, and the functions that it is given, follow the seed."""
+    state = random.getstate()
+    random.seed(f"{seed} chance")
+    try:
+        # Scripts answer in a turn or two of the loop: spinning would only cost time.
+        with patch.object(proof, "_LOOKS", 0):
+            yield
+    finally:
+        random.setstate(state)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[Callable[[], object]]:
+    """Collect none by itself: when that happens is no choice of the seed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield gc.collect
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _logged(tell: Callable[[str], None] | None) -> Iterator[None]:
+    """Have log lines told, or dropped; also where structlog is set up."""
+    settings = structlog.get_config() if structlog.is_configured() else None
+    structlog.reset_defaults()
+    logger = logging.getLogger(NAME)
+    before = logger.disabled, logger.propagate, logger.level
+    handler = _StoryHandler(tell) if tell is not None else None
+    logger.disabled, logger.propagate = handler is None, False
+    if handler is not None:
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.disabled, logger.propagate, logger.level = before
+        if handler is not None:
+            logger.removeHandler(handler)
+        if settings is not None:
+            structlog.configure(**settings)
+
+
+class _StoryHandler(logging.Handler):
+    """Adds log lines to a story."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add a line."""
+        self._tell(f"log: {record.getMessage()}")
