@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,6 +28,7 @@ __all__ = (
     "as_shown",
     "follow",
     "runs",
+    "runs_below",
     "runs_whole",
     "steps",
     "typed",
@@ -43,7 +44,7 @@ PART: Final = re.compile(
     r"^(?:#+ (?P<heading>.+)|```(?P<language>\w*)\n(?P<text>(?s:.*?))```)$",
     re.MULTILINE,
 )
-FILE: Final = re.compile(r"(?:#!.*\n)?(?:#|//) ([\w./-]+)\n")
+FILE: Final = re.compile(r"(?:#!.*\n)?(?:#|//) ([\w./-]+\.\w+)\n")
 MARK: Final = "-- step --"
 
 Step = tuple[str, str]
@@ -94,7 +95,15 @@ def runs_whole(*pages: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages)
 
 
-def follow(page: str, folder: Path, *, without: Collection[str] = ()) -> None:
+def runs_below(page: str, *headings: str) -> pytest.MarkDecorator:
+    """Give a test these headings of a page, as ``heading``; it runs what is below."""
+    for block in BLOCKS_OF[page]:
+        if block.name.rpartition(" ")[0] in headings:
+            CLAIMED.add(block.name)
+    return pytest.mark.parametrize("heading", headings)
+
+
+def follow(page: str, folder: Path, *, below: str = "") -> None:
     """
     Do what a page says, in the current folder: write files, type commands.
 
@@ -104,12 +113,12 @@ def follow(page: str, folder: Path, *, without: Collection[str] = ()) -> None:
     Args:
         page: Its path below ``etlstage/docs``.
         folder: Where the files are written.
-        without: Languages whose blocks can't be run here.
+        below: The heading that they stand below; default: any.
 
     """
     for block in BLOCKS_OF[page]:
         named = FILE.match(block.text)
-        if block.language in without:
+        if below and block.name.rpartition(" ")[0] != below:
             continue
         if block.language == "console":
             typed(steps(block.text))

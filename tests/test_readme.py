@@ -134,7 +134,7 @@ def answers_in_capitals(program: str) -> None:
     assert ended.stdout == b"ONE\n\0TWO\n\0"
 
 
-@runs("Workers with the SDK 1")
+@runs("The functions of the SDK 1")
 def test_calls_of_the_sdk(blocks: list[str]) -> None:
     """Each function has such arguments."""
     tree = ast.parse(*blocks)
