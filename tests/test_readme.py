@@ -117,12 +117,6 @@ def test_worker_of_the_first_page(blocks: list[str], folder: Path) -> None:
     typed(steps(dialogue))
 
 
-@runs("How a worker talks 1")
-def test_worker_without_the_sdk(blocks: list[str]) -> None:
-    """As well."""
-    answers_in_capitals(blocks[0])
-
-
 def answers_in_capitals(program: str) -> None:
     """Run a worker."""
     ended = subprocess.run(

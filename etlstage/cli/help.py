@@ -7,7 +7,7 @@ import re
 from importlib import resources
 from typing import Final
 
-from rich.text import Text
+import typer
 
 from etlstage.cli.screen import Screen
 from etlstage.errors import ConfigError, guess
@@ -62,7 +62,7 @@ def show_topic(topic: str) -> int:
         raise ConfigError(f"unknown topic {topic!r}{close}")
     screen = Screen()
     if not screen.watched:
-        screen.print(Text(known[name]), soft_wrap=True, end="")
+        typer.echo(known[name], nl=False)  # byte by byte: Rich makes tabs blanks
         return 0
     from rich.markdown import Markdown
 

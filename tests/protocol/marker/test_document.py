@@ -1,0 +1,65 @@
+"""The page ``marker-protocol`` says of the protocol what the code does."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pytest
+
+from etlstage.protocol.marker.markers import Markers
+from etlstage.protocol.marker.state import Mode, Token, TokenMachine
+from etlstage.testing.check import batching, extracting, marker, speaking
+from tests.readme import BLOCKS_OF, DOCS, PAGES, runs
+
+NAME: Final = "reference/marker-protocol.md"
+PAGE: Final = PAGES[DOCS / NAME]
+DIALOGUES: Final = [block.name for block in BLOCKS_OF[NAME]]
+MODES: Final = {mode.value: mode for mode in Mode}
+PART: Final = re.compile(r"([^<]*)<([A-Z]+)>")
+
+
+@pytest.mark.parametrize("name", DIALOGUES)
+def test_dialogue_is_allowed(name: str) -> None:
+    """From its first byte to its last, with nothing owed at its end (issue 27)."""
+    (text,) = (block.text for block in BLOCKS_OF[NAME] if block.name == name)
+    mode, *lines = text.splitlines()
+    machine = TokenMachine(MODES[mode])
+    for line in lines:
+        ours = line.startswith("S: ")
+        for content, marker_ in PART.findall(line[3:]):
+            if marker_ == "EOM":
+                machine.handle(Token.MESSAGE if ours else Token.OUTPUT)
+            else:
+                assert not content or marker_ == "ERR"
+                machine.handle(Token[marker_])
+        assert PART.sub("", line[3:]) == ""
+    assert machine.owed == 0
+
+
+@runs(*DIALOGUES)
+def test_every_dialogue_is_read(blocks: list[str]) -> None:
+    """One for each mode (issue 27)."""
+    assert {block.partition("\n")[0] for block in blocks} == MODES.keys()
+
+
+def test_markers_have_their_defaults() -> None:
+    """As the first table says (issue 27)."""
+    shown = re.findall(r"^\| (\w+), .*? \(([0-9a-f]{2})\) \|", PAGE, re.MULTILINE)
+    named = {name.upper(): value.hex() for name, value in Markers().named.items()}
+    assert dict(shown) == named
+
+
+def test_every_check_is_tied_to_a_sentence() -> None:
+    """And no sentence names a check that is not there (issue 27)."""
+    rows = re.findall(r"^\| ([WS]\d+) \| .* \| (.*?) ?\|$", PAGE, re.MULTILINE)
+    told = {name for _, names in rows for name in names.split(", ") if name}
+    modules = (speaking, marker, batching, extracting)
+    assert told == {check.name for module in modules for check in module.CHECKS}
+
+
+def test_sentences_are_numbered_without_a_gap() -> None:
+    """So that one can be cited (issue 27)."""
+    for side in "WS":
+        numbers = re.findall(rf"^\| {side}(\d+) \|", PAGE, re.MULTILINE)
+        assert [int(number) for number in numbers] == [*range(1, len(numbers) + 1)]
