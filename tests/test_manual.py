@@ -82,7 +82,8 @@ def test_every_option_is_told() -> None:
 
     def options(command: Any, *names: str) -> Iterator[tuple[str, set[str]]]:  # noqa: ANN401 - Typer's own parser has no public type
         yield " ".join(names), {o for p in command.params for o in p.opts}
-        for name, inner in getattr(command, "commands", {}).items():
+        for name in getattr(command, "commands", ()):
+            _, inner, _ = command.resolve_command(None, [name])
             yield from options(inner, *names, name)
 
     commands = dict(options(get_command(app), "etlstage"))

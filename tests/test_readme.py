@@ -21,7 +21,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from etlstage import AsyncSupervisor, Pipeline, Stage, worker
-from etlstage.cli.scaffold import copy_examples
+from etlstage.cli.init import copy_examples
 from etlstage.config.loader import load
 from etlstage.config.schema import pipeline_schema
 from tests.examples.languages import ANY_MARKERS

@@ -1,39 +1,89 @@
 """
-Commands, their options, and what a failure looks like from outside.
+The commands by name, and what a failure looks like from outside.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or file, 4 drained after a signal,
-5 stopped by force.
+A command is a module of this package, imported when it is called. Exit codes: 0 done,
+1 failed, 2 wrong usage or file, 4 drained after a signal, 5 stopped by force.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import etlstage
-from etlstage.cli.arguments import Batch, Dialect, Markers
-from etlstage.cli.cocaine import cocaine
-from etlstage.cli.failure import WRONG_USAGE, complain, show_error
-from etlstage.cli.journals import journal
-from etlstage.cli.kcl import kcl
-from etlstage.cli.kept import dlq, state
-from etlstage.cli.options import Debug, File, Overlays, Values, changes_of
-from etlstage.cli.programs import programs
-from etlstage.cli.signals import FORCED, Signals
-from etlstage.cli.verbosity import Level, LogFormat, Verbosity
+from etlstage.cli.options import new_app
+from etlstage.cli.signals import FORCED
 
 __all__ = ("app", "main")
 
-app: typer.Typer = typer.Typer(
-    name="etlstage",
-    # A traceback is for --debug, and then the plain one.
-    pretty_exceptions_enable=False,
-)
+# Each command has a module of this name, but for those that Python has taken.
+COMMANDS: Final = {
+    "Run": {
+        "run": "Run a pipeline.",
+        "pipe": "Run a worker as a filter from stdin to stdout.",
+        "demo": "Run an example from Spark through two workers to Spark.",
+    },
+    "Define": {
+        "init": "Write a pipeline to start from, or all examples.",
+        "validate": "Check a pipeline file and what it refers to.",
+        "plan": "Show programs, edges, guarantees and memory of a run.",
+        "graph": "Draw a pipeline.",
+        "schema": "Print the JSON Schema of the pipeline file.",
+        "cocaine": "Import Cocaine applications.",
+        "kcl": "Import and simulate Kinesis record processors.",
+    },
+    "Test": {
+        "test": "Run the tests of a pipeline file.",
+        "try": "Send a few messages to a worker and show its replies.",
+        "check": "Check that a worker follows the protocol.",
+        "fuzz": "Search for inputs that make a worker fail.",
+        "replay": "Replay recorded conversations and failed cases.",
+        "diff": "Compare the results of two engines or two ends.",
+    },
+    "Operate": {
+        "dlq": "List, show, retry, drop or export dead letters.",
+        "state": "Show, reset or take over the stored state.",
+        "journal": "List, read, append, verify and trim journals.",
+    },
+    "Manual": {"help": "Show a page of the manual, or list all."},
+}
+MODULES: Final = {"try": "try_"}
+
+
+class _Group(TyperGroup):
+    """Lists commands in groups; each is imported when it is called."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - passed on
+        super().__init__(**settings)
+        self.commands = {
+            name: TyperCommand(name, help=text)
+            for group in COMMANDS.values()
+            for name, text in group.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        """Import the command that is called; return it with its arguments."""
+        if (name := args[0]) in self.commands:
+            module = import_module(f"etlstage.cli.{MODULES.get(name, name)}")
+            self.commands[name] = typer.main.get_command(module.app)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        """Write the part of the help that lists commands."""
+        wide = max(map(len, self.commands))
+        for title, group in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{n:<{wide}}", text) for n, text in group.items()]
+                )
+
+
+app: typer.Typer = new_app(name="etlstage", cls=_Group, add_completion=True)
 
 
 def _show_version(wanted: bool) -> None:
@@ -55,323 +105,6 @@ def _options(
     """Run external programs as the supervised stages of ETL pipelines."""
 
 
-@app.command("run")
-def _run(
-    file: File,
-    *,
-    overlays: Overlays = None,
-    values: Values = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Extract so many messages, at most."),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGE", help="Print what leaves this stage; load nothing."
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the closing report as JSON."),
-    ] = None,
-    report_html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write it as a page: graph, plot, causes."),
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[HOST:]PORT",
-            help="Serve /metrics, /live and /ready meanwhile; on loopback by default.",
-        ),
-    ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep each worker's conversation in a file there, for replay.",
-        ),
-    ] = None,
-    record_limit: Annotated[
-        int,
-        typer.Option(metavar="MIB", min=1, help="How much is kept of each, in MiB."),
-    ] = 256,
-    record_blank: Annotated[
-        bool,
-        typer.Option(
-            "--record-blank",
-            help="Keep lengths and markers, and nothing of what messages say.",
-        ),
-    ] = False,
-    faults: Annotated[
-        bool,
-        typer.Option("--faults", help="Let the file's faults happen to its workers."),
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="For faults with a probability.")
-    ] = 0,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Tell only what is wrong.")
-    ] = False,
-    log_level: Annotated[
-        Level, typer.Option(help="From what level on events are logged.")
-    ] = Level.INFO,
-    log_format: Annotated[
-        LogFormat | None,
-        typer.Option(
-            help="How they are logged; default: console on a terminal, else json.",
-            show_default=False,
-        ),
-    ] = None,
-    debug: Debug = False,
-) -> int:
-    """Run a pipeline to its end."""
-    with Signals(begun=False) as signals:
-        try:
-            from etlstage.cli.run import run_file
-            from etlstage.cli.trial import Trial
-
-            return run_file(
-                file,
-                changes_of(overlays, values),
-                signals,
-                report=report,
-                html=report_html,
-                metrics=metrics,
-                trial=Trial(
-                    record,
-                    record_limit << 20,
-                    blank=record_blank,
-                    seed=seed if faults else None,
-                    most=limit,
-                    until=until,
-                ),
-                verbosity=Verbosity(debug, quiet, log_level, log_format),
-            )
-        except KeyboardInterrupt:
-            signals.begin()  # what is left is short
-            from etlstage.cli.closing import report_nothing
-
-            report_nothing(file, report=report, html=report_html)
-            return FORCED
-
-
-class _Filter(TyperCommand):
-    """Takes what is behind ``--`` for the command of the worker, and no argument."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Parse the options and arguments in front of it."""
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta["command"] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
-        """Return the words of the line on usage."""
-        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
-
-
-@app.command("pipe", cls=_Filter)
-def _pipe(
-    ctx: typer.Context,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="Read it in place of stdin."),
-    ] = None,
-    *,
-    workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Processes of the worker.")
-    ] = 1,
-    null: Annotated[
-        bool,
-        typer.Option("--null", "-0", help="Messages end in NUL, and not in a newline."),
-    ] = False,
-    batch: Batch = None,
-    markers: Markers = None,
-    dialect: Dialect = None,
-    values: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set a key of the stage, as in timeout.message=10s; may be repeated.",
-        ),
-    ] = None,
-    dead_letters: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep messages there that the worker can't process, and go on.",
-        ),
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show no ledger; only log errors.")
-    ] = False,
-    log_level: Annotated[
-        Level, typer.Option(help="From what level on events are logged.")
-    ] = Level.WARNING,
-    debug: Debug = False,
-) -> int:
-    """
-    Run a worker as a supervised filter, from stdin to stdout.
-
-    Each line is a message; replies are written in the order of the messages, and the
-    ledger on stderr. Without Spark, and without a file:
-
-    tail -F log | etlstage pipe --workers 4 -- ./enrich | gzip >out.gz
-    """
-    with Signals(begun=False) as signals:
-        from etlstage.cli.pipe import pipe
-        from etlstage.cli.subject import Options
-
-        return pipe(
-            ctx.meta["command"],
-            Options(batch=batch, markers=markers, dialect=dialect),
-            signals,
-            file=file,
-            separator=b"\0" if null else b"\n",
-            values=[f"workers={workers}", *(values or ())],
-            dead_letters=dead_letters,
-            verbosity=Verbosity(debug, quiet, log_level),
-        )
-
-
-@app.command("validate")
-def _validate(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
-    """Check a pipeline file, and look for all that it names; start nothing."""
-    from etlstage.cli.validate import validate
-
-    return validate(file, changes_of(overlays, values))
-
-
-@app.command("plan")
-def _plan(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
-    """Show what a run would be: programs, edges, guarantees, memory; start nothing."""
-    from etlstage.cli.plan import plan
-
-    return plan(file, changes_of(overlays, values))
-
-
-@app.command("graph")
-def _graph(
-    file: File,
-    *,
-    kind: Annotated[
-        str,
-        typer.Option("--format", metavar="FORMAT", help="mermaid, dot or svg."),
-    ] = "mermaid",
-    overlays: Overlays = None,
-    values: Values = None,
-) -> int:
-    """Print a picture of a pipeline."""
-    from etlstage.cli.graph import graph
-
-    return graph(file, changes_of(overlays, values), kind=kind)
-
-
-@app.command("test")
-def _test(
-    file: File,
-    *,
-    overlays: Overlays = None,
-    values: Values = None,
-    junit: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the outcomes as JUnit's XML."),
-    ] = None,
-    debug: Debug = False,
-) -> int:
-    """Run the tests of a pipeline file."""
-    from etlstage.cli.test import test
-
-    return test(file, changes_of(overlays, values), junit=junit, debug=debug)
-
-
-@app.command("diff")
-def _diff(
-    file: File,
-    *,
-    overlays: Overlays = None,
-    values: Values = None,
-    engines: Annotated[
-        str,
-        typer.Option(
-            "--on", metavar="A,B", help="The two engines, or ends, as in files,spark."
-        ),
-    ] = "local,spark",
-    debug: Debug = False,
-) -> int:
-    """Run a pipeline on two engines without loading, and compare the results."""
-    from etlstage.cli.diff import diff
-
-    return diff(file, changes_of(overlays, values), engines=engines, debug=debug)
-
-
-@app.command("init")
-def _init(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Target folder; created if missing.")
-    ],
-    *,
-    worker: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LANGUAGE",
-            help="Only a pipeline, a worker in python, sh or node, and tests.",
-        ),
-    ] = None,
-) -> int:
-    """Copy example pipelines, workers and data into a folder."""
-    from etlstage.cli.scaffold import init, start
-
-    return init(folder) if worker is None else start(folder, worker)
-
-
-@app.command("schema")
-def _schema() -> int:
-    """Print the JSON Schema of the pipeline file, for editors."""
-    from etlstage.config.schema import schema_text
-
-    typer.echo(schema_text(), nl=False)
-    return 0
-
-
-@app.command("demo")
-def _demo(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="[DIR]", help="Target folder; default: a new one."),
-    ] = None,
-    *,
-    debug: Debug = False,
-) -> int:
-    """Run a pipeline from Spark through two workers to Spark."""
-    from etlstage.cli.demo import demo
-
-    return demo(folder, debug=debug)
-
-
-@app.command("help")
-def _help(
-    topic: Annotated[
-        str | None,
-        typer.Argument(metavar="[TOPIC]", help="A page; without it all are listed."),
-    ] = None,
-) -> int:
-    """Show a page of the manual."""
-    from etlstage.cli.help import list_topics, show_topic
-
-    return list_topics() if topic is None else show_topic(topic)
-
-
-app.add_typer(programs)
-app.add_typer(dlq)
-app.add_typer(state)
-app.add_typer(journal)
-app.add_typer(cocaine)
-app.add_typer(kcl)
-
-
 def main() -> NoReturn:
     """Run the command of ``sys.argv``, then exit; errors are one clear line each."""
     sys.exit(_guarded())
@@ -381,16 +114,22 @@ def _guarded() -> int:
     try:
         return int(app(standalone_mode=False, prog_name="etlstage") or 0)
     except KeyboardInterrupt:
+        from etlstage.cli.failure import complain
+
         complain("interrupted")
         return FORCED
     except Exception as error:
         # The parser's errors have no public base class that all its versions share.
         if hasattr(error, "format_message"):
             return _wrong_usage(error)
+        from etlstage.cli.failure import show_error
+
         return show_error(error, debug="--debug" in sys.argv)
 
 
 def _wrong_usage(error: Exception) -> int:
+    from etlstage.cli.failure import WRONG_USAGE, complain
+
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "etlstage"
     said: str = getattr(error, "format_message")().rstrip(".")  # noqa: B009

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import anyio
 import structlog
 
 from etlstage.cli.failure import FAILED
 from etlstage.cli.junit import XmlCase, junit, write
+from etlstage.cli.options import (
+    Batch,
+    Dialect,
+    Json,
+    JunitFile,
+    Kind,
+    Markers,
+    Mode,
+    Offsets,
+    Sample,
+    StageName,
+    Timeout,
+    Words,
+    new_app,
+)
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, Program, program_of
-from etlstage.errors import ConfigError
+from etlstage.cli.subject import Options, Program, drop, lines_of, program_of
 from etlstage.messages import counted
 from etlstage.supervisor.process import command_line
 from etlstage.testing.check.suite import (
@@ -25,35 +38,35 @@ from etlstage.testing.check.suite import (
     summary,
 )
 
-__all__ = ("check", "drop", "lines_of")
+__all__ = ("app",)
+
+app = new_app()
 
 
-def check(
-    words: Sequence[str],
-    options: Options,
+@app.command("check")
+def _check(
+    words: Words,
     *,
-    sample: Path | None,
-    timeout: float,
-    junit_file: Path | None,
-    as_json: bool,
+    kind: Kind = None,
+    batch: Batch = None,
+    mode: Mode = None,
+    offsets: Offsets = None,
+    markers: Markers = None,
+    dialect: Dialect = None,
+    stage: StageName = None,
+    sample: Sample = None,
+    timeout: Timeout = 5.0,
+    junit_file: JunitFile = None,
+    as_json: Json = False,
 ) -> int:
     """
-    Make all checks of a worker; return the exit code.
+    Check that a worker, in whatever language, follows the protocol.
 
-    Args:
-        words: Its command; or with a stage, the file that has it.
-        options: What is said of it.
-        sample: Messages that it can process, one a line.
-        timeout: How long it may take for anything, in seconds.
-        junit_file: Where the findings go as JUnit's XML.
-        as_json: Whether they are printed as one JSON object.
-
-    Raises:
-        ConfigError: If anything in the command line, or in the file, is wrong.
-        WorkerStartFailed: If the program can't be run.
-
+    It is started about twenty times and given messages that it has to answer, or to
+    refuse: a load worker should run where it does no harm.
     """
     structlog.configure(processors=[drop])
+    options = Options(kind, batch, mode, offsets, markers, stage, dialect)
     program = program_of(words, options)
     subject = Subject(
         program.stage,
@@ -87,30 +100,6 @@ def check(
         write(junit_file, junit(f"check: {command}", cases))
     failed = any(finding.verdict is Verdict.FAILED for finding in findings)
     return FAILED if failed else 0
-
-
-def lines_of(file: Path) -> list[bytes]:
-    """
-    Return the messages of a file, one a line.
-
-    Raises:
-        ConfigError: If it can't be read, or has none.
-
-    """
-    try:
-        *lines, rest = file.read_bytes().split(b"\n")
-    except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{file} can't be read: {said}") from None
-    messages = [*lines, *([rest] if rest else [])]
-    if not messages:
-        raise ConfigError(f"{file} has no messages; write one a line")
-    return messages
-
-
-def drop(*_: object) -> str:
-    """Log nothing: what a worker did is told in the findings."""
-    raise structlog.DropEvent
 
 
 def _plain(command: str, findings: Sequence[Finding]) -> dict[str, object]:

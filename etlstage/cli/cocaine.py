@@ -9,20 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from etlstage.cli.imported import written
+from etlstage.cli.options import new_app
 from etlstage.errors import ConfigError
 from etlstage.protocol.registry import translation
 
-__all__ = ("cocaine",)
+__all__ = ("app",)
 
-cocaine: typer.Typer = typer.Typer(name="cocaine", add_completion=False)
+app = new_app("cocaine")
 
 
-@cocaine.callback()
+@app.callback()
 def _cocaine() -> None:
-    """Bring applications of Cocaine along."""
+    """Import Cocaine applications."""
 
 
-@cocaine.command("import")
+@app.command("import")
 def _import(
     profile: Annotated[
         Path, typer.Argument(metavar="PROFILE", help="The profile, JSON.")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from etlstage.cli.run import exit_code, run_pipeline
-from etlstage.cli.scaffold import copy_examples
+from etlstage.cli.init import copy_examples
+from etlstage.cli.options import Debug, new_app
+from etlstage.cli.progress import exit_code, run_pipeline
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
 from etlstage.cli.verbosity import Verbosity
@@ -20,22 +22,25 @@ from etlstage.config.build import pipeline_from_here
 from etlstage.config.end import located
 from etlstage.config.loader import load
 
-__all__ = ("demo",)
+__all__ = ("app",)
 
 ROWS: Final = 5
 COLUMNS: Final = ("date", "airport", "species", "damage", "cost_usd", "grade")
 SORT_BY: Final = "cost_usd"
 
+app = new_app()
 
-def demo(folder: Path | None, *, debug: bool) -> int:
-    """
-    Copy the demo, run it and show what it loaded; return the exit code.
 
-    Args:
-        folder: Where to; a new directory if None.
-        debug: Whether to log everything.
-
-    """
+@app.command("demo")
+def _demo(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="Target folder; default: a new one."),
+    ] = None,
+    *,
+    debug: Debug = False,
+) -> int:
+    """Run a pipeline from Spark through two workers to Spark, and show its output."""
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="etlstage-demo-"))
     copy_examples(folder, "demo")

@@ -12,12 +12,21 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
-from etlstage.cli.closing import EXIT_CODES
+import typer
+
 from etlstage.cli.failure import FAILED, complain, show_error
 from etlstage.cli.logs import configure
-from etlstage.cli.run import watch
+from etlstage.cli.options import (
+    Debug,
+    File,
+    Overlays,
+    Values,
+    changes_of,
+    new_app,
+)
+from etlstage.cli.progress import EXIT_CODES, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
 from etlstage.cli.verbosity import Verbosity
@@ -42,7 +51,9 @@ from etlstage.pipeline.runner import Runner
 from etlstage.stage import Order
 from etlstage.transport.watchdog import scratch
 
-__all__ = ("Build", "compare", "diff")
+__all__ = ("Build", "app", "compare")
+
+app = new_app()
 
 ENGINES: Final = ("local", "spark")
 """A stream has no end at which it could be compared."""
@@ -65,22 +76,23 @@ class _Side(NamedTuple):
     messages: Capture
 
 
-def diff(file: Path, changes: Changes, *, engines: str, debug: bool) -> int:
-    """
-    Run the pipeline of a file on two engines, or from two ends; return the exit code.
-
-    Args:
-        file: The pipeline.
-        changes: What is laid over it.
-        engines: Their names, a comma between them; with an end that is no engine, such
-            as ``files``, both are ends, which read on engine local.
-        debug: Whether to log everything and show tracebacks.
-
-    Raises:
-        ConfigError: If the file is wrong, or there are no such two.
-
-    """
+@app.command("diff")
+def _diff(
+    file: File,
+    *,
+    overlays: Overlays = None,
+    values: Values = None,
+    engines: Annotated[
+        str,
+        typer.Option(
+            "--on", metavar="A,B", help="The two engines, or ends, as in files,spark."
+        ),
+    ] = "local,spark",
+    debug: Debug = False,
+) -> int:
+    """Run a pipeline on two engines without loading, and compare the results."""
     named = [name.strip() for name in engines.split(",")]
+    changes = changes_of(overlays, values)
     keys, document = examine(file, changes, loads=False)
     ordered = all(stage.stage.order is Order.TOTAL for stage in keys.transform)
     if any(name in _rows() and name not in ENGINES for name in named):

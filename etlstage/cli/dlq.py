@@ -1,5 +1,5 @@
 """
-``etlstage dlq``: a look at dead letters, and what is done with them but a retry.
+``etlstage dlq``: a look at dead letters, and what can be done with them.
 
 Letters are read from their files one at a time, however many there are. What is in
 them came from outside: nothing of it reaches a terminal as it is.
@@ -11,11 +11,11 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -30,8 +30,9 @@ from etlstage.cli.letters import (
     ids_of,
     one_of,
 )
+from etlstage.cli.options import Json, Overlays, Values, changes_of, new_app
+from etlstage.cli.retry import Ids, OfStage, retry
 from etlstage.cli.screen import Screen
-from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import (
@@ -44,13 +45,7 @@ from etlstage.pipeline.dead_letter.retry import settle
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.telemetry.terminal import harmless
 
-__all__ = (
-    "drop_letters",
-    "export_letters",
-    "list_groups",
-    "list_letters",
-    "show_letter",
-)
+__all__ = ("app", "drop_letters", "list_letters")
 
 SHOWN_BYTES: Final = 4096
 """Of a message, unless it is wanted raw."""
@@ -64,25 +59,43 @@ LEAST: Final = 20
 WIDEST: Final = 12
 """Of the column of the stage, unless a stage has a longer name."""
 
+app = new_app("dlq")
 
+Place = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="The pipeline file, its state directory, or a file of dead letters.",
+    ),
+]
+
+
+@app.callback()
+def _dlq() -> None:
+    """List, show, retry, drop or export dead letters."""
+
+
+app.command("retry")(retry)
+
+
+@app.command("ls")
 def list_letters(
-    place: Path, changes: Changes, *, stage: str | None, as_json: bool
+    place: Place,
+    *,
+    overlays: Overlays = None,
+    values: Values = None,
+    stage: OfStage = None,
+    group: Annotated[
+        bool, typer.Option("--group", help="Count them by cause: one row for each.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line.")
+    ] = False,
 ) -> int:
-    """
-    Print a line for each dead letter; return the exit code.
-
-    Args:
-        place: A pipeline file, its state directory, or a file of dead letters.
-        changes: What is laid over the pipeline.
-        stage: The only stage to look at, or None.
-        as_json: Whether to print each as a JSON object.
-
-    Raises:
-        ConfigError: If there is no such place, or the pipeline has no such stage, or
-            there is no pipeline that could be changed.
-
-    """
-    found = find(place, changes)
+    """List dead letters, one per line."""
+    found = find(place, changes_of(overlays, values))
+    if group:
+        return _list_groups(found, stage, as_json=as_json)
     if as_json:
         for letter in chosen(found, stage):
             old = found.settled.superseded(letter)
@@ -124,24 +137,10 @@ def _rows(found: Letters, letters: Iterable[DeadLetter]) -> int:
     return count
 
 
-def list_groups(
-    place: Path, changes: Changes, *, stage: str | None, as_json: bool
-) -> int:
-    """
-    Print dead letters by their causes, the most frequent first; return the exit code.
-
-    Args:
-        place: As for :func:`list_letters`.
-        changes: Likewise.
-        stage: The only stage to look at, or None.
-        as_json: Whether to print each group as a JSON object.
-
-    Raises:
-        ConfigError: As :func:`list_letters`.
-
-    """
+def _list_groups(found: Letters, stage: str | None, *, as_json: bool) -> int:
+    """Print dead letters by their causes, the most frequent first."""
     causes = Causes()
-    for letter in current(found := find(place, changes), stage):
+    for letter in current(found, stage):
         causes.add(letter)
     groups = causes.groups()
     if as_json:
@@ -156,29 +155,32 @@ def list_groups(
     return 0
 
 
-def show_letter(
-    place: Path, changes: Changes, number: str, *, raw: bool, as_json: bool
+@app.command("show")
+def _show(
+    place: Place,
+    number: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="Id of the dead letter, or its beginning."),
+    ],
+    *,
+    overlays: Overlays = None,
+    values: Values = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="Only the message, byte for byte, as its worker reads it: followed"
+            " by EOM, and by EOB if the supervisor closes batches.",
+        ),
+    ] = False,
+    as_json: Json = False,
 ) -> int:
-    """
-    Print all there is of one letter; return the exit code.
-
-    Args:
-        place: As for :func:`list_letters`.
-        changes: Likewise.
-        number: Its id, or a beginning that no other has.
-        raw: Whether to write the message alone, as a worker reads it.
-        as_json: Whether to print it as a JSON object.
-
-    Raises:
-        ConfigError: If there is no such letter, or more than one; if it is to be both
-            raw and JSON.
-
-    """
+    """Show one dead letter: its message, error, attempts and stage."""
     if raw and as_json:
         raise ConfigError(
             "--raw can't be used together with --json; see 'etlstage dlq show --help'"
         )
-    letter = one_of(find(place, changes), number)
+    letter = one_of(find(place, changes_of(overlays, values)), number)
     if raw:
         sys.stdout.buffer.write(as_read(letter))
         sys.stdout.buffer.flush()
@@ -190,30 +192,20 @@ def show_letter(
     return 0
 
 
+@app.command("drop")
 def drop_letters(
-    place: Path,
-    changes: Changes,
-    numbers: Sequence[str],
+    place: Place,
+    numbers: Ids = None,
     *,
-    stage: str | None,
-    yes: bool,
+    overlays: Overlays = None,
+    values: Values = None,
+    stage: OfStage = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before all are dropped.")
+    ] = False,
 ) -> int:
-    """
-    Mark letters as dropped; return the exit code.
-
-    Args:
-        place: A pipeline file, its state directory, or a file of dead letters.
-        changes: What is laid over the pipeline.
-        numbers: The letters' ids, or beginnings that no others have; empty: all.
-        stage: The only stage to look at, or None.
-        yes: Whether not to ask before all are dropped.
-
-    Raises:
-        ConfigError: If there are no such letters, or there is no such place.
-        StateUnusable: If a run has the state directory, or is to go on first, or it
-            can't be recorded.
-
-    """
+    """Mark dead letters as dropped: they are no longer listed, nor retried."""
+    changes = changes_of(overlays, values)
     state = find(place, changes).state
     if not state.exists():
         typer.echo("no dead letters")
@@ -221,7 +213,7 @@ def drop_letters(
     with Delivery(state) as delivery:
         check_ended(delivery)
         found = find(place, changes)
-        ids = ids_of(found, numbers, stage)
+        ids = ids_of(found, numbers or (), stage)
         if ids is None:
             ids = {letter.id for letter in chosen(found, stage)}
         said = counted(len(ids), "dead letter")
@@ -235,33 +227,25 @@ def drop_letters(
     return 0
 
 
-def export_letters(
-    place: Path,
-    changes: Changes,
-    numbers: Sequence[str],
+@app.command("export")
+def _export(
+    place: Place,
+    numbers: Ids = None,
     *,
-    stage: str | None,
-    to: Path,
-    raw: bool,
+    to: Annotated[
+        Path, typer.Option("--to", metavar="PATH", help="The file to write; a new one.")
+    ],
+    overlays: Overlays = None,
+    values: Values = None,
+    stage: OfStage = None,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Only the messages, as their workers read them."),
+    ] = False,
 ) -> int:
-    """
-    Copy letters into a file; return the exit code.
-
-    Args:
-        place: A pipeline file, its state directory, or a file of dead letters.
-        changes: What is laid over the pipeline.
-        numbers: The letters' ids, or beginnings that no others have; empty: all.
-        stage: The only stage to look at, or None.
-        to: The file, which is not there yet.
-        raw: Whether to write messages alone, as a worker reads them.
-
-    Raises:
-        ConfigError: If there are no such letters, or the file is there, or can't be
-            written.
-
-    """
-    found = find(place, changes)
-    ids = ids_of(found, numbers, stage)
+    """Write dead letters into a file: a JSON object on each line, or raw messages."""
+    found = find(place, changes_of(overlays, values))
+    ids = ids_of(found, numbers or (), stage)
     count = 0
     try:
         # Messages are nobody's but ours.

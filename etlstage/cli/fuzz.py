@@ -1,30 +1,43 @@
 """
 ``etlstage fuzz``: cases that a worker does not stand, each as short as can be.
 
-And ``etlstage replay`` without a file: all that were found, once more. Exit code 0: none;
-1: at least one; 2: it can't be tried.
+Exit code 0: none; 1: at least one; 2: it can't be tried.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import structlog
+import typer
 from rich.live import Live
 from rich.text import Text
 
-from etlstage.cli.check import drop, lines_of
 from etlstage.cli.failure import FAILED
+from etlstage.cli.options import (
+    Batch,
+    Dialect,
+    Kind,
+    Markers,
+    Sample,
+    StageName,
+    Timeout,
+    Words,
+    new_app,
+)
+from etlstage.cli.replay import SURE
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import (
     Options,
     Program,
+    drop,
+    lines_of,
     program_of,
     refuse_who_commits,
 )
@@ -32,10 +45,9 @@ from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind, counted
 from etlstage.stage import Stage
-from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.subject import examine_sample
 from etlstage.testing.fuzzing.case import CaseFailed
-from etlstage.testing.fuzzing.failures import FOLDER, Failure, FailureOrigin, Failures
+from etlstage.testing.fuzzing.failures import Failure, FailureOrigin, Failures
 from etlstage.testing.fuzzing.oracle import Oracles, model_of
 from etlstage.testing.fuzzing.sessions import SessionCase, case_class
 
@@ -64,10 +76,8 @@ except ModuleNotFoundError as _error:
 if TYPE_CHECKING:
     from hypothesis import strategies as st
 
-__all__ = ("FuzzRequest", "fuzz", "replay_failures")
+__all__ = ("app",)
 
-_SURE: Final = 3
-"""How often a case has to pass before it is dropped."""
 _SIZE: Final = 3
 """Messages of a batch, at most, if nobody has said how many one holds."""
 _OF_OUTPUTS: Final[Mapping[str, str]] = {
@@ -75,6 +85,8 @@ _OF_OUTPUTS: Final[Mapping[str, str]] = {
     "json_out": "--json-out",
     "idempotent": "--idempotent",
 }
+
+app = new_app()
 
 
 class FuzzRequest(NamedTuple):
@@ -88,36 +100,78 @@ class FuzzRequest(NamedTuple):
     oracles: Oracles
 
 
-def fuzz(
-    words: Sequence[str],
-    wanted: FuzzRequest,
+@app.command("fuzz")
+def _fuzz(
+    words: Words,
     *,
-    max_examples: int,
-    seconds: float,
-    seed: int | None,
+    kind: Kind = None,
+    batch: Batch = None,
+    markers: Markers = None,
+    dialect: Dialect = None,
+    stage: StageName = None,
+    sample: Sample = None,
+    vary_markers: Annotated[
+        bool,
+        typer.Option(
+            "--vary-markers", help="The worker takes its markers from the environment."
+        ),
+    ] = False,
+    max_examples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Try at most N cases.")
+    ] = 300,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", min=0.1, help="Search at most S seconds.")
+    ] = 60.0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of a previous run.")
+    ] = None,
+    timeout: Timeout = 5.0,
+    one_output: Annotated[
+        bool,
+        typer.Option("--expect-one-output", help="Each message has one output."),
+    ] = False,
+    json_in: Annotated[
+        bool, typer.Option("--json-in", help="Inputs are JSON documents.")
+    ] = False,
+    json_out: Annotated[
+        bool, typer.Option("--json-out", help="Outputs are JSON documents.")
+    ] = False,
+    idempotent: Annotated[
+        bool,
+        typer.Option("--idempotent", help="An output sent again comes back unchanged."),
+    ] = False,
+    order_free: Annotated[
+        bool,
+        typer.Option("--order-free", help="Outputs do not depend on message order."),
+    ] = False,
+    stateless: Annotated[
+        bool,
+        typer.Option("--stateless", help="Outputs do not depend on earlier messages."),
+    ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Python reference implementation to compare with.",
+        ),
+    ] = "",
 ) -> int:
     """
-    Look for a case that fails; return the exit code.
+    Search for inputs and read boundaries that make a worker fail.
 
-    Args:
-        words: The command of the worker; or with a stage, the file that has it.
-        wanted: What it speaks, and what must be true of it.
-        max_examples: Cases that are tried, at most.
-        seconds: How long is searched, at most.
-        seed: What the cases are drawn from; None: a new one.
-
-    Raises:
-        ConfigError: If something in the command line, or in the file, is wrong.
-        WorkerStartFailed: If the program can't be run.
-
+    It must answer, follow the protocol, and end properly; options say what else must
+    hold. A load worker should run where it does no harm.
     """
+    oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
+    options = Options(kind, batch, markers=markers, stage=stage, dialect=dialect)
+    wanted = FuzzRequest(options, sample, vary_markers, json_in, timeout, oracles)
     structlog.configure(processors=[drop])
     out = Screen()
     program = program_of(words, wanted.options)
     refuse_who_commits(program, "fuzzed")
     _examine(program.stage, wanted)
     fuzzer = _fuzzer(program.stage, wanted)
-    kept = Failures(find=_find)
+    kept = Failures(find=stage_from_yaml)
     origin = FailureOrigin(tuple(words), wanted.options.stage)
     with interruptible():
         if _still_fails(out, kept, origin, program):
@@ -211,35 +265,12 @@ def _examine_json(message: bytes, number: int) -> None:
         ) from None
 
 
-def _find(file: str, stage: str) -> Stage:
-    return stage_from_yaml(file, stage)
-
-
-def replay_failures() -> int:
-    """Play all cases that are kept; return the exit code."""
-    structlog.configure(processors=[drop])
-    out, failed, all_kept = Screen(), 0, list(Failures(find=_find))
-    with interruptible():
-        for kept in all_kept:
-            failure = kept.play(_SURE)
-            failed += failure is not None
-            said = (
-                f"FIXED  {kept.kind}" if failure is None else f"FAILED {failure.what}"
-            )
-            where = f"({kept.path.stem}; {kept.origin})"
-            out.tell(f"{harmless(said)} {harmless(where)}")
-    count = len(all_kept)
-    fixed = f"{count - failed:,} fixed, {failed:,} failed"
-    out.tell(f"{counted(count, 'case')}: {fixed}" if count else f"no case in {FOLDER}")
-    return FAILED if failed else 0
-
-
 def _still_fails(
     out: Screen, failures: Failures, origin: FailureOrigin, program: Program
 ) -> bool:
     """Play what failed before; drop what does not any more."""
     for kept in list(failures.of(origin)):
-        failure = kept.play(_SURE)
+        failure = kept.play(SURE)
         if failure is not None:
             out.tell("what was found before still fails:")
             _show(out, kept, failure, program)

@@ -5,41 +5,42 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
-from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
+from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
 from etlstage.config.loader import load
 from etlstage.config.plan import Part, Plan, plan_of
-from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError, guess
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("graph",)
+__all__ = ("app",)
 
 LONGEST: Final = 40  # characters of a line
 LETTERS: Final = "dead letters"
 
+app = new_app()
 
-def graph(file: Path, changes: Changes, *, kind: str) -> int:
-    """
-    Print a picture of a pipeline; return the exit code.
 
-    Args:
-        file: The pipeline; nothing of what it names is looked for.
-        changes: What is laid over it.
-        kind: What draws it: ``mermaid``, ``dot`` or ``svg``.
-
-    Raises:
-        ConfigError: If anything in the file is wrong, or there is no such format.
-
-    """
+@app.command("graph")
+def _graph(
+    file: File,
+    *,
+    kind: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="mermaid, dot or svg.")
+    ] = "mermaid",
+    overlays: Overlays = None,
+    values: Values = None,
+) -> int:
+    """Draw a pipeline; nothing that it refers to is looked for."""
     if kind not in FORMATS:
         expected = f", expected {' or '.join(map(repr, FORMATS))}"
         close = guess(kind, FORMATS) or expected
         raise ConfigError(f"--format: unknown format {kind!r}{close}")
-    typer.echo("\n".join(FORMATS[kind](plan_of(*load(file, changes)))))
+    typer.echo(
+        "\n".join(FORMATS[kind](plan_of(*load(file, changes_of(overlays, values)))))
+    )
     return 0
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 from importlib import resources
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
+from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.errors import ConfigError, guess
 
-__all__ = ("GROUPS", "list_topics", "show_topic", "topics")
+__all__ = ("GROUPS", "app", "list_topics", "show_topic", "topics")
+
+app = new_app()
 
 GROUPS: Final = {
     "tutorials": "Tutorials",
@@ -22,6 +25,17 @@ GROUPS: Final = {
 }
 """The folders of ``etlstage/docs``, in the order of reading."""
 LINK: Final = re.compile(r"\[([^]]+)\]\((?:[.\w/-]*/)?([\w-]+)\.md(?:#[\w-]+)?\)")
+
+
+@app.command("help")
+def _help(
+    topic: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOPIC]", help="A page; without it all are listed."),
+    ] = None,
+) -> int:
+    """Show a page of the manual."""
+    return list_topics() if topic is None else show_topic(topic)
 
 
 def topics(group: str) -> dict[str, str]:

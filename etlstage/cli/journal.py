@@ -6,32 +6,41 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from etlstage.cli.failure import complain
+from etlstage.cli.options import new_app
 from etlstage.telemetry.terminal import harmless
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from etlstage.journal.journals import Journals
     from etlstage.sequencing import Envelope
 
-__all__ = (
-    "append_lines",
-    "list_journals",
-    "print_messages",
-    "print_readers",
-    "print_stat",
-    "trim_set",
-    "verify_set",
-)
+__all__ = ("app",)
+
+app = new_app("journal")
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The folder of a set of journals.")
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--journal", metavar="NAME", help="Only this journal of the set."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
-def list_journals(path: Path, *, as_json: bool) -> int:
-    """Print each journal: its offsets and how many bytes and segments it has."""
+@app.callback()
+def _journal() -> None:
+    """Look into sets of journals, append to them, check and trim them."""
+
+
+@app.command("ls")
+def _ls(path: Folder, *, as_json: Json = False) -> int:
+    """List the journals of a set with their offsets and sizes."""
     with _opened(path) as journals:
         for spec in journals.select():
             log = journals.log(spec.name)
@@ -46,39 +55,49 @@ def list_journals(path: Path, *, as_json: bool) -> int:
     return 0
 
 
-def print_messages(
-    path: Path,
+@app.command("cat")
+def _cat(
+    path: Folder,
     *,
-    journal: str | None,
-    uncommitted: bool,
-    begin: int | None,
-    end: int | None,
-    producer: str | None,
-    follow: bool,
+    journal: Name = None,
+    uncommitted: Annotated[
+        bool,
+        typer.Option(
+            "--uncommitted",
+            help="All messages: duplicates, acknowledgements, what is not committed.",
+        ),
+    ] = False,
+    begin: Annotated[
+        int | None, typer.Option("--from", metavar="OFFSET", help="Begin there.")
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option("--to", metavar="OFFSET", help="End there.")
+    ] = None,
+    producer: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Only messages of this producer, in hex."),
+    ] = None,
 ) -> int:
-    """Print messages as lines of JSON, with where they stand and their UUIDs."""
-    from etlstage.sequencing import producer_of
-
-    with _opened(path) as journals:
-        names = [spec.name for spec in journals.select()]
-        if journal is not None:
-            journals.log(journal)
-            names = [journal]
-        for envelope in _messages(
-            journals, names, uncommitted=uncommitted, begin=begin, follow=follow
-        ):
-            if envelope.journal not in names:
-                continue
-            if end is not None and envelope.end > end:
-                continue
-            if producer and producer_of(envelope.message.uuid).hex() != producer:
-                continue
-            typer.echo(json.dumps(_row(envelope)))
-    return 0
+    """Print committed messages as JSON lines."""
+    return _print_messages(
+        path,
+        journal,
+        uncommitted=uncommitted,
+        begin=begin,
+        end=end,
+        producer=producer,
+    )
 
 
-def append_lines(path: Path, *, journal: str | None) -> int:
-    """Append each line of stdin, to JSON lines an object, as a committed message."""
+@app.command("tail")
+def _tail(path: Folder, *, journal: Name = None) -> int:
+    """Print messages as they become committed, from now on."""
+    return _print_messages(path, journal, follow=True)
+
+
+@app.command("append")
+def _append(path: Folder, *, journal: Name = None) -> int:
+    """Append lines of stdin as committed messages, JSON objects to a set of such."""
     from etlstage.journal import Publisher, RunMessage
     from etlstage.sequencing import random
 
@@ -106,8 +125,9 @@ def append_lines(path: Path, *, journal: str | None) -> int:
     return 0
 
 
-def verify_set(path: Path, *, as_json: bool) -> int:
-    """Read all, print what is there, return 1 if something is damaged."""
+@app.command("verify")
+def _verify(path: Folder, *, as_json: Json = False) -> int:
+    """Read all, and count what is committed, pending, rolled back, twice, damaged."""
     from etlstage.journal.account import verify
 
     damaged = 0
@@ -119,8 +139,9 @@ def verify_set(path: Path, *, as_json: bool) -> int:
     return 1 if damaged else 0
 
 
-def print_stat(path: Path, *, as_json: bool) -> int:
-    """Print how far each reader is behind."""
+@app.command("stat")
+def _stat(path: Folder, *, as_json: Json = False) -> int:
+    """Show how far each reader is behind, in bytes, messages and seconds."""
     from etlstage.journal.account import lags
 
     with _opened(path) as journals:
@@ -130,8 +151,17 @@ def print_stat(path: Path, *, as_json: bool) -> int:
     return 0
 
 
-def print_readers(path: Path, *, forget: str | None, as_json: bool) -> int:
-    """Print each reader and what it needs, or drop the position of one."""
+@app.command("readers")
+def _readers(
+    path: Folder,
+    *,
+    forget: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Drop the position of this reader."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """List readers that have names, and from where on they need the journals."""
     with _opened(path) as journals:
         if forget is not None:
             journals.forget(forget)
@@ -146,11 +176,43 @@ def print_readers(path: Path, *, forget: str | None, as_json: bool) -> int:
     return 0
 
 
-def trim_set(path: Path) -> int:
-    """Drop the segments that are not to be kept."""
+@app.command("trim")
+def _trim(path: Folder) -> int:
+    """Drop segments that are not to be kept."""
     with _opened(path) as journals:
         for name, count in journals.trim().items():
             typer.echo(f"{name}: dropped {count} segments")
+    return 0
+
+
+def _print_messages(
+    path: Path,
+    journal: str | None,
+    *,
+    uncommitted: bool = False,
+    begin: int | None = None,
+    end: int | None = None,
+    producer: str | None = None,
+    follow: bool = False,
+) -> int:
+    """Print messages as lines of JSON, with where they stand and their UUIDs."""
+    from etlstage.sequencing import producer_of
+
+    with _opened(path) as journals:
+        names = [spec.name for spec in journals.select()]
+        if journal is not None:
+            journals.log(journal)
+            names = [journal]
+        for envelope in _messages(
+            journals, names, uncommitted=uncommitted, begin=begin, follow=follow
+        ):
+            if envelope.journal not in names:
+                continue
+            if end is not None and envelope.end > end:
+                continue
+            if producer and producer_of(envelope.message.uuid).hex() != producer:
+                continue
+            typer.echo(json.dumps(_row(envelope)))
     return 0
 
 

@@ -11,22 +11,26 @@ import typer
 
 from etlstage.cli.failure import FAILED
 from etlstage.cli.imported import written
+from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
+from etlstage.cli.subject import Options, drop, lines_of, program_of
 from etlstage.errors import ConfigError
 from etlstage.protocol.registry import translation
+from etlstage.testing.kcl import ProcessorFaults
+from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
 
-__all__ = ("kcl",)
+__all__ = ("app",)
 
-kcl: typer.Typer = typer.Typer(name="kcl", add_completion=False)
+app = new_app("kcl")
 
 
-@kcl.callback()
+@app.callback()
 def _kcl() -> None:
-    """Try record processors of the Kinesis Client Library."""
+    """Import and simulate record processors of the Kinesis Client Library."""
 
 
-@kcl.command("import")
+@app.command("import")
 def _import(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The daemon's properties.")
@@ -42,7 +46,7 @@ def _import(
     return 0
 
 
-@kcl.command("simulate")
+@app.command("simulate")
 def _simulate(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="The processor.")
@@ -82,12 +86,6 @@ def _simulate(
     ] = 30.0,
 ) -> int:
     """Run a record processor under a daemon on the terminal: no AWS, no Java."""
-    # All commands are named by this module: what reads files is not for each of them.
-    from etlstage.cli.check import drop, lines_of
-    from etlstage.cli.subject import Options, program_of
-    from etlstage.testing.kcl import ProcessorFaults
-    from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
-
     structlog.configure(processors=[drop])
     dialect = f"kcl:version={version}"
     program = program_of(command, Options(kind="load", dialect=dialect))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,43 @@ if TYPE_CHECKING:
 
     from etlstage.config.reading import Changes
 
-__all__ = ("Debug", "File", "Overlays", "Values", "changes_of")
+__all__ = (
+    "Batch",
+    "Debug",
+    "Dialect",
+    "File",
+    "Json",
+    "JunitFile",
+    "Kind",
+    "Markers",
+    "Mode",
+    "Offsets",
+    "Overlays",
+    "Quiet",
+    "Sample",
+    "StageName",
+    "Timeout",
+    "Values",
+    "Words",
+    "Yes",
+    "changes_of",
+    "new_app",
+)
+
+
+def new_app(name: str | None = None, **settings: Any) -> typer.Typer:  # noqa: ANN401
+    """Return a place for commands; help is plain text, as Rich costs 60 ms a start."""
+    settings = {"add_completion": False} | settings
+    return typer.Typer(
+        name=name,
+        rich_markup_mode=None,
+        # A traceback is for --debug, and then the plain one.
+        pretty_exceptions_enable=False,
+        **settings,
+    )
+
+
+# --- of a pipeline --------------------------------------------------------------------
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
@@ -33,9 +69,6 @@ Values = Annotated[
         help="Set one value, as in transform.clean.workers=4; may be repeated.",
     ),
 ]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Log everything, show tracebacks.")
-]
 
 
 def changes_of(
@@ -49,3 +82,84 @@ def changes_of(
 
     warn = partial(complain, as_="warning")
     return Changes(overlays or (), values or (), warn)
+
+
+# --- of a worker ----------------------------------------------------------------------
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="-- COMMAND... | FILE --stage NAME",
+        help="The worker's command behind --; or a pipeline file that has it.",
+    ),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND", help="transform, load or extract; default: transform."
+    ),
+]
+Batch = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DRIVER[:SIZE]",
+        help="The worker takes batches, closed by driver supervisor or worker.",
+    ),
+]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODE",
+        help="Of an extract worker: plain extracts all and exits (the default),"
+        " cyclic extracts on request.",
+    ),
+]
+Offsets = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BY", help="Who keeps the offsets of a cyclic one: worker, supervisor."
+    ),
+]
+Markers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=TEXT,...", help=r"Markers of the worker, as in eom=\x1e,eop=\0."
+    ),
+]
+Dialect = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help="Dialect of the worker, as in cocaine:event=clean; default: marker.",
+    ),
+]
+StageName = Annotated[
+    str | None,
+    typer.Option("--stage", metavar="NAME", help="The stage of the pipeline FILE."),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", min=0.1, help="Timeout of each step of the worker."
+    ),
+]
+Sample = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Messages that the worker can process, one a line.",
+    ),
+]
+
+# --- of any command -------------------------------------------------------------------
+
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Log everything, show tracebacks.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only log errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JunitFile = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

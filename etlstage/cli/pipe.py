@@ -3,70 +3,112 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any
 
-from etlstage.cli.closing import show_report
+import typer
+from typer.core import TyperCommand
+
 from etlstage.cli.logs import configure
-from etlstage.cli.run import exit_code, watch
+from etlstage.cli.options import Batch, Debug, Dialect, Markers, new_app
+from etlstage.cli.progress import exit_code, show_report, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.cli.subject import Options, program_of
-from etlstage.cli.verbosity import Verbosity
+from etlstage.cli.verbosity import Level, Verbosity
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.descriptor import DescriptorSink, DescriptorSource
 from etlstage.pipeline.pipeline import Pipeline
 
-__all__ = ("pipe",)
+__all__ = ("app",)
 
 _STDIN, _STDOUT = 0, 1
 
+app = new_app()
 
-def pipe(
-    command: Sequence[str],
-    options: Options,
-    signals: Signals,
+
+class _Filter(TyperCommand):
+    """Takes what is behind ``--`` for the command of the worker, and no argument."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Parse the options and arguments in front of it."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["command"] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        """Return the words of the line on usage."""
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
+
+
+@app.command("pipe", cls=_Filter)
+def _pipe(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="Read it in place of stdin."),
+    ] = None,
     *,
-    file: Path | None = None,
-    separator: bytes = b"\n",
-    values: Sequence[str] = (),
-    dead_letters: Path | None = None,
-    verbosity: Verbosity,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Processes of the worker.")
+    ] = 1,
+    null: Annotated[
+        bool,
+        typer.Option("--null", "-0", help="Messages end in NUL, and not in a newline."),
+    ] = False,
+    batch: Batch = None,
+    markers: Markers = None,
+    dialect: Dialect = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a key of the stage, as in timeout.message=10s; may be repeated.",
+        ),
+    ] = None,
+    dead_letters: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep messages there that the worker can't process, and continue.",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show no ledger; only log errors.")
+    ] = False,
+    log_level: Annotated[
+        Level, typer.Option(help="Log events from this level on.")
+    ] = Level.WARNING,
+    debug: Debug = False,
 ) -> int:
     """
-    Pass the messages of stdin through workers to stdout; return the exit code.
+    Run a worker as a supervised filter, from stdin to stdout.
 
-    Args:
-        command: Of the worker.
-        options: What the command line says of it.
-        signals: What the run obeys, once it has begun.
-        file: What is read in place of stdin.
-        separator: What stands behind each message, on both sides.
-        values: Keys of the stage that are set, each as in ``timeout.message=10s``.
-        dead_letters: Folder of the messages that it can't process; None: the first
-            ends the run.
-        verbosity: How much is logged, and whether the ledger is shown, on stderr.
+    Each line is a message; replies are written in the order of the messages, and the
+    ledger on stderr. Without Spark, and without a file:
 
-    Raises:
-        ConfigError: If anything in the command line is wrong.
-        KeyboardInterrupt: By a signal before the run has begun.
-
+    tail -F log | etlstage pipe --workers 4 -- ./enrich | gzip >out.gz
     """
-    stage = replace(program_of(command, options, values).stage, name="worker")
-    letters = None
-    if dead_letters is not None:
-        letters = DeadLetters(dead_letters, pipeline="pipe")
-    err = Screen(stderr=True)
-    configure(err, verbosity)
-    with ExitStack() as stack:
-        descriptor = _STDIN if file is None else _opened(file, stack)
+    options = Options(batch=batch, markers=markers, dialect=dialect)
+    settings = [f"workers={workers}", *(values or ())]
+    verbosity = Verbosity(debug, quiet, log_level)
+    with Signals(begun=False) as signals, ExitStack() as stack:
+        program = program_of(ctx.meta["command"], options, settings)
+        stage = replace(program.stage, name="worker")
+        letters = None
+        if dead_letters is not None:
+            letters = DeadLetters(dead_letters, pipeline="pipe")
+        err = Screen(stderr=True)
+        configure(err, verbosity)
+        separator = b"\0" if null else b"\n"
         pipeline = Pipeline(
             name="pipe",
             source=DescriptorSource(
-                descriptor,
+                _STDIN if file is None else _opened(file, stack),
                 separator,
                 max_message=stage.max_message,
                 name="stdin" if file is None else str(file),
@@ -77,9 +119,9 @@ def pipe(
         )
         signals.begin()
         report = watch(pipeline, signals, err, verbosity)
-    if not verbosity.quiet:
-        show_report(report, err)
-    return exit_code(report, debug=verbosity.debug)
+        if not quiet:
+            show_report(report, err)
+        return exit_code(report, debug=debug)
 
 
 def _opened(file: Path, stack: ExitStack) -> int:

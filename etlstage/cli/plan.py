@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from rich.text import Text
 
+from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
 from etlstage.cli.screen import Screen
 from etlstage.config.loader import examine
 from etlstage.config.plan import Plan, plan_of
-from etlstage.config.reading import Changes
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("plan",)
+__all__ = ("app",)
 
 LABEL: Final = 10  # columns of what a line is about
 
+app = new_app()
 
-def plan(file: Path, changes: Changes) -> int:
-    """
-    Say what a run of a pipeline would be; return the exit code.
 
-    Args:
-        file: The pipeline.
-        changes: What is laid over it.
-
-    Raises:
-        ConfigError: If anything in the file is wrong, or missing on this machine.
-
-    """
+@app.command("plan")
+def plan(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
+    """Show what a run would be: programs, edges, guarantees, memory; start nothing."""
     screen = Screen()
-    for style, text, below in _lines(plan_of(*examine(file, changes))):
+    for style, text, below in _lines(
+        plan_of(*examine(file, changes_of(overlays, values)))
+    ):
         lines = [harmless(text)]
         if screen.watched:  # behind a pipe a line stays one
             lines = _wrapped(lines[0], screen.width, below)

@@ -1,15 +1,21 @@
 """
-What a pipeline is doing, for whoever waits for it.
+A run on the screen: its progress, its closing report, and the signals that it obeys.
 
 A table that renews itself on a terminal, a line every few seconds elsewhere. Both
-read the counters of the ledger; nobody calls anything per message.
+read the counters of the ledger; nothing is called per message.
+
+The first SIGINT, SIGTERM or SIGHUP drains: no more is extracted, what is under way is
+finished. The second stops at once, all others do nothing: what is left is bounded, and
+ends with the report. The library itself touches no signals.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from rich.console import Console, Group
@@ -17,16 +23,166 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from etlstage.cli.failure import show_error
+from etlstage.cli.logs import configure
+from etlstage.cli.screen import Screen
+from etlstage.cli.signals import Signals
+from etlstage.cli.verbosity import NORMAL, Verbosity
 from etlstage.messages import StageKind
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.pipeline.report import accounts
+from etlstage.pipeline.report import KeptLetters, Report, accounts, closing_lines
+from etlstage.pipeline.runner import Runner
+from etlstage.telemetry.log import Log
 
-__all__ = ("Rates", "accounts_table", "show_lines", "show_table", "state_line")
+if TYPE_CHECKING:
+    from etlstage.cli.history import History
+    from etlstage.cli.metrics import MetricsServer
+
+__all__ = (
+    "EXIT_CODES",
+    "Rates",
+    "accounts_table",
+    "exit_code",
+    "run_pipeline",
+    "show_lines",
+    "show_report",
+    "show_table",
+    "state_line",
+    "watch",
+)
+
+EXIT_CODES: Final = {"done": 0, "failed": 1, "drained": 4, "forced": 5}
 
 REFRESH: Final = 0.25
 LINE_EVERY: Final = 10.0
 RATE_OVER: Final = 3.0
 """Seconds over which a rate is taken: long enough to be read."""
+
+_log = Log()
+
+
+def exit_code(report: Report, *, debug: bool) -> int:
+    """Print the error of a run that failed; return the exit code of any."""
+    if report.error is not None:
+        show_error(report.error, debug=debug, secrets=report.secrets)
+    return EXIT_CODES[report.status]
+
+
+def run_pipeline(
+    pipeline: Runner,
+    signals: Signals,
+    verbosity: Verbosity = NORMAL,
+    server: MetricsServer | None = None,
+    history: History | None = None,
+    *,
+    prints: bool = False,
+) -> Report:
+    """
+    Run a pipeline, show its progress on stderr and its closing report on stdout.
+
+    Args:
+        pipeline: The pipeline.
+        signals: What it obeys.
+        verbosity: How much is told, and how.
+        server: What serves metrics meanwhile, if anything does.
+        history: What is to sample it, if anything is.
+        prints: Whether its messages are on stdout: then the report is on stderr, and
+            its dead letters are not kept.
+
+    """
+    err = Screen(stderr=True)
+    configure(err, verbosity, secrets=pipeline.secrets)
+    shown = replace(verbosity, quiet=verbosity.quiet or prints)
+    with server or nullcontext():
+        if server is not None:
+            server.ledger = pipeline.ledger
+            _tell("metrics are served", address=server.url)
+        report = watch(pipeline, signals, err, shown, history)
+    if prints:
+        report = replace(report, dead_letters=KeptLetters())
+    if not verbosity.quiet:
+        show_report(report, err if prints else Screen())
+    return report
+
+
+def watch(
+    pipeline: Runner,
+    signals: Signals,
+    err: Screen,
+    verbosity: Verbosity = NORMAL,
+    history: History | None = None,
+) -> Report:
+    """
+    Run a pipeline; meanwhile show its progress and obey signals.
+
+    Args:
+        pipeline: The pipeline.
+        signals: What it obeys.
+        err: Where its progress is shown, and that it drains.
+        verbosity: How much is told, and how: in a table that renews itself, as lines,
+            or as events.
+        history: What is to sample it, if anything is.
+
+    """
+    return anyio.run(_watched, pipeline, signals, err, verbosity, history)
+
+
+async def _watched(
+    pipeline: Runner,
+    signals: Signals,
+    err: Screen,
+    verbosity: Verbosity,
+    history: History | None,
+) -> Report:
+    ledger = pipeline.ledger
+
+    def activity() -> str:
+        return pipeline.activity
+
+    async with anyio.create_task_group() as tasks:
+        stop = anyio.CancelScope()
+        tasks.start_soon(_obey, signals, pipeline, stop, err)
+        if not verbosity.for_people(err):
+            tasks.start_soon(show_lines, ledger, activity, _tell_progress)
+        elif err.renews and not verbosity.quiet:
+            tasks.start_soon(show_table, ledger, activity, err)
+        elif not verbosity.quiet:
+            tasks.start_soon(show_lines, ledger, activity, err.tell)
+        if history is not None:
+            tasks.start_soon(history.keep)
+        with stop:
+            report = await pipeline.run()
+        tasks.cancel_scope.cancel()
+    return pipeline.report("forced") if stop.cancelled_caught else report
+
+
+def _tell_progress(line: str) -> None:
+    _tell("progress", status=line)
+
+
+def _tell(event: str, **values: object) -> None:
+    # The disk of a log may be full: that ends no run.
+    with suppress(OSError):
+        _log.info(event, **values)
+
+
+async def _obey(
+    signals: Signals, pipeline: Runner, stop: anyio.CancelScope, err: Screen
+) -> None:
+    await signals.receive()
+    pipeline.drain()
+    err.print("draining: press Ctrl-C again to stop at once", highlight=False)
+    await signals.receive()
+    stop.cancel()
+    err.print("stopping", highlight=False)
+
+
+def show_report(report: Report, screen: Screen) -> None:
+    """Print the closing report."""
+    seconds = [f"{account.seconds:.1f}" for account in report.ledger]
+    screen.print(accounts_table(report.ledger, "seconds", seconds))
+    for line in closing_lines(report):
+        screen.tell(line)
 
 
 class Rates:

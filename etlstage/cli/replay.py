@@ -6,21 +6,27 @@ Exit code 0: the same replies, byte for byte, and the same end; 1: others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import anyio
+import structlog
+import typer
 
 from etlstage.cli.failure import FAILED, complain
+from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
+from etlstage.cli.subject import drop
+from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.protocol.base import Dialect, Limits, Side
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import kit_of
+from etlstage.testing.fuzzing.failures import FOLDER, Failures
 from etlstage.testing.recording.comparison import (
     Difference,
     differences,
@@ -31,31 +37,50 @@ from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
 from etlstage.testing.transcript import Channel, clipped
 
-__all__ = ("replay",)
+__all__ = ("app",)
 
+SURE: Final = 3
+"""How often a case has to pass before it counts as fixed."""
 _SHOWN: Final = 20
 """Differences that are shown."""
 _STDERR: Final = 5
 """Last lines of stderr that are shown."""
 
+app = new_app()
 
-def replay(
-    file: Path, command: Sequence[str], *, smallest: bool, patience: float
+
+@app.command("replay")
+def _replay(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A recording of run --record; default: all failures found by fuzz.",
+        ),
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND...]",
+            help="The worker to replay it to; default: the one that was recorded.",
+        ),
+    ] = None,
+    *,
+    smallest: Annotated[
+        bool,
+        typer.Option("--shrink", help="Search for the fewest messages that differ."),
+    ] = False,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="How much longer than recorded a reply may take.",
+        ),
+    ] = 10.0,
 ) -> int:
-    """
-    Play a recording to a worker; return the exit code.
-
-    Args:
-        file: The recording.
-        command: The worker; empty: the one that was recorded.
-        smallest: Whether to look for the fewest messages that differ, and to keep them.
-        patience: Seconds that it may take longer for a reply than it was recorded.
-
-    Raises:
-        ConfigError: If the file is no recording, or the smallest one can't be written.
-        WorkerStartFailed: If the worker can't be started.
-
-    """
+    """Replay a recorded conversation to a worker, and show which replies differ."""
+    if file is None:
+        return _replay_failures()
     try:
         recording = Recording.load(file)
     except OSError as error:
@@ -84,6 +109,25 @@ def replay(
     for line in _told(recording, played):
         out.print(line, soft_wrap=True, highlight=False, markup=False)
     return FAILED if _differs(recording, played) else 0
+
+
+def _replay_failures() -> int:
+    """Play all cases that are kept; return the exit code."""
+    structlog.configure(processors=[drop])
+    out, failed, all_kept = Screen(), 0, list(Failures(find=stage_from_yaml))
+    with interruptible():
+        for kept in all_kept:
+            failure = kept.play(SURE)
+            failed += failure is not None
+            said = (
+                f"FIXED  {kept.kind}" if failure is None else f"FAILED {failure.what}"
+            )
+            where = f"({kept.path.stem}; {kept.origin})"
+            out.tell(f"{harmless(said)} {harmless(where)}")
+    count = len(all_kept)
+    fixed = f"{count - failed:,} fixed, {failed:,} failed"
+    out.tell(f"{counted(count, 'case')}: {fixed}" if count else f"no case in {FOLDER}")
+    return FAILED if failed else 0
 
 
 async def _play(recording: Recording, stage: Stage, patience: float) -> Recording:

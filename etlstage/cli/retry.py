@@ -11,19 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import anyio
+import typer
 
-from etlstage.cli.closing import EXIT_CODES
 from etlstage.cli.failure import FAILED, show_error
 from etlstage.cli.letters import Letters, check_ended, chosen, current, find, ids_of
 from etlstage.cli.logs import configure
-from etlstage.cli.run import watch
+from etlstage.cli.options import (
+    Debug,
+    File,
+    Overlays,
+    Quiet,
+    Values,
+    changes_of,
+)
+from etlstage.cli.progress import EXIT_CODES, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build_retry import Retries
-from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
@@ -31,34 +39,32 @@ from etlstage.pipeline.dead_letter.retry import Retry, chunks
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.report import Report
 
-__all__ = ("retry_letters",)
+__all__ = ("Ids", "OfStage", "retry")
+
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID]...", help="Their ids, or how these begin; default: all."
+    ),
+]
+OfStage = Annotated[
+    str | None,
+    typer.Option("--stage", metavar="NAME", help="Only dead letters of this stage."),
+]
 
 
-def retry_letters(
-    file: Path,
-    changes: Changes,
-    numbers: Sequence[str],
+def retry(
+    file: File,
+    numbers: Ids = None,
     *,
-    stage: str | None,
-    verbosity: Verbosity,
+    overlays: Overlays = None,
+    values: Values = None,
+    stage: OfStage = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> int:
-    """
-    Run dead letters of a pipeline again; return the exit code.
-
-    Args:
-        file: The pipeline.
-        changes: What is laid over it.
-        numbers: The letters' ids, or beginnings that no others have; empty: all.
-        stage: The only stage to look at, or None.
-        verbosity: How much is told, and how.
-
-    Raises:
-        ConfigError: If the file is wrong, there are no such letters, or their stage is
-            no longer in the file.
-        StateUnusable: If a run has the state directory, or is to go on first, or
-            nothing can be recorded.
-
-    """
+    """Run dead letters through their stage and on; add what passes to the output."""
+    changes, verbosity = changes_of(overlays, values), Verbosity(debug, quiet)
     retries = Retries(file, changes)
     # Nothing is made where nothing is.
     if not retries.state.exists():
@@ -70,7 +76,7 @@ def retry_letters(
             found = find(file, changes)
             if retries.recover(found.settled.next, delivery):
                 found = find(file, changes)
-            wanted = ids_of(found, numbers, stage)
+            wanted = ids_of(found, numbers or (), stage)
             stages = {letter.stage for letter in _wanted(found, stage, wanted)}
             _leave_out(found, stage, wanted)
             if not stages:

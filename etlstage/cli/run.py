@@ -1,93 +1,155 @@
 """
-``etlstage run``: one pipeline, watched, to its end.
+``etlstage run``: one pipeline to its end, and its report as files.
 
-The first SIGINT, SIGTERM or SIGHUP drains: no more is extracted, what is under way is
-finished. The second stops at once, all others do nothing: what is left is bounded, and
-ends with the report. The library itself touches no signals.
+What is heavy is imported within :class:`Signals`: whoever interrupts that is told, and
+finds no report of an earlier run in the place of this one's.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+import os
+import tempfile
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
 
-import anyio
+import typer
 
-from etlstage.cli.closing import EXIT_CODES, ReportFile, show_report
-from etlstage.cli.failure import show_error
-from etlstage.cli.history import History
-from etlstage.cli.logs import configure
-from etlstage.cli.metrics import MetricsServer
-from etlstage.cli.progress import show_lines, show_table
-from etlstage.cli.screen import Screen
-from etlstage.cli.signals import Signals
-from etlstage.cli.trial import PLAIN, Trial
-from etlstage.cli.verbosity import NORMAL, Verbosity
-from etlstage.config.reading import Changes
-from etlstage.pipeline.dead_letter.letter import Causes
-from etlstage.pipeline.report import KeptLetters, Report
-from etlstage.pipeline.runner import Runner
-from etlstage.telemetry.log import Log
+from etlstage.cli.options import (
+    Debug,
+    File,
+    Overlays,
+    Quiet,
+    Values,
+    changes_of,
+    new_app,
+)
+from etlstage.cli.signals import FORCED, Signals
+from etlstage.cli.verbosity import Level, LogFormat, Verbosity
+from etlstage.errors import ConfigError
 
-__all__ = ("exit_code", "run_file", "run_pipeline", "watch")
+if TYPE_CHECKING:
+    from etlstage.cli.history import History
+    from etlstage.pipeline.report import Report
+    from etlstage.pipeline.runner import Runner
 
-_log = Log()
+__all__ = ("app",)
+
+app = new_app()
 
 
-def run_file(
-    file: Path,
-    changes: Changes,
-    signals: Signals,
+@app.command("run")
+def _run(
+    file: File,
     *,
-    report: Path | None = None,
-    html: Path | None = None,
-    metrics: str | None = None,
-    trial: Trial = PLAIN,
-    verbosity: Verbosity = NORMAL,
+    overlays: Overlays = None,
+    values: Values = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Extract at most N messages."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE", help="Print what leaves this stage; load nothing."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the closing report as JSON."),
+    ] = None,
+    report_html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write it as a page: graph, plot, causes."),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /metrics, /live and /ready meanwhile; on loopback by default.",
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Record each worker's conversation in a file there, for replay.",
+        ),
+    ] = None,
+    record_limit: Annotated[
+        int,
+        typer.Option(metavar="MIB", min=1, help="Limit of each recording, in MiB."),
+    ] = 256,
+    record_blank: Annotated[
+        bool,
+        typer.Option(
+            "--record-blank",
+            help="Record lengths and markers, without the content of messages.",
+        ),
+    ] = False,
+    faults: Annotated[
+        bool,
+        typer.Option(
+            "--faults", help="Inject the faults of the file into its workers."
+        ),
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of faults with a probability.")
+    ] = 0,
+    quiet: Quiet = False,
+    log_level: Annotated[
+        Level, typer.Option(help="Log events from this level on.")
+    ] = Level.INFO,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(
+            help="Format of log lines; default: console on a terminal, else json.",
+            show_default=False,
+        ),
+    ] = None,
+    debug: Debug = False,
 ) -> int:
-    """
-    Run the pipeline of a file; return the exit code.
+    """Run a pipeline to its end."""
+    with Signals(begun=False) as signals, ExitStack() as stack:
+        try:
+            from etlstage.cli.history import History
+            from etlstage.cli.metrics import MetricsServer
+            from etlstage.cli.progress import exit_code, run_pipeline
+            from etlstage.cli.trial import Trial
 
-    Args:
-        file: The pipeline.
-        changes: What is laid over it.
-        signals: What it obeys, once it has begun.
-        report: Where the closing report goes as JSON, or None.
-        html: Where it goes as a page for people, or None.
-        metrics: Address at which metrics are served meanwhile, or None.
-        trial: Whether its workers are recorded, or have the faults in the file.
-        verbosity: How much is told, and how.
-
-    Raises:
-        ConfigError: If the file is wrong, or the report can't be written there, or the
-            metrics can't be served.
-        KeyboardInterrupt: By a signal before the run has begun.
-
-    """
-    with ExitStack() as stack:
-        server = MetricsServer(metrics) if metrics is not None else None
-        meter = server.meter if server is not None else None
-        pipeline = trial.build(file, changes, meter, stack)
-        place = stack.enter_context(ReportFile(report)) if report else None
-        leaf = stack.enter_context(ReportFile(html)) if html else None
-        history = History(pipeline.ledger) if html else None
-        signals.begin()
+            trial = Trial(
+                record,
+                record_limit << 20,
+                blank=record_blank,
+                seed=seed if faults else None,
+                most=limit,
+                until=until,
+            )
+            server = MetricsServer(metrics) if metrics is not None else None
+            meter = server.meter if server is not None else None
+            changes = changes_of(overlays, values)
+            pipeline = trial.build(file, changes, meter, stack)
+            place = stack.enter_context(ReportFile(report)) if report else None
+            leaf = stack.enter_context(ReportFile(report_html)) if report_html else None
+            history = History(pipeline.ledger) if leaf else None
+            signals.begin()
+        except KeyboardInterrupt:
+            signals.begin()  # what is left is short
+            _report_nothing(file, report=report, html=report_html)
+            return FORCED
+        verbosity = Verbosity(debug, quiet, log_level, log_format)
         result = run_pipeline(
-            pipeline,
-            signals,
-            verbosity,
-            server,
-            history,
-            prints=trial.until is not None,
+            pipeline, signals, verbosity, server, history, prints=until is not None
         )
         # Why the run failed is told also if the report can't be written, and the
         # report is written also if nothing can be told.
         try:
-            return exit_code(result, debug=verbosity.debug)
+            return exit_code(result, debug=debug)
         finally:
-            if not verbosity.quiet:
+            if not quiet:
                 trial.tell()
             if place is not None:
                 plain = result.to_dict() | trial.report()
@@ -98,6 +160,7 @@ def run_file(
 
 def _page(report: Report, pipeline: Runner, history: History) -> str:
     from etlstage.cli.html import page  # for few runs
+    from etlstage.pipeline.dead_letter.letter import Causes
 
     causes = Causes()
     # What was removed meanwhile is no reason to have no report.
@@ -107,117 +170,106 @@ def _page(report: Report, pipeline: Runner, history: History) -> str:
     return page(report, history.spans(), causes.groups())
 
 
-def exit_code(report: Report, *, debug: bool) -> int:
-    """Print the error of a run that failed; return the exit code of any."""
-    if report.error is not None:
-        show_error(report.error, debug=debug, secrets=report.secrets)
-    return EXIT_CODES[report.status]
-
-
-def run_pipeline(
-    pipeline: Runner,
-    signals: Signals,
-    verbosity: Verbosity = NORMAL,
-    server: MetricsServer | None = None,
-    history: History | None = None,
-    *,
-    prints: bool = False,
-) -> Report:
+def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> None:
     """
-    Run a pipeline, show its progress on stderr and its closing report on stdout.
+    Tell that a run was interrupted before it began, also in its report.
+
+    The report of an earlier run would be taken for its own; the page is removed.
 
     Args:
-        pipeline: The pipeline.
-        signals: What it obeys.
-        verbosity: How much is told, and how.
-        server: What serves metrics meanwhile, if anything does.
-        history: What is to sample it, if anything is.
-        prints: Whether its messages are on stdout: then the report is on stderr, and
-            its dead letters are not kept.
+        file: The pipeline.
+        report: Where the report goes, or None.
+        html: Where its page would go, or None.
 
     """
-    err = Screen(stderr=True)
-    configure(err, verbosity, secrets=pipeline.secrets)
-    shown = replace(verbosity, quiet=verbosity.quiet or prints)
-    with server or nullcontext():
-        if server is not None:
-            server.ledger = pipeline.ledger
-            _tell("metrics are served", address=server.url)
-        report = watch(pipeline, signals, err, shown, history)
-    if prints:
-        report = replace(report, dead_letters=KeptLetters())
-    if not verbosity.quiet:
-        show_report(report, err if prints else Screen())
-    return report
+    from etlstage.cli.failure import complain
+    from etlstage.pipeline.report import KeptLetters
+
+    said = "interrupted before the run began"
+    complain(said)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    plain: dict[str, object] = {
+        "pipeline": str(file),
+        "run": None,
+        "status": "forced",
+        "error": said,
+        "started": now,
+        "ended": now,
+        "seconds": 0.0,
+        "stages": [],
+        "edges": [],
+        "output": None,
+        "dead_letters": KeptLetters()._asdict(),
+    }
+    try:
+        if report is not None:
+            with ReportFile(report) as place:
+                place.write(f"{json.dumps(plain, indent=2)}\n")
+        if html is not None and html.is_file():
+            html.unlink()
+    except (ConfigError, OSError) as error:
+        complain(str(error), as_="warning")
 
 
-def watch(
-    pipeline: Runner,
-    signals: Signals,
-    err: Screen,
-    verbosity: Verbosity = NORMAL,
-    history: History | None = None,
-) -> Report:
+class ReportFile:
     """
-    Run a pipeline; meanwhile show its progress and obey signals.
+    Holds the place for a report from before the run until it is written.
+
+    The file appears whole or not at all, for us alone to read; that it can be written
+    is known at once.
 
     Args:
-        pipeline: The pipeline.
-        signals: What it obeys.
-        err: Where its progress is shown, and that it drains.
-        verbosity: How much is told, and how: in a table that renews itself, as lines,
-            or as events.
-        history: What is to sample it, if anything is.
+        path: The file.
+
+    Raises:
+        ConfigError: If it can't.
 
     """
-    return anyio.run(_watched, pipeline, signals, err, verbosity, history)
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # A link stays a link; what it points to is replaced.
+            self._path = path.resolve()
+            if self._path.exists() and not self._path.is_file():
+                raise ConfigError(f"report {path} is not a regular file")
+            handle, self._part = tempfile.mkstemp(
+                prefix=f".{self._path.name}.", dir=self._path.parent
+            )
+            os.close(handle)
+        except OSError as error:
+            raise ConfigError(_unwritten(path, error)) from None
+        except RuntimeError:
+            loop = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            raise ConfigError(_unwritten(path, loop)) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            os.unlink(self._part)
+
+    def write(self, text: str) -> None:
+        """
+        Put a report in its place; may be called once.
+
+        If there is no room by now, or no folder, that is told, and no more: what was
+        loaded is loaded, and a failure would have it loaded again.
+        """
+        try:
+            # A name that is not UTF-8 is no reason to have no report.
+            with open(self._part, "wb") as file:
+                file.write(text.encode(errors="backslashreplace"))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._part, self._path)
+        except OSError as error:
+            from etlstage.cli.failure import complain
+
+            with suppress(OSError):  # nor may stderr
+                complain(_unwritten(self._path, error), as_="warning")
 
 
-async def _watched(
-    pipeline: Runner,
-    signals: Signals,
-    err: Screen,
-    verbosity: Verbosity,
-    history: History | None,
-) -> Report:
-    ledger = pipeline.ledger
-
-    def activity() -> str:
-        return pipeline.activity
-
-    async with anyio.create_task_group() as tasks:
-        stop = anyio.CancelScope()
-        tasks.start_soon(_obey, signals, pipeline, stop, err)
-        if not verbosity.for_people(err):
-            tasks.start_soon(show_lines, ledger, activity, _tell_progress)
-        elif err.renews and not verbosity.quiet:
-            tasks.start_soon(show_table, ledger, activity, err)
-        elif not verbosity.quiet:
-            tasks.start_soon(show_lines, ledger, activity, err.tell)
-        if history is not None:
-            tasks.start_soon(history.keep)
-        with stop:
-            report = await pipeline.run()
-        tasks.cancel_scope.cancel()
-    return pipeline.report("forced") if stop.cancelled_caught else report
-
-
-def _tell_progress(line: str) -> None:
-    _tell("progress", status=line)
-
-
-def _tell(event: str, **values: object) -> None:
-    # The disk of a log may be full: that ends no run.
-    with suppress(OSError):
-        _log.info(event, **values)
-
-
-async def _obey(
-    signals: Signals, pipeline: Runner, stop: anyio.CancelScope, err: Screen
-) -> None:
-    await signals.receive()
-    pipeline.drain()
-    err.print("draining: press Ctrl-C again to stop at once", highlight=False)
-    await signals.receive()
-    stop.cancel()
-    err.print("stopping", highlight=False)
+def _unwritten(path: Path, error: OSError) -> str:
+    said = (error.strerror or str(error)).lower()
+    return f"report {path} can't be written: {said}"

@@ -11,12 +11,12 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
 from etlstage.cli.letters import Letters, chosen, confirm, current, find
-from etlstage.config.reading import Changes
+from etlstage.cli.options import Json, Overlays, Values, Yes, changes_of, new_app
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import FOLDER
@@ -26,7 +26,7 @@ from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
 from etlstage.pipeline.delivery.record import RECORDS, Record
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("reset_state", "show_state", "take_state_over")
+__all__ = ("app", "reset_state", "show_state", "take_state_over")
 
 OF_STREAMS: Final = ("checkpoint", "failed.json", "stop", "stop-now")
 """What engine streaming stores beside."""
@@ -35,22 +35,29 @@ WAITING: Final = ("spool-*", "staging-*")
 NOTE: Final = "*.json"
 """What is noted of that. It stays: the next run removes what it tells of, wherever."""
 
+app = new_app("state")
 
-def show_state(place: Path, changes: Changes, *, as_json: bool) -> int:
-    """
-    Print what is stored, and who holds the lock; return the exit code.
+Place = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="The pipeline file, or its state directory."),
+]
 
-    Args:
-        place: A pipeline file, or its state directory.
-        changes: What is laid over the pipeline.
-        as_json: Whether to print it as a JSON object.
 
-    Raises:
-        ConfigError: If there is no such place.
-        StateUnusable: If what is stored can't be read.
+@app.callback()
+def _state() -> None:
+    """Show, reset or take over what runs have stored."""
 
-    """
-    found = find(place, changes)
+
+@app.command("show")
+def show_state(
+    place: Place,
+    *,
+    overlays: Overlays = None,
+    values: Values = None,
+    as_json: Json = False,
+) -> int:
+    """Show what is stored, where a run would resume, and who holds the lock."""
+    found = find(place, changes_of(overlays, values))
     if not found.state.exists():
         typer.echo("null" if as_json else f"nothing is stored in {_path(found.state)}")
         return 0
@@ -74,23 +81,12 @@ def show_state(place: Path, changes: Changes, *, as_json: bool) -> int:
     return 0
 
 
-def reset_state(place: Path, changes: Changes, *, yes: bool) -> int:
-    """
-    Forget how far runs have come: the next begins from the beginning.
-
-    Dead letters stay, and the fence does: who was taken over stays so.
-
-    Args:
-        place: A pipeline file, or its state directory.
-        changes: What is laid over the pipeline.
-        yes: Whether not to ask.
-
-    Raises:
-        ConfigError: If there is no such place.
-        StateUnusable: If a run holds it, or it can't be written.
-
-    """
-    state = find(place, changes).state
+@app.command("reset")
+def reset_state(
+    place: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
+) -> int:
+    """Forget how far runs have come; dead letters stay."""
+    state = find(place, changes_of(overlays, values)).state
     if not state.exists():
         typer.echo(f"nothing is stored in {_path(state)}")
         return 0
@@ -106,27 +102,19 @@ def reset_state(place: Path, changes: Changes, *, yes: bool) -> int:
             _remove(state / name for name in OF_STREAMS)
         except OSError as error:
             raise unusable(state, error) from error
+        # The fence stays: a run that was taken over remains so.
         # Last: until here, who is interrupted has forgotten nothing that can't be had.
         Record(fence=delivery.record.fence).store(state)
     typer.echo("the next run begins from the beginning")
     return 0
 
 
-def take_state_over(place: Path, changes: Changes, *, yes: bool) -> int:
-    """
-    Take a state directory from a run that holds it; return the exit code.
-
-    Args:
-        place: A pipeline file, or its state directory.
-        changes: What is laid over the pipeline.
-        yes: Whether not to ask.
-
-    Raises:
-        ConfigError: If there is no such place, or nobody holds it.
-        StateUnusable: If it can't be read or written.
-
-    """
-    state = find(place, changes).state
+@app.command("take-over")
+def take_state_over(
+    place: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
+) -> int:
+    """Take the state from a run that holds it: that run can't commit any more."""
+    state = find(place, changes_of(overlays, values)).state
     held, holder = _holder(state)
     if not held:
         raise ConfigError(f"no run holds {state}: there is nothing to take over")

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import structlog
+
 from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys, LoadKeys, TransformKeys
 from etlstage.config.reading import set_values
@@ -24,7 +26,14 @@ from etlstage.settings.problem import Invalid, Loc, dotted
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("Options", "Program", "program_of", "refuse_who_commits")
+__all__ = (
+    "Options",
+    "Program",
+    "drop",
+    "lines_of",
+    "program_of",
+    "refuse_who_commits",
+)
 
 _KEYS: Final[Mapping[str, type[StageKeys]]] = {
     "transform": TransformKeys,
@@ -112,6 +121,30 @@ def refuse_who_commits(program: Program, verb: str) -> None:
             f" {verb}; see etlstage check --dialect {dialect.name}, and etlstage"
             f" {dialect.name} simulate"
         )
+
+
+def lines_of(file: Path) -> list[bytes]:
+    """
+    Return the messages of a file, one a line.
+
+    Raises:
+        ConfigError: If it can't be read, or has none.
+
+    """
+    try:
+        *lines, rest = file.read_bytes().split(b"\n")
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{file} can't be read: {said}") from None
+    messages = [*lines, *([rest] if rest else [])]
+    if not messages:
+        raise ConfigError(f"{file} has no messages; write one a line")
+    return messages
+
+
+def drop(*_: object) -> str:
+    """Log nothing: what a worker did is told in the findings."""
+    raise structlog.DropEvent
 
 
 def _of_command(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import anyio
@@ -15,6 +14,15 @@ from etlstage.cli import junit as xml
 from etlstage.cli.case import CaseFailure, CaseRun
 from etlstage.cli.failure import FAILED
 from etlstage.cli.logs import configure
+from etlstage.cli.options import (
+    Debug,
+    File,
+    JunitFile,
+    Overlays,
+    Values,
+    changes_of,
+    new_app,
+)
 from etlstage.cli.rows import RowEnds
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
@@ -22,14 +30,15 @@ from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import hidden_texts
 from etlstage.config.loader import LoadedCase, cases_of, load
 from etlstage.config.model import PipelineKeys
-from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.secret import Secrets
 from etlstage.telemetry.terminal import harmless
 from etlstage.transport.watchdog import scratch
 
-__all__ = ("test",)
+__all__ = ("app",)
+
+app = new_app()
 
 
 class CaseResult(NamedTuple):
@@ -40,21 +49,17 @@ class CaseResult(NamedTuple):
     seconds: float
 
 
-def test(file: Path, changes: Changes, *, junit: Path | None, debug: bool) -> int:
-    """
-    Run the tests of a pipeline file; return the exit code.
-
-    Args:
-        file: The pipeline; its tests are in it, and in the file beside it.
-        changes: What is laid over it.
-        junit: Where the outcomes go as JUnit's XML, or None.
-        debug: Whether to show what workers and their supervisors have to say.
-
-    Raises:
-        ConfigError: If anything in the files is wrong, or there is no test.
-
-    """
-    keys, document = load(file, changes)
+@app.command("test")
+def _test(
+    file: File,
+    *,
+    overlays: Overlays = None,
+    values: Values = None,
+    junit: JunitFile = None,
+    debug: Debug = False,
+) -> int:
+    """Run the tests of a pipeline file, and of the file of tests beside it."""
+    keys, document = load(file, changes_of(overlays, values))
     cases = cases_of(keys, document)
     if not cases:
         raise ConfigError(f"{file}: has no tests; write them under the key tests")

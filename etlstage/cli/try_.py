@@ -7,17 +7,32 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 import structlog
+import typer
 
-from etlstage.cli.check import drop, lines_of
 from etlstage.cli.failure import FAILED
+from etlstage.cli.options import (
+    Batch,
+    Dialect,
+    Kind,
+    Markers,
+    Mode,
+    Offsets,
+    StageName,
+    Timeout,
+    Words,
+    new_app,
+)
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import (
     Options,
     Program,
+    drop,
+    lines_of,
     program_of,
     refuse_who_commits,
 )
@@ -37,35 +52,39 @@ from etlstage.testing.dialect import kit_of
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import Channel
 
-__all__ = ("try_worker",)
+__all__ = ("app",)
+
+app = new_app()
 
 _OUTPUTS = 20  # of an extraction that are shown
 
 
-def try_worker(
-    words: Sequence[str],
-    options: Options,
+@app.command("try")
+def _try(
+    words: Words,
     *,
-    sample: Path | None,
-    limit: int,
-    timeout: float,
+    kind: Kind = None,
+    batch: Batch = None,
+    mode: Mode = None,
+    offsets: Offsets = None,
+    markers: Markers = None,
+    dialect: Dialect = None,
+    stage: StageName = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Messages, one a line; default: those of stdin, or of the pipeline.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Send at most N messages.")
+    ] = 5,
+    timeout: Timeout = 5.0,
 ) -> int:
-    """
-    Hand a few messages to a worker and show what it replies; return the exit code.
-
-    Args:
-        words: Its command; or with a stage, the file that has it.
-        options: What is said of it.
-        sample: Messages, one a line; None: those of stdin, or of the pipeline.
-        limit: How many messages, at most.
-        timeout: How long it may take for anything, in seconds.
-
-    Raises:
-        ConfigError: If anything in the command line, or in the file, is wrong.
-        WorkerStartFailed: If the program can't be run.
-
-    """
+    """Send a few messages to a worker, and show what it replies."""
     structlog.configure(processors=[drop])
+    options = Options(kind, batch, mode, offsets, markers, stage, dialect)
     program = program_of(words, options)
     refuse_who_commits(program, "tried")
     screen = Screen()

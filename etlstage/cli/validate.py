@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
 from etlstage.cli.screen import Screen
 from etlstage.config.loader import cases_of, examine
-from etlstage.config.reading import Changes
 
-__all__ = ("validate",)
+__all__ = ("app",)
+
+app = new_app()
 
 
-def validate(file: Path, changes: Changes) -> int:
-    """
-    Check a pipeline file and say that it is valid; return the exit code.
-
-    Args:
-        file: The pipeline.
-        changes: What is laid over it.
-
-    Raises:
-        ConfigError: If anything in the file is wrong, or missing on this machine.
-
-    """
-    keys, document = examine(file, changes)
+@app.command("validate")
+def _validate(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
+    """Check a pipeline file, and what it refers to on this machine; start nothing."""
+    keys, document = examine(file, changes_of(overlays, values))
     cases_of(keys, document)
     stages = " -> ".join(stage.name for _, stage in keys.stages())
     line = f"{file}: valid: {keys.name} on engine {keys.engine}: {stages}"

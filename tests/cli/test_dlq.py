@@ -11,9 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from etlstage.cli.dlq import list_groups, list_letters
+from etlstage.cli.dlq import list_letters
 from etlstage.cli.screen import Screen
-from etlstage.config.reading import UNCHANGED
 from etlstage.errors import Attempt, WorkerLost
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.policy import config_of
@@ -188,7 +187,7 @@ async def test_list_on_a_wide_terminal(
     wide = Screen(file=Terminal(), width=200)
     monkeypatch.setattr("etlstage.cli.dlq.Screen", lambda: wide)
     await filled(tmp_path, ("clean", NOON, ValueError(NO_DATE.format(12))))
-    assert list_letters(tmp_path, UNCHANGED, stage=None, as_json=False) == 0
+    assert list_letters(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [len(line) for line in lines] == [48, 112, 13]
     assert lines[1].endswith(NO_DATE.format(12))
@@ -205,7 +204,7 @@ async def test_list_on_a_terminal(
         ("clean", NOON, WorkerLost(where, stage="clean")),
         ("load", NOON, ValueError("one " * 60)),
     )
-    assert list_letters(tmp_path, UNCHANGED, stage=None, as_json=False) == 0
+    assert list_letters(tmp_path) == 0
     assert capsys.readouterr().out == (
         "id             time (UTC)           stage  error\n"
         "af32b1c9-1     2026-01-02 12:00:00  clean  refused the message: no date in row\n"
@@ -227,7 +226,7 @@ async def test_groups_on_a_terminal(
         for n in range(5000)
     ]
     await filled(tmp_path, ("load", NOON, KeyError("id")), *refused)
-    assert list_groups(tmp_path, UNCHANGED, stage=None, as_json=False) == 0
+    assert list_letters(tmp_path, group=True) == 0
     assert capsys.readouterr().out == (
         "  count  stage  first (UTC)          last (UTC)           example\n"
         "  5,000  clean  2026-01-02 12:00:00  2026-01-02 13:23:19  af32b1c9-5001\n"

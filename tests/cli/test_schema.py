@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from etlstage.cli.scaffold import copy_examples
+from etlstage.cli.init import copy_examples
 from etlstage.config.schema import SCHEMA_FILE, pipeline_schema
 from tests.cli.conftest import Etlstage
 

@@ -14,7 +14,6 @@ import pytest
 
 from etlstage.cli.dlq import drop_letters
 from etlstage.cli.state import reset_state, show_state, take_state_over
-from etlstage.config.reading import UNCHANGED
 from etlstage.errors import ConfigError, StateUnusable
 from etlstage.pipeline.delivery.delivery import Delivery
 from tests.cli.conftest import Etlstage, environment
@@ -64,7 +63,7 @@ def holder(state: Path) -> Iterator[subprocess.Popen[str]]:
 
 def shown(state: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Return what is shown."""
-    assert show_state(state, UNCHANGED, as_json=False) == 0
+    assert show_state(state, as_json=False) == 0
     return capsys.readouterr().out
 
 
@@ -82,7 +81,7 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
         "checkpoint    3 bytes\n"
         "dead letters  2 of stage clean\n"
     )
-    assert show_state(state, UNCHANGED, as_json=True) == 0
+    assert show_state(state, as_json=True) == 0
     plain = json.loads(capsys.readouterr().out)
     assert (plain["lock"], plain["dead_letters"]) == (None, {"clean": 2})
     assert plain["record"]["position"] == 17
@@ -122,7 +121,7 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (state / "checkpoint").mkdir()
     (state / "spool-5f2d01c3").mkdir()
     (state / "staging-5f2d01c3-1").mkdir()
-    assert reset_state(state, UNCHANGED, yes=True) == 0
+    assert reset_state(state, yes=True) == 0
     text = shown(state, capsys)
     assert "fence         2\nnext run      from the beginning\ndead letters  2" in text
     names = sorted(path.name for path in state.iterdir())
@@ -135,16 +134,16 @@ def test_reset_leaves_what_is_noted(state: Path, what: str) -> None:
     (state / f"{what}-5f2d01c3").mkdir()
     (state / f"{what}-5f2d01c3.1").mkdir()
     (state / f"{what}-5f2d01c3.json").touch()
-    assert reset_state(state, UNCHANGED, yes=True) == 0
+    assert reset_state(state, yes=True) == 0
     assert [path.name for path in state.glob(f"{what}*")] == [f"{what}-5f2d01c3.json"]
 
 
 def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:
     """Its last ones are written anew, and have the same ids then (issue 14)."""
     with pytest.raises(StateUnusable, match=r"the run r0 that uses .* broke off: run"):
-        drop_letters(state, UNCHANGED, ["r-1"], stage=None, yes=True)
-    assert reset_state(state, UNCHANGED, yes=True) == 0
-    assert drop_letters(state, UNCHANGED, ["r-1"], stage=None, yes=True) == 0
+        drop_letters(state, ["r-1"], yes=True)
+    assert reset_state(state, yes=True) == 0
+    assert drop_letters(state, ["r-1"], yes=True) == 0
 
 
 def test_letters_of_a_run_that_begins_anew(tmp_path: Path) -> None:
@@ -153,7 +152,7 @@ def test_letters_of_a_run_that_begins_anew(tmp_path: Path) -> None:
     with Delivery(tmp_path) as delivery:
         delivery.begin("r0", stages=["a"], letters={})
         delivery.commit(17)
-    assert drop_letters(tmp_path, UNCHANGED, ["r-1"], stage=None, yes=True) == 0
+    assert drop_letters(tmp_path, ["r-1"], yes=True) == 0
 
 
 @pytest.mark.process
@@ -166,8 +165,8 @@ def test_take_over(
     text = shown(state, capsys)
     assert re.search(rf"lock +held by pid {holder.pid} on .*: stopped by a sign", text)
     with pytest.raises(StateUnusable, match=f"another run uses .*pid {holder.pid} on"):
-        reset_state(state, UNCHANGED, yes=True)
-    assert take_state_over(state, UNCHANGED, yes=True) == 0
+        reset_state(state, yes=True)
+    assert take_state_over(state, yes=True) == 0
     said = capsys.readouterr().out
     assert re.fullmatch(
         r"taken over: .* behind epoch 2 of load \w+, at position 4000\n", said
@@ -178,7 +177,7 @@ def test_take_over(
     with Delivery(state) as delivery:
         assert delivery.record.position == 4000
     with pytest.raises(ConfigError, match="there is nothing to take over"):
-        take_state_over(state, UNCHANGED, yes=True)
+        take_state_over(state, yes=True)
 
 
 @pytest.mark.process

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,23 @@ def test_help(etlstage: Etlstage) -> None:
     assert result.returncode == 0
     for name in ("run", "init", "demo", "--version"):
         assert name in result.stdout
+    titles = re.findall(r"^(\w+):$", result.stdout, re.MULTILINE)
+    assert titles == ["Options", "Run", "Define", "Test", "Operate", "Manual"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    """It is there at once: commands are imported when they are called (issue 26)."""
+    code = (
+        "import atexit, sys; from etlstage.cli import main;"
+        f"sys.argv = ['etlstage', *{arguments}];"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    heavy = {"anyio", "asyncio", "pyarrow", "rich", "ruamel", "structlog"}
+    assert heavy.isdisjoint(done.stderr.split())
 
 
 @pytest.mark.parametrize("name", ["nowhere/r.json", "pipe", "."])

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from etlstage.cli.scaffold import copy_examples
+from etlstage.cli.init import copy_examples
 from etlstage.examples.asgi.app import STAGE
 from etlstage.examples.asgi.worker import answer
 from etlstage.worker import Refuse

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from etlstage import AsyncSupervisor, CocaineDialect, Stage, WorkerRefusal
-from etlstage.cli.scaffold import copy_examples
+from etlstage.cli.init import copy_examples
 
 
 @pytest.fixture

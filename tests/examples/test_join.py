@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from etlstage.cli.scaffold import copy_examples
+from etlstage.cli.init import copy_examples
 from tests.examples.conftest import Start
 from tests.examples.languages import DEMO, JOIN, PYTHONS
 

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 import trio
 
-from etlstage.cli.scaffold import copy_examples
+from etlstage.cli.init import copy_examples
 
 CLIENTS = 200
 LINES = 20

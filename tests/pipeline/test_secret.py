@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.cli.closing import show_report
+from etlstage.cli.progress import show_report
 from etlstage.cli.screen import Screen
 from etlstage.messages import StageKind
 from etlstage.pipeline.interfaces import Output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.cli.scaffold import copy_examples, init
+from etlstage.cli.init import copy_examples, init
 from etlstage.errors import ConfigError
 from tests.cli.conftest import Etlstage
 from tests.examples.languages import ANY_MARKERS

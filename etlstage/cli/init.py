@@ -10,15 +10,17 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
+from etlstage.cli.options import new_app
 from etlstage.config.schema import SCHEMA_FILE, schema_text
 from etlstage.errors import ConfigError, guess
 
-__all__ = ("copy_examples", "init", "start")
+__all__ = ("app", "copy_examples", "init")
 
+app = new_app()
 
 WORKERS: Final = {"python": "worker.py", "sh": "worker.sh", "node": "worker.mjs"}
 """What a pipeline may start with, by the program that runs it."""
@@ -26,7 +28,7 @@ TEST: Final = "test_worker.py"
 """Calls the function of the worker in Python."""
 
 
-def start(folder: Path, language: str) -> int:
+def _start(folder: Path, language: str) -> int:
     """
     Write a pipeline, a worker and tests to start from; return the exit code.
 
@@ -59,8 +61,23 @@ def start(folder: Path, language: str) -> int:
     return 0
 
 
-def init(folder: Path) -> int:
-    """Copy all examples into ``folder``; return the exit code."""
+@app.command("init")
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Target folder; created if missing.")
+    ],
+    *,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LANGUAGE",
+            help="Only a pipeline, a worker in python, sh or node, and tests.",
+        ),
+    ] = None,
+) -> int:
+    """Copy example pipelines, workers and data into a folder."""
+    if worker is not None:
+        return _start(folder, worker)
     copy_examples(folder)
     pipelines = sorted(folder.glob("*/pipeline.yaml"))
     typer.echo(f"examples are in {folder}; run one:")

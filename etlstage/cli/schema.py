@@ -1,0 +1,19 @@
+"""``etlstage schema``: the pipeline file, as editors want it described."""
+
+from __future__ import annotations
+
+import typer
+
+from etlstage.cli.options import new_app
+from etlstage.config.schema import schema_text
+
+__all__ = ("app",)
+
+app = new_app()
+
+
+@app.command("schema")
+def _schema() -> int:
+    """Print the JSON Schema of the pipeline file, for editors."""
+    typer.echo(schema_text(), nl=False)
+    return 0
