@@ -61,11 +61,17 @@ def missing(
     """
     look = Look(keys, document, loads=loads)
     yield from judged(look.shipped())
+    if loads and "state" in document.data:
+        yield from judged(_state(look))
     for end in (keys.extract, keys.load):
         yield from judged(_absent(end, look))
         yield from judged(look.worker(end.stage, (end.kind.value,)))
     for i, stage in enumerate(getattr(keys, "transform", ())):
         yield from judged(look.worker(stage.stage, ("transform", i)))
+
+
+def _state(look: Look) -> Iterator[Problem]:
+    yield from look.unmakeable(("state",), look.state)
 
 
 def _absent(stage: ExtractKeys | LoadKeys, look: Look) -> Iterator[Problem]:
@@ -210,6 +216,21 @@ class Look:
         else:
             text += guess(place.name, names(place.parent))
         return Problem(loc, text, hidden=hidden)
+
+    def unmakeable(self, loc: Loc, place: Path) -> Iterator[Problem]:
+        """Yield why the folder at ``place`` can't be made, or written to."""
+        there = place
+        while not os.path.lexists(there) and there != there.parent:
+            there = there.parent
+        if not os.path.isdir(there):
+            flaw = "is no folder"
+        elif not os.access(there, os.W_OK | os.X_OK):
+            flaw = "can't be written to"
+        else:
+            return
+        text = f"can't make {place}: " if there != place else ""
+        hidden = "can't be made, or written to; not shown, as it was interpolated"
+        yield Problem(loc, f"{text}{there} {flaw}", hidden=hidden)
 
     def _flaw(self, program: str, folder: Path) -> str | None:
         if not os.path.exists(path := folder / program):

@@ -299,3 +299,36 @@ def test_command_alone_is_sought_where_it_stands(path: Path) -> None:
         examine(path)
     (problem,) = caught.value.problems
     assert ":4:31: transform[0].worker[1]: there is no file" in problem
+
+
+FOLDERS = (
+    ("load.spark.path", "{spark: {path: PATH, mode: append}}", ""),
+    ("load.spark.path", "{spark: {path: PATH}}", ""),
+    ("load.files.path", "{files: {path: PATH, format: csv, mode: overwrite}}", ""),
+    ("load.journal.path", "{journal: {path: PATH}}", ""),
+    ("state", "{worker: {command: [cat]}}", "state: PATH\n"),
+)
+
+
+@pytest.mark.parametrize(("loc", "load", "more"), FOLDERS)
+def test_folder_that_can_not_be_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch, loc: str, load: str, more: str
+) -> None:
+    """The run would find it out when all is processed (issue 23)."""
+    content = MINIMAL.replace("{worker: {command: [cat]}}", load) + more
+    (path.parent / "file").write_text("")
+    below = content.replace("PATH", "file/out")
+    (error,) = errors_of(path, below)
+    assert error == f"{loc}: can't make file/out: file is no folder"
+    assert errors_of(path, below, loads=False) == []
+    monkeypatch.setenv("S", "file/out")
+    hidden = "can't be made, or written to; not shown, as it was interpolated"
+    assert errors_of(path, content.replace("PATH", '"${S}"')) == [f"{loc}: {hidden}"]
+    assert errors_of(path, content.replace("PATH", "new/out")) == []
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode)
+    )
+    (error,) = errors_of(path, content.replace("PATH", "out"))
+    assert error.startswith(f"{loc}: can't make out: ")
+    assert error.endswith(" can't be written to")

@@ -157,6 +157,11 @@ class JournalSinkKeys(SinkKeys):
             except ConfigError as error:
                 yield Problem((key,), str(error).removeprefix(f"{key} "), value)
 
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
+        """Yield why the set can't be made, if it can't."""
+        if look.loads and (place := look.path(self.path)) is not None:
+            yield from look.unmakeable((*loc, "path"), place)
+
     def text(self) -> str:
         """Return where it is."""
         return f"journals in {self.path}"

@@ -149,19 +149,19 @@ class RowSinkKeys(SinkKeys):
         return look.path(self.path) if self.path else None
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield the output, if there must be none; columns that the schema has not."""
-        yield from judged(self._present(loc, look))
+        """Yield output that must not be there, or can't be made; unknown columns."""
+        if look.loads and (place := self.found(look)) is not None:
+            yield from judged(self._present(place, (*loc, "path"), look))
         yield from judged(self._unknown(loc))
 
-    def _present(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        if not look.loads or self.mode != "error":
+    def _present(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
+        begun = look.engine == "streaming" and os.path.exists(look.state / "checkpoint")
+        if self.mode != "error" or begun or not os.path.exists(place):
+            yield from look.unmakeable(loc, place)
             return
-        place, state = self.found(look), look.state / "checkpoint"
-        begun = look.engine == "streaming" and os.path.exists(state)
-        if place is not None and os.path.exists(place) and not begun:
-            text = "exists already: remove it, or set mode to append or overwrite"
-            hidden = f"what is there {text}"
-            yield Problem((*loc, "path"), f"{place} {text}", hidden=hidden)
+        text = "exists already: remove it, or set mode to append or overwrite"
+        hidden = f"what is there {text}"
+        yield Problem(loc, f"{place} {text}", hidden=hidden)
 
     def _unknown(self, loc: Loc) -> Iterator[Problem]:
         schema = columns_of(self.schema_ or "value string")
