@@ -349,7 +349,13 @@ def test_worker_that_takes_parts_for_lines(
     typed([*steps(dialogue), found])
 
 
-@runs("The pipeline file 1", "Engines 1", "Files without Spark 1", "Into a database 1")
+@runs(
+    "The pipeline file 1",
+    "Scale out: Spark's executors and streams 1",
+    "Load exactly once 1",
+    "Files without Spark 1",
+    "Into a database 1",
+)
 def test_files_are_loaded(blocks: list[str], folder: Path) -> None:
     """Without an error (issue 11)."""
     (folder / "password.txt").write_text("secret")

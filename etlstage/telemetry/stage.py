@@ -1,46 +1,7 @@
 """
 The metrics of a stage: which there are, and when they move.
 
-========================================== ========= ====== ==========================
-name                                       kind      labels counts
-========================================== ========= ====== ==========================
-``etlstage_worker_starts_total``           counter   w      processes started
-``etlstage_worker_restarts_total``         counter   w      of these, in place of one
-                                                            that was gone
-``etlstage_worker_exits_total``            counter   w, x   processes gone
-``etlstage_worker_failures_total``         counter   w, r   workers found at fault
-``etlstage_workers_running``               gauge            workers that run
-``etlstage_exchanges_total``               counter   w      exchanges answered
-``etlstage_messages_total``                counter   w      messages answered
-``etlstage_input_bytes_total``             counter   w      bytes of these messages
-``etlstage_output_bytes_total``            counter   w      bytes of the answers
-``etlstage_first_answer_seconds``          histogram w      from an exchange's turn to
-                                                            its answer; of the
-                                                            exchanges whose results
-                                                            are released together,
-                                                            the first: its count is
-                                                            not that of messages
-``etlstage_messages_in_flight``            gauge     w      messages that workers hold
-``etlstage_messages_waiting``              gauge            messages that wait for one
-``etlstage_messages_retried_total``        counter          messages given to another
-                                                            worker
-``etlstage_messages_failed_total``         counter          messages that ended with an
-                                                            error
-``etlstage_refusals_total``                counter   w      exchanges that a worker
-                                                            refused
-``etlstage_worker_counts_total``           counter   w, m   what workers count
-                                                            themselves; *skipped* are
-                                                            messages
-``etlstage_stderr_lines_total``            counter   w      lines written to stderr,
-                                                            logged or not
-``etlstage_noise_lines_total``             counter   w      lines of output that mean
-                                                            nothing in the dialect,
-                                                            logged or not
-========================================== ========= ====== ==========================
-
-All have the label ``stage``. *w*: ``worker``, such as ``clean-1``. *x*: ``status``,
-the exit status, or the signal as in ``SIGKILL``. *r*: ``reason``, see
-:data:`~etlstage.errors.FailureCause`. *m*: ``metric``, the worker's own name for it.
+``docs/reference/metrics.md`` lists them, with their labels; a test compares.
 
 Gauges are moved by what has changed: supervisors of stages with one name add up.
 """

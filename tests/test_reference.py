@@ -1,0 +1,80 @@
+"""What the reference lists is all that there is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, get_args
+
+import pytest
+
+from etlstage import errors
+from etlstage.errors import EtlstageError, FailureCause
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.delivery.record import Record
+from etlstage.supervisor.lifecycle import events
+from etlstage.supervisor.process import _INHERITED
+from tests.readme import DOCS, PAGES, ROOT
+
+SOURCE: Final = "\n".join(
+    path.read_text()
+    for path in (ROOT / "etlstage").rglob("*.py")
+    if "examples" not in path.parts
+)
+
+
+def first_cells(page: str) -> list[str]:
+    """Return the names in code in the first column of the tables of a page."""
+    rows = re.findall(r"^\| (`.*?) \|", PAGES[DOCS / "reference" / page], re.MULTILINE)
+    return [name for cell in rows for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_every_metric_has_an_entry() -> None:
+    """And none is listed that is not there (issue 27)."""
+    listed = {name for name in first_cells("metrics.md") if name.startswith("etlstage")}
+    whole = set(re.findall(r'"(etlstage_\w+_(?:total|seconds|in_flight))"', SOURCE))
+    parts = re.findall(r'counter\(\s*"((?!etlstage)\w+)"', SOURCE)
+    named = whole | {f"etlstage_{part}_total" for part in parts}
+    named |= set(
+        re.findall(r'"(etlstage_(?:messages_waiting|workers_running))"', SOURCE)
+    )
+    assert listed == named | {"etlstage_stage_messages_total"}
+
+
+def test_every_reason_of_a_failure_has_an_entry() -> None:
+    """As they are labelled (issue 27)."""
+    names = first_cells("metrics.md")
+    assert set(names[-len(get_args(FailureCause)) :]) == set(get_args(FailureCause))
+
+
+def test_every_event_has_an_entry() -> None:
+    """Of those that a supervisor reports (issue 27)."""
+    listed = {name for name in first_cells("events.md") if name[0].isupper()}
+    assert listed == {event.__name__ for event in get_args(events.SupervisorEvent)}
+
+
+def test_every_error_has_an_entry() -> None:
+    """The public ones; bases are told in a sentence (issue 27)."""
+
+    def all_of(kind: type[EtlstageError]) -> set[str]:
+        return {kind.__name__}.union(*map(all_of, kind.__subclasses__()))
+
+    known = all_of(EtlstageError) & set(errors.__all__)
+    page = PAGES[DOCS / "reference" / "errors.md"]
+    assert [name for name in sorted(known) if f"`{name}`" not in page] == []
+
+
+def test_every_variable_has_an_entry() -> None:
+    """Of those that workers get, and of those that are read (issue 27)."""
+    page = PAGES[DOCS / "reference" / "environment.md"]
+    ours = set(re.findall(r"\bETLSTAGE_[A-Z]+\b", SOURCE)) - {"ETLSTAGE_NAME"}
+    assert [
+        name for name in sorted({*ours, *_INHERITED}) if f"`{name}`" not in page
+    ] == []
+
+
+@pytest.mark.parametrize("kind", [Record, DeadLetter])
+def test_every_key_of_a_format_has_an_entry(kind: Any) -> None:  # noqa: ANN401 - a class
+    """Of what a state directory holds (issue 27)."""
+    page = PAGES[DOCS / "reference" / "state.md"]
+    names = kind.__dataclass_fields__
+    assert [name for name in names if f"`{name}`" not in page] == []
