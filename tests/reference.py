@@ -1,5 +1,5 @@
 """
-The manual's table of all keys, made from the definition.
+What is generated of the manual: the keys of the file, and the options of commands.
 
 ``python -m tests.reference`` writes it anew; a test says when that is due.
 """
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from typer.main import get_command
+
+from etlstage.cli.app import app
 from etlstage.config.schema import pipeline_schema
 
-__all__ = ("TABLE", "schemas", "table")
+__all__ = ("PARTS", "commands", "part", "schemas")
 
-PAGE: Final = Path(__file__).parents[1] / "etlstage/docs/reference/keys.md"
-TABLE: Final = re.compile(r"(?<=<!-- keys -->\n).*?(?=<!-- end of keys -->)", re.DOTALL)
+PAGES: Final = Path(__file__).parents[1] / "etlstage/docs/reference"
 
 
 def schemas(schema: Mapping[str, Any], *above: str) -> Iterator[tuple[str, Any]]:
@@ -28,7 +30,7 @@ def schemas(schema: Mapping[str, Any], *above: str) -> Iterator[tuple[str, Any]]
             yield from schemas(inner, *above, key)
 
 
-def table() -> str:
+def keys() -> str:
     """Return the table; a key that all stages have is there once."""
     known = dict(schemas(pipeline_schema()))
     lines = ["| key | default | |", "| --- | --- | --- |"]
@@ -47,9 +49,61 @@ def table() -> str:
     return "\n".join([*lines, ""])
 
 
+def commands() -> dict[str, Any]:
+    """Return all commands by name, as it is typed."""
+
+    def below(command: Any, *names: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - Typer's own parser has no public type
+        yield " ".join(names), command
+        for name in getattr(command, "commands", None) or ():
+            _, inner, _ = command.resolve_command(None, [name])
+            yield from below(inner, *names, name)
+
+    return dict(below(get_command(app), "etlstage"))
+
+
+def options() -> str:
+    """Return a table of options for each command that has some."""
+    lines = []
+    for name, command in commands().items():
+        rows = [row for option in command.params if (row := _row(option))]
+        if rows and not getattr(command, "commands", None):
+            lines += [f"### {name}", "", "| option | |", "| --- | --- |", *rows, ""]
+    return "\n".join([*lines[:-1], ""])
+
+
+def _row(option: Any) -> str:  # noqa: ANN401 - as above
+    """Return an option as a row of a table; nothing for an argument."""
+    if not option.opts[0].startswith("-"):
+        return ""
+    named = ", ".join(option.opts)
+    if not option.is_flag:
+        named += f" {option.metavar or option.name.upper()}"
+    text = option.help.replace("|", r"\|")
+    named = named.replace("|", r"\|")
+    default = option.default
+    shown = getattr(default, "value", default)
+    if shown not in (None, False):
+        text += f" Default: {shown}."
+    return f"| `{named}` | {text} |"
+
+
+PARTS: Final[Mapping[str, Callable[[], str]]] = {"keys": keys, "commands": options}
+"""What is generated of a page, between two comments with its name."""
+
+
+def part(page: str) -> re.Pattern[str]:
+    """Return what finds it."""
+    return re.compile(
+        rf"(?<=<!-- {page} -->\n).*?(?=<!-- end of {page} -->)", re.DOTALL
+    )
+
+
 def main() -> None:
-    """Write the table into its page."""
-    PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text()))
+    """Write each part into its page."""
+    for name, made in PARTS.items():
+        page = PAGES / f"{name}.md"
+        text, written = made(), page.read_text()
+        page.write_text(part(name).sub(lambda _, text=text: text, written))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from typer.main import get_command
 
-from etlstage.cli.app import app
 from tests.readme import BLOCKS_OF, CLAIMED, DOCS, MANUAL, PAGES, ROOT, runs
+from tests.reference import PARTS, commands, part
 
 TESTS: Final = Path(__file__).parent
 PROJECT: Final = {path: path.read_text() for path in (ROOT / ".github").glob("*.md")}
@@ -79,21 +77,24 @@ def test_contributing_is_short() -> None:
 
 def test_every_option_is_told() -> None:
     """And no command has one that is not there (issue 11)."""
-
-    def options(command: Any, *names: str) -> Iterator[tuple[str, set[str]]]:  # noqa: ANN401 - Typer's own parser has no public type
-        yield " ".join(names), {o for p in command.params for o in p.opts}
-        for name in getattr(command, "commands", ()):
-            _, inner, _ = command.resolve_command(None, [name])
-            yield from options(inner, *names, name)
-
-    commands = dict(options(get_command(app), "etlstage"))
-    known = {o for every in commands.values() for o in every if o.startswith("--")}
+    typed_so = {
+        name: {o for p in command.params for o in p.opts}
+        for name, command in commands().items()
+    }
+    known = {o for every in typed_so.values() for o in every if o.startswith("--")}
     told = re.compile(r"(?<![\w!])--[a-z][a-z-]+")
     assert known <= set(told.findall(MANUAL))
     typed = re.findall(r"(?:`|^\$ .*?)etlstage ([^`\n]+)", MANUAL, re.MULTILINE)
     ours = " ".join(re.split(r" -- |\|", each)[0] for each in typed)
     assert set(told.findall(ours)) <= known | {"--help"}
-    assert [name for name in commands if name not in MANUAL] == []
+    assert [name for name in typed_so if name not in MANUAL] == []
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_is_generated_is_up_to_date(name: str) -> None:
+    """Otherwise: python -m tests.reference (issue 11)."""
+    (written,) = part(name).findall(PAGES[DOCS / "reference" / f"{name}.md"])
+    assert written.splitlines() == PARTS[name]().splitlines()
 
 
 def test_every_block_is_run() -> None:

@@ -21,7 +21,7 @@ from etlstage.config.schema import pipeline_schema, schema_text
 from etlstage.config.stages import stage_of
 from etlstage.settings.definition import Section, Setting, section_in
 from tests.readme import MANUAL, runs
-from tests.reference import TABLE, schemas, table
+from tests.reference import schemas
 
 FILES = re.findall(r"```yaml\n(.*?)```", MANUAL, flags=re.DOTALL)
 ENDS = """\
@@ -209,12 +209,6 @@ def test_manual_lists_every_key_with_its_default(
     # As it is, it is a pipeline, with one number for the workers.
     path.write_text(ENDS + listing)
     assert load(path)[0].transform[0].stage.pool.max == 1
-
-
-def test_table_of_keys_is_that_of_the_definition() -> None:
-    """Otherwise: python -m tests.reference (issue 11)."""
-    (written,) = TABLE.findall(MANUAL)
-    assert written.splitlines() == table().splitlines()
 
 
 def load_listing(path: Path) -> list[str]:
