@@ -11,11 +11,11 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -34,18 +34,22 @@ from etlstage.cli.options import Json, Overlays, Values, changes_of, new_app
 from etlstage.cli.retry import Ids, OfStage, retry
 from etlstage.cli.screen import Screen
 from etlstage.errors import ConfigError
-from etlstage.messages import counted
+from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import (
     Causes,
     DeadLetter,
     LetterGroup,
     first_clause,
 )
+from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.retry import settle
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.protocol.registry import DEFAULT, dialect_class
+from etlstage.settings.problem import Invalid
+from etlstage.stage import Stage, WorkerProgram
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("app", "drop_letters", "list_letters")
+__all__ = ("app", "drop_letters", "list_letters", "show_letter")
 
 SHOWN_BYTES: Final = 4096
 """Of a message, unless it is wanted raw."""
@@ -156,7 +160,7 @@ def _list_groups(found: Letters, stage: str | None, *, as_json: bool) -> int:
 
 
 @app.command("show")
-def _show(
+def show_letter(
     place: Place,
     number: Annotated[
         str,
@@ -174,6 +178,12 @@ def _show(
         ),
     ] = False,
     as_json: Json = False,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes", "-y", help="Do not ask before --raw writes on a terminal."
+        ),
+    ] = False,
 ) -> int:
     """Show one dead letter: its message, error, attempts and stage."""
     if raw and as_json:
@@ -182,6 +192,12 @@ def _show(
         )
     letter = one_of(find(place, changes_of(overlays, values)), number)
     if raw:
+        if sys.stdout.isatty() and not yes:
+            size = counted(len(letter.message), "byte")
+            confirm(
+                f"write {size} to this terminal as they are, though they may steer it?",
+                otherwise="nothing was written",
+            )
         sys.stdout.buffer.write(as_read(letter))
         sys.stdout.buffer.flush()
     elif as_json:
@@ -311,9 +327,38 @@ def _description(letter: DeadLetter) -> Iterator[str]:
         yield from (f"          stderr  {line}" for line in attempt.stderr)
         if number == len(letter.attempts):
             yield from (f"          story   {line}" for line in attempt.story)
-    yield "config"
-    for name, value in letter.config.items():
+    yield "config, where it differs from the defaults"
+    for name, value in _changed(letter.config).items():
         yield f"          {name}: {json.dumps(value, ensure_ascii=False)}"
+
+
+def _changed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a stage has that differs from the defaults, and what names it."""
+    try:
+        kind, name = StageKind(config["kind"]), config["dialect"]["name"]
+        usual = Stage(
+            name=config["name"],
+            kind=kind,
+            worker=WorkerProgram(command=tuple(config["worker"]["command"])),
+            dialect=dialect_class(name).section(kind).read({}),
+        )
+    except (ConfigError, Invalid, KeyError, TypeError, ValueError):
+        return dict(config)  # no worker of ours, or one of another version
+    found = _difference(config, config_of(usual))
+    return found if name == DEFAULT else {"dialect": {"name": name}} | found
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in one.items():
+        usual = other.get(name)
+        if isinstance(value, Mapping) and isinstance(usual, Mapping):
+            inner = _difference(value, usual)
+            if inner.keys() - {"name"}:
+                found[name] = inner
+        elif value != usual or name in ("name", "command"):
+            found[name] = value
+    return found
 
 
 def _indented(text: str) -> str:

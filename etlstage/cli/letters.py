@@ -173,9 +173,13 @@ def check_ended(delivery: Delivery) -> None:
         )
 
 
-def confirm(question: str) -> None:
+def confirm(question: str, otherwise: str = "nothing was changed") -> None:
     """
     Ask on the terminal, and return if the answer is yes.
+
+    Args:
+        question: What is asked.
+        otherwise: What is said if the answer is no.
 
     Raises:
         ConfigError: If there is no answer, as in a job without a terminal.
@@ -190,7 +194,7 @@ def confirm(question: str) -> None:
             "no answer, as there is no terminal to ask on: pass --yes"
         ) from None
     if not agreed:
-        typer.echo("nothing was changed", err=True)
+        typer.echo(otherwise, err=True)
         raise typer.Exit(1)
 
 

@@ -49,6 +49,10 @@ class Cell(NamedTuple):
     """Whether somebody should look at it."""
 
 
+LISTED: Final = 20
+"""Dead letters up to which a list of them is of use."""
+
+
 class KeptLetters(NamedTuple):
     """The dead letters of a run."""
 
@@ -225,6 +229,7 @@ def closing_lines(report: Report) -> list[str]:
     lines = [balance(report), conceal(report.landed)]
     if report.dead_letters.messages:
         look = conceal(str(report.dead_letters.command))
+        look += " --group" if report.dead_letters.messages > LISTED else ""
         lines.append(f"to see the dead letters: {look}")
     ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
     return [*lines, f"{report.name}: {ending}"]

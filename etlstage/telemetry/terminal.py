@@ -12,7 +12,12 @@ _SEQUENCES: Final = re.compile(
 )
 _CONTROLS: Final = re.compile(
     # What turns the direction of writing or ends a line hides text as well.
-    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+    # What has no width can't be seen.
+    r"\xad\u034f\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e0fff]"
+    # Joiners are needed in some scripts and in pictures, and beside ASCII in none.
+    r"|(?:(?<![^\x00-\x7f])[\u200c\u200d])|(?:[\u200c\u200d](?![^\x00-\x7f]))"
 )
 
 

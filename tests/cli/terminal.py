@@ -96,7 +96,12 @@ class Terminal:
 
 
 def on_terminal(
-    command: Sequence[str], *, width: int, folder: Path, env: Mapping[str, str]
+    command: Sequence[str],
+    *,
+    width: int,
+    folder: Path,
+    env: Mapping[str, str],
+    given: str = "",
 ) -> Terminal:
     """Run a program on a terminal of that width, to its end."""
     ours, theirs = pty.openpty()
@@ -112,7 +117,8 @@ def on_terminal(
     ):
         os.close(theirs)
         data = b""
-        with open(ours, "rb", buffering=0) as file:
+        with open(ours, "r+b", buffering=0) as file:
+            file.write(f"{given}\n".encode() if given else b"")
             try:
                 while chunk := file.read(65536):
                     data += chunk

@@ -11,15 +11,16 @@ from typing import Any
 import anyio
 import pytest
 
-from etlstage.cli.dlq import list_letters
+from etlstage.cli.dlq import list_letters, show_letter
 from etlstage.cli.screen import Screen
 from etlstage.errors import Attempt, WorkerLost
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import Stage
+from etlstage.stage import PoolPolicy, Stage, Timeouts, WorkerProgram
 from tests.cli.conftest import Etlstage, command, environment
+from tests.cli.terminal import on_terminal
 from tests.cli.test_screen import Terminal
 
 DIED = "stage upper: worker upper-2 (pid 12) "
@@ -355,7 +356,7 @@ def test_show(etlstage: Etlstage, state: Path) -> None:
         "attempt   2: upper-2 (pid 12): killed\n"
         "          stderr  bye\n"
         "          story   killed\\x07\n"
-        "config\n"
+        "config, where it differs from the defaults\n"
         '          name: "upper"\n'
         '          worker: {"command": ["a", "\\u001b[1m"], "env": ["TOKEN"]}\n'
     )
@@ -385,7 +386,7 @@ def test_long_message_is_cut(etlstage: Etlstage, number: str, rest: int) -> None
     """The terminal is not the place for it; a character is not cut."""
     result = etlstage("dlq", "show", "pipeline.yaml", number)
     lines = result.stdout.splitlines()
-    assert lines[lines.index("config") - 1] == (
+    assert lines[lines.index("config, where it differs from the defaults") - 1] == (
         f"  ... {rest:,} more bytes: --raw writes the whole message to stdout"
     )
     assert "00000000  " not in result.stdout
@@ -397,6 +398,53 @@ def test_raw_message(tmp_path: Path) -> None:
     place = ".etlstage/letters/dead_letters/upper.jsonl"
     result = raw(tmp_path, "dlq", "show", place, "abd-1", "--raw")
     assert (result.stdout, result.stderr) == (b"\x1b[31m\0\xff" * 9, b"")
+
+
+@pytest.mark.usefixtures("state")
+def test_raw_message_on_a_terminal(tmp_path: Path) -> None:
+    """Bytes that steer it are written there only if that is wanted (issue 26)."""
+    place = ".etlstage/letters/dead_letters/upper.jsonl"
+    words = command(["dlq", "show", place, "zzz-1", "--raw"])
+    shown = on_terminal(words, width=80, folder=tmp_path, env=environment(), given="n")
+    assert "as they are, though they may steer it?" in shown.text
+    assert "nothing was written" in shown.text
+    shown = on_terminal([*words, "--yes"], width=80, folder=tmp_path, env=environment())
+    assert "steer" not in shown.text
+
+
+def test_config_is_shown_where_it_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is as ever is no news; --json has all (issue 26)."""
+    stage = Stage(
+        name="s",
+        worker=WorkerProgram(command=("a",), env={"TOKEN": "x"}),
+        dialect=MarkerDialect(markers=Markers(eom=b"<m>")),
+        timeout=Timeouts(message=5.0),
+        workers=PoolPolicy(min=2, max=2),
+    )
+
+    async def put() -> None:
+        letters = DeadLetters(tmp_path, pipeline="p", run="r")
+        when = NOON.isoformat(timespec="milliseconds")
+        made = letters.letter(
+            "s", 0, b"x", ValueError("e"), config=config_of(stage), time=when
+        )
+        await letters.keep([made])
+        letters.close()
+
+    anyio.run(put)
+    assert show_letter(tmp_path, "r") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index("config, where it differs from the defaults") + 1 :] == [
+        '          name: "s"',
+        '          worker: {"command": ["a"], "env": ["TOKEN"]}',
+        '          dialect: {"name": "marker", "markers": {"eom": "<m>"}}',
+        '          workers: {"min": 2, "max": 2}',
+        '          timeout: {"message": 5.0}',
+    ]
+    assert show_letter(tmp_path, "r", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["config"] == config_of(stage)
 
 
 @pytest.mark.parametrize(

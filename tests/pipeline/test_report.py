@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -58,6 +59,14 @@ def test_text_is_the_closing_table(report: Report) -> None:
         "error: stage clean: <b>${TOKEN}</b>"
     )
     assert repr(report) == "<Report 'letters' run=af32b1c9 failed loaded=5>"
+
+
+def test_many_dead_letters_are_grouped(report: Report) -> None:
+    """A list of thousands shows nothing (issue 26)."""
+    many = replace(report, dead_letters=KeptLetters(21, "/x", "etlstage dlq ls x"))
+    assert "dead letters: etlstage dlq ls x --group\n" in str(many)
+    few = replace(report, dead_letters=KeptLetters(20, "/x", "etlstage dlq ls x"))
+    assert "dead letters: etlstage dlq ls x\n" in str(few)
 
 
 def test_notebook_shows_a_table(report: Report) -> None:

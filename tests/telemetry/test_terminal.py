@@ -21,6 +21,12 @@ from etlstage.telemetry.terminal import harmless
         ("\x9b31m", r"\x9b31m"),
         ("\0\x7f", r"\x00\x7f"),
         ("a\u202eb\u2028c", r"a\u202eb\u2028c"),
+        ("a\u200bb\u2060c\xadd\ufeff", r"a\u200bb\u2060c\xadd\ufeff"),
+        ("tag\U000e0041", r"tag\U000e0041"),
+        ("a\u200db\u200c", r"a\u200db\u200c"),
+        # Joiners between letters of Persian, or within a picture, hide nothing.
+        ("\u0645\u06cc\u200c\u062e", "\u0645\u06cc\u200c\u062e"),
+        ("\U0001f469\u200d\U0001f680", "\U0001f469\u200d\U0001f680"),
     ],
 )
 def test_harmless(text: str, expected: str) -> None:
