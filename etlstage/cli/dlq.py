@@ -24,7 +24,6 @@ from etlstage.cli.letters import (
     as_read,
     check_ended,
     chosen,
-    confirm,
     current,
     find,
     ids_of,
@@ -32,7 +31,7 @@ from etlstage.cli.letters import (
 )
 from etlstage.cli.options import Json, Overlays, Values, changes_of, new_app
 from etlstage.cli.retry import Ids, OfStage, retry
-from etlstage.cli.screen import Screen
+from etlstage.cli.screen import Screen, confirm
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import (

@@ -10,52 +10,63 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
 from etlstage.cli.options import new_app
-from etlstage.config.schema import SCHEMA_FILE, schema_text
+from etlstage.cli.screen import confirm
 from etlstage.errors import ConfigError, guess
+from etlstage.messages import counted
+from etlstage.telemetry.terminal import harmless
 
 __all__ = ("app", "copy_examples", "init")
 
 app = new_app()
 
-WORKERS: Final = {"python": "worker.py", "sh": "worker.sh", "node": "worker.mjs"}
-"""What a pipeline may start with, by the program that runs it."""
+
+class Start(NamedTuple):
+    """A worker to start from."""
+
+    file: str
+    command: str
+    """In YAML."""
+    build: str = ""
+    """Makes what is run of it."""
+
+
+WORKERS: Final = {
+    "python": Start("worker.py", "[python, worker.py]"),
+    "sh": Start("worker.sh", "[sh, worker.sh]"),
+    "awk": Start("worker.awk.sh", "[sh, worker.awk.sh]"),
+    "node": Start("worker.mjs", "[node, worker.mjs]"),
+    "c": Start("worker.c", "[./worker]", "cc -O2 -o {made} {file}"),
+    "go": Start("worker.go", "[./worker]", "go build -o {made} {file}"),
+}
+"""By language."""
 TEST: Final = "test_worker.py"
 """Calls the function of the worker in Python."""
 
 
-def _start(folder: Path, language: str) -> int:
-    """
-    Write a pipeline, a worker and tests to start from; return the exit code.
-
-    Args:
-        folder: Where to; made if it is missing.
-        language: What runs the worker.
-
-    Raises:
-        ConfigError: If there is no worker in that language, a file is in the way, or
-            can't be written.
-
-    """
+def _start(folder: Path, language: str, *, yes: bool) -> int:
+    """Write a pipeline, a worker in a language and tests to start from."""
     if language not in WORKERS:
         expected = f", expected {' or '.join(map(repr, WORKERS))}"
         close = guess(language, WORKERS) or expected
         raise ConfigError(f"--worker: unknown language {language!r}{close}")
-    files = _examples(folder, "start")
+    files, worker = _examples(folder, "start"), WORKERS[language]
     for other in WORKERS.values():
-        if other != WORKERS[language]:
-            del files[folder / other]
+        if other != worker:
+            del files[folder / other.file]
     if language != "python":
         del files[folder / TEST]
-    pipeline = folder / "pipeline.yaml"
-    command = f"[{language}, {WORKERS[language]}]".encode()
+    pipeline, file = folder / "pipeline.yaml", folder / worker.file
+    command = worker.command.encode()
     files[pipeline] = files[pipeline].replace(b"[python, worker.py]", command)
-    _write(folder, files)
-    typer.echo(f"a pipeline is in {folder}; change {folder / WORKERS[language]}, then:")
+    _write(folder, files, yes=yes)
+    typer.echo(f"a pipeline is in {folder}; change {file}, then:")
+    if worker.build:
+        typer.echo(f"  {worker.build.format(made=folder / 'worker', file=file)}")
     typer.echo(f"  etlstage test {pipeline}")
     typer.echo(f"  etlstage run {pipeline}")
     return 0
@@ -71,14 +82,18 @@ def init(
         str | None,
         typer.Option(
             metavar="LANGUAGE",
-            help="Only a pipeline, a worker in python, sh or node, and tests.",
+            help="Only a pipeline, tests, and a worker in python, sh, awk, node, c or go.",
         ),
     ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Do not ask if the folder is not empty."),
+    ] = False,
 ) -> int:
     """Copy example pipelines, workers and data into a folder."""
     if worker is not None:
-        return _start(folder, worker)
-    copy_examples(folder)
+        return _start(folder, worker, yes=yes)
+    copy_examples(folder, yes=yes)
     pipelines = sorted(folder.glob("*/pipeline.yaml"))
     typer.echo(f"examples are in {folder}; run one:")
     for pipeline in pipelines:
@@ -91,40 +106,40 @@ def init(
     return 0
 
 
-def copy_examples(folder: Path, name: str = "") -> None:
+def copy_examples(folder: Path, name: str = "", *, yes: bool = True) -> None:
     """
     Copy examples out of the package.
 
     Args:
         folder: Where to; made if it is missing.
         name: Which example; all of them by default, each in its own folder.
+        yes: Whether not to ask if other files are there.
 
     Raises:
         ConfigError: If a file is in the way, or can't be written.
 
     """
-    _write(folder, _examples(folder, name))
+    _write(folder, _examples(folder, name), yes=yes)
 
 
 def _examples(folder: Path, name: str) -> dict[Path, bytes]:
-    """Return what to write where: examples, and the schema beside each pipeline."""
+    """Return what to write where."""
     root = resources.files("etlstage") / "examples" / name
-    files = {folder / path: file.read_bytes() for path, file in _files(root)}
-    schema = schema_text().encode()
-    # The first line of a pipeline file sends editors there.
-    return files | {
-        path.with_name(SCHEMA_FILE): schema
-        for path in files
-        if path.name == "pipeline.yaml"
-    }
+    return {folder / path: file.read_bytes() for path, file in _files(root)}
 
 
-def _write(folder: Path, files: Mapping[Path, bytes]) -> None:
+def _write(folder: Path, files: Mapping[Path, bytes], *, yes: bool) -> None:
     for path in sorted(files):
         if path.exists():
             raise ConfigError(
                 f"{path} exists already and is not overwritten; name a new directory"
             )
+    if not yes and (others := _others(folder)):
+        confirm(
+            f"{harmless(str(folder))} has {counted(others, 'other file')}:"
+            f" add {len(files)} to them?",
+            otherwise="nothing was written",
+        )
     try:
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +147,13 @@ def _write(folder: Path, files: Mapping[Path, bytes]) -> None:
     except OSError as error:
         said = (error.strerror or str(error)).lower()
         raise ConfigError(f"{folder} can't be written: {said}") from None
+
+
+def _others(folder: Path) -> int:
+    """Return how many files and folders are in one, without hidden ones."""
+    if not folder.is_dir():
+        return 0
+    return sum(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _files(root: Traversable, *above: str) -> Iterator[tuple[PurePath, Traversable]]:

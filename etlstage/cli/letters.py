@@ -32,7 +32,6 @@ __all__ = (
     "as_read",
     "check_ended",
     "chosen",
-    "confirm",
     "current",
     "find",
     "ids_of",
@@ -171,31 +170,6 @@ def check_ended(delivery: Delivery) -> None:
             " pipeline to its end first, the last of its dead letters are written anew"
             " then"
         )
-
-
-def confirm(question: str, otherwise: str = "nothing was changed") -> None:
-    """
-    Ask on the terminal, and return if the answer is yes.
-
-    Args:
-        question: What is asked.
-        otherwise: What is said if the answer is no.
-
-    Raises:
-        ConfigError: If there is no answer, as in a job without a terminal.
-        Exit: If the answer is no.
-
-    """
-    try:
-        agreed = typer.confirm(question)
-    except typer.Abort:  # its input has ended
-        typer.echo(err=True)  # the question has no end of line
-        raise ConfigError(
-            "no answer, as there is no terminal to ask on: pass --yes"
-        ) from None
-    if not agreed:
-        typer.echo(otherwise, err=True)
-        raise typer.Exit(1)
 
 
 def as_read(letter: DeadLetter) -> bytes:

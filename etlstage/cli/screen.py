@@ -1,13 +1,16 @@
-"""Where a command writes: consoles that outlive whoever reads them."""
+"""Where a command writes, and asks: consoles that outlive whoever reads them."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+import typer
 from rich.console import Console
 
-__all__ = ("Screen",)
+from etlstage.errors import ConfigError
+
+__all__ = ("Screen", "confirm")
 
 
 class Screen(Console):
@@ -50,3 +53,28 @@ class Screen(Console):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())
         os.close(nowhere)
+
+
+def confirm(question: str, otherwise: str = "nothing was changed") -> None:
+    """
+    Ask on the terminal, and return if the answer is yes.
+
+    Args:
+        question: What is asked.
+        otherwise: What is said if the answer is no.
+
+    Raises:
+        ConfigError: If there is no answer, as in a job without a terminal.
+        Exit: If the answer is no.
+
+    """
+    try:
+        agreed = typer.confirm(question)
+    except typer.Abort:  # its input has ended
+        typer.echo(err=True)  # the question has no end of line
+        raise ConfigError(
+            "no answer, as there is no terminal to ask on: pass --yes"
+        ) from None
+    if not agreed:
+        typer.echo(otherwise, err=True)
+        raise typer.Exit(1)

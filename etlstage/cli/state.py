@@ -15,8 +15,9 @@ from typing import Annotated, Final
 
 import typer
 
-from etlstage.cli.letters import Letters, chosen, confirm, current, find
+from etlstage.cli.letters import Letters, chosen, current, find
 from etlstage.cli.options import Json, Overlays, Values, Yes, changes_of, new_app
+from etlstage.cli.screen import confirm
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import FOLDER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Final
 
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.stages import stage_section
@@ -11,10 +10,7 @@ from etlstage.settings.definition import Section
 from etlstage.settings.kind import Schema
 from etlstage.settings.schema import json_schema
 
-__all__ = ("SCHEMA_FILE", "pipeline_schema", "schema_text")
-
-SCHEMA_FILE: Final = "pipeline.schema.json"
-"""What it is called beside a pipeline file."""
+__all__ = ("pipeline_schema", "schema_text")
 
 
 def pipeline_schema() -> Schema:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,10 @@ def test_init_copies_all_examples(
     assert (folder / "cocaine" / "worker.py").is_file()
 
 
-@pytest.mark.parametrize("language", ["python", "sh", "node"])
+BUILT = {"c": "cc -O2 -o", "go": "go build -o"}
+
+
+@pytest.mark.parametrize("language", ["python", "sh", "awk", "node", "c", "go"])
 def test_start_passes_its_own_tests(
     etlstage: Etlstage, tmp_path: Path, language: str
 ) -> None:
@@ -45,16 +49,22 @@ def test_start_passes_its_own_tests(
     result = etlstage("init", "mine", "--worker", language)
     assert (result.returncode, result.stderr) == (0, "")
     first, *commands = result.stdout.splitlines()
-    suffix = {"python": "py", "sh": "sh", "node": "mjs"}[language]
+    suffix = {"python": "py", "awk": "awk.sh", "node": "mjs"}.get(language, language)
     assert first == f"a pipeline is in mine; change mine/worker.{suffix}, then:"
+    if language in BUILT:
+        build = commands.pop(0)
+        assert build == f"  {BUILT[language]} mine/worker mine/worker.{suffix}"
     assert commands == [f"  etlstage {x} mine/pipeline.yaml" for x in ("test", "run")]
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {
         "names.txt",
-        "pipeline.schema.json",
         "pipeline.yaml",
         f"worker.{suffix}",
         *(["test_worker.py"] if language == "python" else []),
     }
+    if language in BUILT:
+        if shutil.which(build.split()[0]) is None:
+            pytest.skip(f"there is no {build.split()[0]}")
+        subprocess.run(build.split(), cwd=tmp_path, check=True)
     # Node may come as a wheel.
     folder = Path(NODE).parent if Path(NODE).is_absolute() else ""
     node = {"PATH": f"{folder}:{os.environ['PATH']}"}
@@ -106,6 +116,27 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     )
     assert [p.name for p in tmp_path.iterdir()] == ["pipeline.yaml"]
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", [(), ("--worker", "sh")])
+def test_folder_that_has_files(
+    etlstage: Etlstage, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Nothing is mixed into it unless that is wanted (issue 26)."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".git").touch()
+    assert etlstage("init", "mine", *words).returncode == 0
+    shutil.rmtree(tmp_path / "mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    result = etlstage("init", "mine", *words)
+    assert result.returncode == 2
+    assert result.stderr.endswith("no terminal to ask on: pass --yes\n")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    result = etlstage("init", "mine", *words, given="n\n")
+    assert (result.returncode, result.stderr) == (1, "nothing was written\n")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    assert etlstage("init", "mine", *words, "--yes").returncode == 0
 
 
 def test_place_that_cant_be_written(tmp_path: Path) -> None:

@@ -134,14 +134,13 @@ def test_blocks_of_the_manual_are_valid(block: str) -> None:
 
 @pytest.mark.parametrize("example", ["demo", "start"])
 def test_files_of_the_package_are_valid(example: str) -> None:
-    """And send editors to the schema beside them."""
+    """As everything that is copied."""
     folder = resources.files("etlstage") / "examples"
     assert {str(p.parent.name) for p in Path(str(folder)).rglob("*.yaml")} == {
         "demo",
         "start",
     }
     text = (folder / example / "pipeline.yaml").read_text()
-    assert text.startswith("# yaml-language-server: $schema=pipeline.schema.json\n")
     assert problems(data_of(text)) == []
 
 
