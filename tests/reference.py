@@ -1,5 +1,5 @@
 """
-What is generated of the manual: the keys of the file, and the options of commands.
+What is generated of the manual: keys of the file, options of commands, kinds of faults.
 
 ``python -m tests.reference`` writes it anew; a test says when that is due.
 """
@@ -16,10 +16,11 @@ from typer.main import get_command
 
 from etlstage.cli.app import app
 from etlstage.config.schema import pipeline_schema
+from etlstage.testing import FaultKind
 
 __all__ = ("PARTS", "commands", "part", "schemas")
 
-PAGES: Final = Path(__file__).parents[1] / "etlstage/docs/reference"
+PAGES: Final = Path(__file__).parents[1] / "etlstage/docs"
 
 
 def schemas(schema: Mapping[str, Any], *above: str) -> Iterator[tuple[str, Any]]:
@@ -87,14 +88,29 @@ def _row(option: Any) -> str:  # noqa: ANN401 - as above
     return f"| `{named}` | {text} |"
 
 
-PARTS: Final[Mapping[str, Callable[[], str]]] = {"keys": keys, "commands": options}
+def faults() -> str:
+    """Return the table of what can go wrong with a worker."""
+    lines = ["| `kind` | what happens | to workers with |", "| --- | --- | --- |"]
+    for kind in FaultKind:
+        whom = "a process of their own: only `hostile_worker()`" if kind.inside else ""
+        meaning = kind.meaning.replace("``", "`").removesuffix(".")
+        lines.append(f"| `{kind}` | {meaning} | {whom or kind.about} |")
+    return "\n".join([*lines, ""])
+
+
+PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "reference/keys": keys,
+    "reference/commands": options,
+    "how-to/faults": faults,
+}
 """What is generated of a page, between two comments with its name."""
 
 
 def part(page: str) -> re.Pattern[str]:
     """Return what finds it."""
+    name = page.rpartition("/")[2]
     return re.compile(
-        rf"(?<=<!-- {page} -->\n).*?(?=<!-- end of {page} -->)", re.DOTALL
+        rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", re.DOTALL
     )
 
 
@@ -102,8 +118,8 @@ def main() -> None:
     """Write each part into its page."""
     for name, made in PARTS.items():
         page = PAGES / f"{name}.md"
-        text, written = made(), page.read_text()
-        page.write_text(part(name).sub(lambda _, text=text: text, written))
+        text = made().replace("\\", r"\\")
+        page.write_text(part(name).sub(text, page.read_text()))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from etlstage.config.fault import FaultKeys
 from etlstage.messages import counted
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Invalid
-from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
+from etlstage.testing.fault import Fault, FaultPlan
 from etlstage.testing.faulty.launch import FaultyLaunch, unknown
 from etlstage.testing.faulty.victim import Occurrence
 from etlstage.transport import Launch
@@ -54,7 +54,7 @@ class InjectedFaults:
             Invalid: If one of them can't have such a fault.
 
         """
-        reasons = [unknown(FaultKind(f.kind), dialects[f.stage]) for f in faults]
+        reasons = [unknown(f.kind, dialects[f.stage]) for f in faults]
         wrong = [
             broken(("faults", number, "kind"), reason, at_key=False)
             for number, reason in enumerate(reasons)
@@ -128,8 +128,8 @@ def _fate(occurrence: Occurrence) -> str:
 
 def _fault(keys: FaultKeys) -> Fault:
     return Fault(
-        FaultKind(keys.kind),
-        at=None if keys.at is None else Moment(keys.at),
+        keys.kind,
+        at=keys.at,
         message=keys.message,
         equals=_bytes(keys.equals),
         contains=_bytes(keys.contains),

@@ -1,34 +1,25 @@
 """
 Faults of a pipeline file: what is to go wrong with its workers in a trial of it.
 
-The words are those of ``etlstage.testing.fault``, one key a field, so that whoever
-knows a plan in Python knows the file; what does it is no matter of the file.
+The kinds are those of ``etlstage.testing``, and so are the words, one key a field:
+whoever knows a plan in Python knows the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 from etlstage.settings.definition import Definition, broken
-from etlstage.settings.kind import Whole
+from etlstage.settings.kind import Choice, Whole
 from etlstage.settings.problem import Problem
 from etlstage.settings.units import Count, Duration, Name, Share, SizeOrZero
+from etlstage.testing.hostile.kinds import FaultKind, Moment
 
 __all__ = ("FaultKeys",)
 
-_MOMENTS: Final = {
-    "never_ready": "start",
-    "ignore_sigterm": "start",
-    "extra_eop": "idle",
-    "lose_terminate": "end",
-}
-"""When a fault happens that does not say it; all others do at messages."""
-_OF_REPLIES: Final = (
-    *("partial", "skip", "twice", "wrong_marker", "refuse", "huge", "flood", "cut"),
-    "revoke",
-)
+_OUTSIDE: Final = {kind.value: kind for kind in FaultKind if not kind.inside}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,37 +29,9 @@ class FaultKeys(Definition):
     label: ClassVar[tuple[str, ...]] = ("faults",)
     stage: Name
     """Whose workers."""
-    kind: Literal[
-        "kill",
-        "segfault",
-        "abort",
-        "exit",
-        "partial",
-        "stall",
-        "stop",
-        "pause",
-        "skip",
-        "never_ready",
-        "twice",
-        "extra_eop",
-        "garbage",
-        "wrong_marker",
-        "refuse",
-        "huge",
-        "flood",
-        "cut",
-        "stderr",
-        "close_stdout",
-        "close_stdin",
-        "ignore_sigterm",
-        "lose_heartbeats",
-        "lose_answers",
-        "lose_terminate",
-        "revoke",
-        "disconnect",
-    ]
+    kind: Annotated[FaultKind, Choice("kind", _OUTSIDE)]
     """What happens."""
-    at: Literal["start", "message", "idle", "end"] | None = None
+    at: Moment | None = None
     """When: before anything is written, at a message, when there is nothing to do, when
     the input has ended, or a terminate was sent. Without it when that kind is of use."""
     message: Count | None = None
@@ -96,9 +59,10 @@ class FaultKeys(Definition):
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what contradicts itself."""
         kind = given.get("kind")
-        if (given.get("at") or _MOMENTS.get(str(kind), "message")) == "message":
+        usual = kind.at if isinstance(kind, FaultKind) else Moment.MESSAGE
+        if (given.get("at") or usual) is Moment.MESSAGE:
             return
-        if kind in _OF_REPLIES:
+        if isinstance(kind, FaultKind) and kind.shapes:
             yield broken(("at",), f"must be message: {kind} changes a reply")
         for name in ("message", "equals", "contains"):
             if given.get(name) is not None:

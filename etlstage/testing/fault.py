@@ -1,8 +1,8 @@
 """
 What may go wrong with a worker, and when: the plan of a hostile worker.
 
-Plain data, checked when it is made. Who acts upon it is the program in ``hostile``,
-a process of its own; a plan travels there as JSON.
+Plain data, checked when it is made. The kinds, and what each does, are in ``hostile``,
+which is a program of its own, too; a plan travels there as JSON.
 """
 
 from __future__ import annotations
@@ -10,147 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any, Final, Self
 
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker import MARKER_NAMES
+from etlstage.testing.hostile.kinds import FaultKind as FaultKind
+from etlstage.testing.hostile.kinds import Moment as Moment
 
-__all__ = ("CONNECTED", "Fault", "FaultKind", "FaultPlan", "Moment")
-
-
-class FaultKind(StrEnum):
-    """What a hostile worker does."""
-
-    # --- it dies
-    KILL = "kill"
-    """Is killed by SIGKILL, as by the kernel when memory runs out."""
-    SEGFAULT = "segfault"
-    """Is killed by SIGSEGV."""
-    ABORT = "abort"
-    """Aborts itself (SIGABRT)."""
-    EXIT = "exit"
-    """Exits with ``status``, which may be 0."""
-    PARTIAL = "partial"
-    """Writes its reply, but for the EOP, and is killed by SIGKILL."""
-
-    # --- it takes its time
-    STALL = "stall"
-    """Does nothing more; SIGTERM ends it."""
-    SPIN = "spin"
-    """Burns the processor from now on; SIGTERM ends it."""
-    STOP = "stop"
-    """Stops itself with SIGSTOP; only SIGKILL, or SIGCONT, reaches it."""
-    PAUSE = "pause"
-    """Does nothing for ``seconds``, and goes on: a slow start, a late answer."""
-    SKIP = "skip"
-    """Does not answer, and goes on with the next message."""
-    NEVER_READY = "never_ready"
-    """Sends no heartbeat, and never says that it is ready."""
-
-    # --- it answers wrongly
-    TWICE = "twice"
-    """Writes its reply twice."""
-    EXTRA_EOP = "extra_eop"
-    """Writes an EOP that nobody asked for."""
-    GARBAGE = "garbage"
-    """Writes ``data``, by default a line of text and EOM: a stray print. While a
-    message is to be answered, nobody can tell that from a part of the reply."""
-    WRONG_MARKER = "wrong_marker"
-    """Ends its reply with ``data``, by default BNC, in place of EOP; with nothing, if
-    it is empty."""
-    REFUSE = "refuse"
-    """Refuses, for the reason ``data``, by default what it would have replied; where
-    there is no ERR, it answers."""
-
-    # --- it answers rightly, but ...
-    HUGE = "huge"
-    """Answers with one message of ``size`` bytes."""
-    FLOOD = "flood"
-    """Writes ``size`` tiny messages before those of its reply."""
-    CUT = "cut"
-    """Writes each marker of its reply a byte at a time, with a pause before each."""
-    STDERR = "stderr"
-    """Writes ``size`` bytes to stderr: lines, by default of dots, of ``data``."""
-    LEAK = "leak"
-    """Takes ``size`` bytes of memory, and keeps them."""
-
-    # --- it does not want to go
-    CLOSE_STDOUT = "close_stdout"
-    """Closes stdout; lives on when its input has ended."""
-    CLOSE_STDIN = "close_stdin"
-    """Closes stdin, answers what it has read, and lives on; a batch that was not
-    closed yet is never answered."""
-    IGNORE_SIGTERM = "ignore_sigterm"
-    """Ignores SIGTERM from now on."""
-    GRANDCHILD = "grandchild"
-    """Starts a child that holds its pipes, ignores SIGTERM and outlives it; with
-    ``own_session`` the child also leaves its process group."""
-
-    # --- it is connected; only from outside
-    LOSE_HEARTBEATS = "lose_heartbeats"
-    """None of its heartbeats arrives any more."""
-    LOSE_ANSWERS = "lose_answers"
-    """None of our heartbeats reaches it any more: it may think itself abandoned."""
-    LOSE_TERMINATE = "lose_terminate"
-    """What it says when it is told to terminate does not arrive."""
-    REVOKE = "revoke"
-    """Its session ends in the middle of the reply, with an error for the reason
-    ``data``, or with a choke if that is empty; the rest comes all the same."""
-    DISCONNECT = "disconnect"
-    """Its connection is closed; it lives on."""
-
-
-class Moment(StrEnum):
-    """When in the life of a worker a fault may happen."""
-
-    START = "start"
-    """Before it has read anything, or said that it is ready."""
-    MESSAGE = "message"
-    """When it has read a message, and before it answers."""
-    IDLE = "idle"
-    """When there was nothing to do for a moment; again after each such moment."""
-    END = "end"
-    """When its input has ended, or it is told to terminate."""
-
-
-CONNECTED: Final = frozenset(
-    {
-        FaultKind.LOSE_HEARTBEATS,
-        FaultKind.LOSE_ANSWERS,
-        FaultKind.LOSE_TERMINATE,
-        FaultKind.REVOKE,
-        FaultKind.DISCONNECT,
-    }
-)
-"""Kinds of workers that are connected, which only a launch can do to them."""
-
-
-_OWN_MOMENT: Final = {
-    FaultKind.NEVER_READY: Moment.START,
-    FaultKind.IGNORE_SIGTERM: Moment.START,
-    FaultKind.EXTRA_EOP: Moment.IDLE,
-    FaultKind.LOSE_TERMINATE: Moment.END,
-}
-_ONLY_AT_MESSAGES: Final = frozenset(
-    {
-        FaultKind.PARTIAL,
-        FaultKind.SKIP,
-        FaultKind.TWICE,
-        FaultKind.WRONG_MARKER,
-        FaultKind.REFUSE,
-        FaultKind.HUGE,
-        FaultKind.FLOOD,
-        FaultKind.CUT,
-        FaultKind.REVOKE,
-    }
-)
-_OWN_SIZE: Final = {
-    FaultKind.STDERR: 10_000_000,
-    FaultKind.HUGE: 1_000_000_000,
-    FaultKind.FLOOD: 10_000,
-    FaultKind.LEAK: 10_000_000,
-}
+__all__ = ("Fault", "FaultKind", "FaultPlan", "Moment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +71,10 @@ class Fault:
     """For GRANDCHILD: it leaves the session and process group of its parent."""
 
     def __post_init__(self) -> None:
-        at = self.at or _OWN_MOMENT.get(self.kind, Moment.MESSAGE)
+        at = self.at or self.kind.at
         object.__setattr__(self, "at", at)
         if self.size is None:
-            size = _OWN_SIZE.get(self.kind)
+            size = self.kind.size
             if self.kind is FaultKind.STDERR and self.data is not None:
                 size = len(self.data) + 1
             object.__setattr__(self, "size", size)
@@ -229,7 +96,7 @@ class Fault:
             self._check_without_message(at)
 
     def _check_without_message(self, at: Moment) -> None:
-        if self.kind in _ONLY_AT_MESSAGES:
+        if self.kind.shapes:
             raise ConfigError(
                 f"fault: {self.kind.value} changes a reply: it can't happen at"
                 f" {at.value}"

@@ -196,7 +196,6 @@ class Simulation(Generic[S]):
             self._counted(worker, self._work(name)),
             self.scenario.faults.get(name, FaultPlan()),
             lambda text: self.tell(f"{worker.name}: {text}"),
-            self._loaded.extend,
         )
         self.tell(f"{worker.name}: start {worker.start}")
         try:
@@ -216,7 +215,14 @@ class Simulation(Generic[S]):
     def _work(self, stage: str) -> Work:
         if self.scenario.source is not None and self.scenario.source.name == stage:
             return self._extracted
-        return self.scenario.work.get(stage, lambda _: ())
+        if self.scenario.sink is not None and self.scenario.sink.name == stage:
+            return self._load
+        return self.scenario.work[stage]
+
+    def _load(self, message: bytes) -> Iterable[bytes]:
+        # It is done before the worker says so, or dies.
+        self._loaded.append(message)
+        return ()
 
     def _extracted(self, request: bytes) -> Iterable[bytes]:
         asked = json.loads(request)

@@ -20,7 +20,7 @@ from etlstage.protocol.marker import Markers, Mode, escape
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Order, Stage
 from etlstage.testing.ends import MemorySink, MemorySource
-from etlstage.testing.fault import CONNECTED, Fault, FaultKind, FaultPlan
+from etlstage.testing.fault import Fault, FaultKind, FaultPlan
 
 __all__ = (
     "DEADLY",
@@ -93,7 +93,7 @@ _LATER: Final = frozenset(
     }
 )
 """Kinds that don't happen at messages."""
-_USUAL: Final = frozenset(FaultKind) - CONNECTED
+_USUAL: Final = frozenset(kind for kind in FaultKind if not kind.outside)
 _POISON: Final = (b"poison",)
 _ESCAPES: Final = {b"\\n", b"\\0", b"\\u0000", b"%0A"}
 

@@ -8,18 +8,19 @@ from typing import Final, Literal
 
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker import Mode
-from etlstage.testing.fault import CONNECTED, FaultPlan
+from etlstage.testing.fault import FaultPlan
 
-__all__ = ("hostile_worker",)
+__all__ = ("DRIVERS", "hostile_worker")
 
 _PROGRAM: Final = Path(__file__).with_name("hostile")
-_DRIVERS: Final = {
+DRIVERS: Final = {
     Mode.PLAIN: "plain",
     Mode.CYCLIC: "cyclic",
     Mode.SINGLE: "single",
     Mode.BATCH_WORKER: "worker",
     Mode.BATCH_SUPERVISOR: "supervisor",
 }
+"""What a hostile worker is told of the mode of its stage."""
 
 
 def hostile_worker(
@@ -53,7 +54,7 @@ def hostile_worker(
 
     """
     for fault in () if plan is None else plan.faults:
-        if fault.kind in CONNECTED:
+        if fault.kind.outside:
             text = f"fault {fault.kind.value} is done from outside: see FaultyLaunch"
             raise ConfigError(text)
     if batch < 1:
@@ -62,5 +63,5 @@ def hostile_worker(
         raise ConfigError(f"messages must be 0 or more, got {messages}")
     size = messages if mode in (Mode.PLAIN, Mode.CYCLIC) else batch
     program = (sys.executable, "-I", "-S", str(_PROGRAM))
-    arguments = (_DRIVERS[mode], str(size), transform)
+    arguments = (DRIVERS[mode], str(size), transform)
     return (*program, *arguments, *(() if plan is None else (plan.to_json(),)))

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
-from etlstage.config.fault import FaultKeys
 from etlstage.config.loader import load
+from etlstage.config.schema import pipeline_schema
 from etlstage.errors import ConfigError
-from etlstage.testing.faulty.launch import OUTSIDE
+from etlstage.testing import FaultKind
 
 PIPELINE = """\
 name: letters
@@ -31,8 +30,9 @@ def problems(tmp_path: Path, fault: str) -> str:
 
 def test_file_may_have_all_that_can_be_done_from_outside() -> None:
     """No other kinds: they happen inside a process."""
-    kinds = get_args(get_type_hints(FaultKeys)["kind"])
-    assert set(kinds) == {kind.value for kind in OUTSIDE}
+    keys = pipeline_schema()["properties"]["faults"]["items"]["properties"]
+    kinds = keys["kind"]["anyOf"][0]["enum"]
+    assert set(kinds) == {kind.value for kind in FaultKind if not kind.inside}
 
 
 @pytest.mark.parametrize(

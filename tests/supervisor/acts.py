@@ -8,7 +8,6 @@ system does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine, Mapping
 from random import Random
 from signal import SIGTERM
@@ -45,56 +44,11 @@ def script_of(stage: Stage) -> Script:
         return lambda worker: ACTS[words[3]](worker, *words[4:])
     *_, driver, size, transform, plan = words
     faults = FaultPlan.from_json(plan)
-    if driver in ("plain", "cyclic"):
-        return lambda worker: _Extractor(worker, stage, faults, int(size)).run()
+    numbers = int(size) if driver in ("plain", "cyclic") else None
     work: Work = (lambda _: ()) if transform == "nothing" else (lambda one: (one,))
     return lambda worker: SimulatedWorker(
-        worker, stage, work, faults, lambda _: None, lambda _: None
+        worker, stage, work, faults, numbers=numbers
     ).run()
-
-
-class _Extractor(SimulatedWorker):
-    """Gives the numbers of ranges, as the hostile worker does."""
-
-    def __init__(
-        self, worker: ScriptedWorker, stage: Stage, faults: FaultPlan, count: int
-    ) -> None:
-        super().__init__(
-            worker, stage, lambda _: (), faults, lambda _: None, lambda _: None
-        )
-        self._count = count
-        self._plain = not worker.request.stdin
-        self._offset = 0
-
-    async def run(self) -> int:
-        if not self._plain:
-            return await super().run()
-        await self._misbehave("start")
-        await self._extract(0, self._count)
-        await self._misbehave("end")
-        if self._mute:
-            await anyio.sleep_forever()
-        return 0
-
-    async def _take_message(self, message: bytes) -> None:
-        asked = json.loads(message) if message else {}
-        start = asked.get("start", self._offset)
-        self._offset = min(asked.get("end", self._count), self._count)
-        await self._extract(start, self._offset)
-        spoilt, self._spoilt = self._spoilt, {}
-        await self._write_reply([], spoilt)
-
-    async def _extract(self, start: int, end: int) -> None:
-        if "message" not in self._plan:
-            for number in range(start, end, 1000):
-                some = range(number, min(number + 1000, end))
-                await self._write(b"".join(b"%d\n" % n for n in some))
-            return
-        for number in range(start, end):
-            self._number += 1
-            await self._misbehave("message", b"%d" % number)
-            if "skip" not in self._spoilt:
-                await self._write(b"%d\n" % number)
 
 
 class _Batches:

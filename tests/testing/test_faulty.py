@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from etlstage.errors import ConfigError, WorkerLost
 from etlstage.messages import StageKind
+from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
@@ -27,9 +28,8 @@ from etlstage.supervisor import (
     WorkerStarted,
 )
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
-from etlstage.testing.fault import CONNECTED
-from etlstage.testing.faulty.launch import OUTSIDE, FaultyLaunch
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.testing.faulty.launch import FaultyLaunch
+from etlstage.transport import Launch, LaunchRequest, launch_over_pipes
 from tests.staged import staged
 from tests.testing.supervised import MODES, WORDS, numbers
 
@@ -231,7 +231,9 @@ def test_every_fault_that_both_have_is_compared() -> None:
     """One that is added is, too (issue 12)."""
     faults = [*FAULTS.values(), *CLOCKED.values(), *IDLE.values()]
     alone = {FaultKind.IGNORE_SIGTERM, FaultKind.NEVER_READY}
-    assert {fault.kind for fault in faults} | alone == OUTSIDE - CONNECTED
+    assert {fault.kind for fault in faults} | alone == {
+        k for k in FaultKind if not (k.inside or k.outside)
+    }
 
 
 async def test_messages_sent_ahead_are_asked_again() -> None:
@@ -295,9 +297,18 @@ async def test_stage_without_a_plan_is_left_alone() -> None:
     assert (found.deaths, launch.happened) == ([], [])
 
 
-@pytest.mark.parametrize("kind", sorted(set(FaultKind) - OUTSIDE))
+@pytest.mark.parametrize("kind", [k for k in FaultKind if k.inside])
 def test_fault_that_only_a_process_can_have_is_refused(kind: FaultKind) -> None:
     """With words."""
     plan = FaultPlan.of(Fault(kind))
     with pytest.raises(ConfigError, match="it can't be done from outside"):
         FaultyLaunch(launch_over_pipes, {"t": plan})
+
+
+@pytest.mark.core
+def test_dialect_without_faults_is_refused() -> None:
+    """When a worker is started, in words (issue 26)."""
+    launch = FaultyLaunch(launch_over_pipes, {"t": FaultPlan.of(Fault(FaultKind.KILL))})
+    request = LaunchRequest(("x",), {}, stage="t", dialect=KclDialect())
+    with pytest.raises(ConfigError, match="kill can't be done to dialect kcl, only to"):
+        launch(request)

@@ -38,7 +38,7 @@ from etlstage.testing import (
     virtual_time,
 )
 from etlstage.testing.cocaine import CocaineWorker
-from etlstage.testing.faulty.launch import OUTSIDE, unknown
+from etlstage.testing.faulty.launch import unknown
 
 pytestmark = pytest.mark.core
 
@@ -303,7 +303,7 @@ async def test_worker_without_a_connection_is_replaced(at: Moment) -> None:
 def test_kind_that_the_dialect_does_not_know_is_refused() -> None:
     """With what it is about (issue 15)."""
     for dialect, about in (("cocaine", "markers"), ("marker", "a connection")):
-        reasons = [unknown(kind, dialect) for kind in OUTSIDE]
+        reasons = [unknown(kind, dialect) for kind in FaultKind if not kind.inside]
         assert f"which dialect {dialect} has not" in "".join(reasons)
         assert any(f"is about {about}" in reason for reason in reasons)
     assert unknown(FaultKind.KILL, "cocaine") == ""

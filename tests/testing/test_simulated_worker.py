@@ -50,9 +50,7 @@ async def run(
     async def script(worker: ScriptedWorker) -> int:
         said = [] if told is None else told
         plan = FaultPlan(faults)
-        simulated = SimulatedWorker(
-            worker, stage, upper, plan, said.append, lambda _: None
-        )
+        simulated = SimulatedWorker(worker, stage, upper, plan, said.append)
         return await simulated.run()
 
     given = {
@@ -175,7 +173,7 @@ async def test_what_takes_a_process_is_refused(kind: FaultKind) -> None:
     async def script(worker: ScriptedWorker) -> int:
         plan = FaultPlan.of(Fault(kind))
         with pytest.raises(ConfigError, match=f"{kind.value} can't be simulated"):
-            SimulatedWorker(worker, stage, upper, plan, print, lambda _: None)
+            SimulatedWorker(worker, stage, upper, plan)
         return 0
 
     async with AsyncSupervisor(stage, launch=ScriptedLaunch(script)):
@@ -202,9 +200,7 @@ async def test_reply_too_many_is_made_up_for(
 
     async def script(worker: ScriptedWorker) -> None:
         plan = FaultPlan.of(Fault(FaultKind.TWICE, equals=X))
-        simulated = SimulatedWorker(
-            worker, stage, upper, plan, told.append, lambda _: None
-        )
+        simulated = SimulatedWorker(worker, stage, upper, plan, told.append)
         await simulated.run()
         found.append(simulated.made_up)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from signal import SIGKILL
 from typing import ClassVar, Final
 
@@ -20,20 +19,12 @@ from etlstage.protocol.cocaine.sessions import WORKER_CATEGORY
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.testing.dialect.cocaine import PassedFrame, Passing
 from etlstage.testing.fault import FaultKind
-from etlstage.testing.faulty.spoiler import BETWEEN, repeated
-from etlstage.testing.faulty.wire import Act, Fault, FaultyWire, Item
-from etlstage.testing.hostile.plan import as_bytes
+from etlstage.testing.faulty.wire import Act, Fault, FaultyWire
+from etlstage.testing.hostile.kinds import Exit, Step, as_bytes
+from etlstage.testing.hostile.marked import BETWEEN, repeated
 from etlstage.transport import LaunchRequest
 
-__all__ = ("UNKNOWN", "WIRE")
-
-UNKNOWN: Final[Mapping[FaultKind, str]] = {
-    FaultKind.EXTRA_EOP: "markers",
-    FaultKind.WRONG_MARKER: "markers",
-    FaultKind.CLOSE_STDOUT: "pipes",
-    FaultKind.CLOSE_STDIN: "pipes",
-}
-"""What these are about."""
+__all__ = ("WIRE",)
 
 _LOST: Final[Mapping[FaultKind, tuple[Side, str]]] = {
     FaultKind.NEVER_READY: (Side.WORKER, "heartbeat"),
@@ -51,9 +42,7 @@ _LONG: Final = b"\xdb"  # what begins one whose length has four bytes
 class CocaineWire(FaultyWire):
     """The conversation, as the supervisor is to see it; see :class:`FaultyWire`."""
 
-    shapes: ClassVar[frozenset[str]] = frozenset(
-        {"partial", "skip", "twice", "refuse", "huge", "flood", "cut", "revoke"}
-    )
+    has: ClassVar[frozenset[str]] = frozenset({"a connection"})
 
     def follow(self, request: LaunchRequest) -> None:
         """Begin to understand what is said."""
@@ -137,13 +126,11 @@ class CocaineWire(FaultyWire):
         shapes = {fault["kind"]: fault for fault in faults}
         if any(passed.name == "error" for passed in said):
             shapes = {}  # it is wrong already: a refusal
-        self._queue += self._spoiled(session, shapes, [passed.raw for passed in said])
-        if "partial" in shapes:
-            self._queue.append(partial(self._end, -SIGKILL))
+        self._spoils(self._spoiled(session, shapes, [passed.raw for passed in said]))
 
     def _spoiled(
         self, session: int, shapes: Mapping[str, Fault], said: Sequence[bytes]
-    ) -> Iterator[Item]:
+    ) -> Iterator[Step]:
         """Yield what is passed on in place of a reply, which is chunks and a choke."""
         if "skip" in shapes:
             return
@@ -165,6 +152,8 @@ class CocaineWire(FaultyWire):
         frames = chunks if "partial" in shapes else [*chunks, choke]
         for frame in frames * (1 + ("twice" in shapes)):
             yield from _cut(frame) if "cut" in shapes else [frame]
+        if "partial" in shapes:
+            yield Exit(-SIGKILL)
 
     def _end_of(self, session: int, fault: Fault, reason: str) -> bytes:
         """Return what ends a session: an error, or a choke if there is no reason."""
@@ -210,7 +199,7 @@ class CocaineWire(FaultyWire):
             super()._act(kind, fault)
 
 
-def _cut(frame: bytes) -> Iterator[Item]:
+def _cut(frame: bytes) -> Iterator[Step]:
     """Yield a frame with a pause before each of its first bytes."""
     for byte in frame[:_HEAD]:
         yield BETWEEN

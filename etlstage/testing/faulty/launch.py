@@ -7,8 +7,7 @@ signals. The words are those of :mod:`etlstage.testing.fault`, and so is the luc
 with a seed has the same faults here as with ``hostile_worker``.
 
 ``wire.py`` has what can be done to any conversation, and a module with the name of a
-dialect the rest: ``WIRE`` is its wire, and ``UNKNOWN`` says what it has not that faults
-of some kinds are about.
+dialect the rest: ``WIRE`` is its wire.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
 from etlstage.errors import ConfigError
 from etlstage.testing.fault import FaultKind, FaultPlan
@@ -25,22 +24,17 @@ from etlstage.testing.faulty.wire import Fault, FaultyWire
 from etlstage.testing.hostile.plan import DueFaults
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
-__all__ = ("OUTSIDE", "FaultyLaunch", "unknown")
-
-OUTSIDE: Final = frozenset(FaultKind) - {
-    FaultKind.SPIN,
-    FaultKind.LEAK,
-    FaultKind.GRANDCHILD,
-}
-"""What can be done to a worker from outside."""
+__all__ = ("FaultyLaunch", "unknown")
 
 
 def unknown(kind: FaultKind, dialect: str) -> str:
     """Say why a worker that speaks this dialect can't have such a fault, or nothing."""
-    about: Mapping[FaultKind, str] = _module(dialect, "UNKNOWN")
-    if kind not in about:
+    if dialect not in _WIRES:
+        known = " and ".join(sorted(_WIRES))
+        return f"{kind.value} can't be done to dialect {dialect}, only to {known}"
+    if not kind.about or kind.about in _wire(dialect).has:
         return ""
-    return f"{kind.value} is about {about[kind]}, which dialect {dialect} has not"
+    return f"{kind.value} is about {kind.about}, which dialect {dialect} has not"
 
 
 class FaultyLaunch:
@@ -63,7 +57,7 @@ class FaultyLaunch:
     def __init__(self, launch: Launch, plans: Mapping[str, FaultPlan]) -> None:
         for stage, plan in plans.items():
             for fault in plan.faults:
-                if fault.kind not in OUTSIDE:
+                if fault.kind.inside:
                     raise ConfigError(
                         f"stage {stage}: fault {fault.kind.value} happens inside a"
                         " process: it can't be done from outside"
@@ -94,12 +88,17 @@ class FaultyLaunch:
             self.happened.append(found)
 
         victim = Victim(child, mine)
-        made: type[FaultyWire] = _module(request.dialect.name, "WIRE")
+        made = _wire(request.dialect.name)
         mishaps = DueFaults(plan["faults"], plan["seed"], request.env)
         wire = made(inner, victim, request, mishaps, note)
         wire.begin()
         return wire, victim
 
 
-def _module(dialect: str, name: str) -> Any:  # noqa: ANN401 - as documented there
-    return getattr(import_module(f"etlstage.testing.faulty.{dialect}"), name)
+_WIRES: Final = frozenset({"cocaine", "marker"})
+"""Dialects that have a wire here."""
+
+
+def _wire(dialect: str) -> type[FaultyWire]:
+    wire: type[FaultyWire] = import_module(f"{__package__}.{dialect}").WIRE
+    return wire

@@ -8,36 +8,34 @@ worker has answered meanwhile: that is dropped. What was sent ahead it may have 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from functools import partial
-from signal import SIGKILL
 from typing import ClassVar, Final
 
 from etlstage.protocol.base import Shape, Side
 from etlstage.testing.dialect import kit_of
-from etlstage.testing.fault import CONNECTED, FaultKind
-from etlstage.testing.faulty.spoiler import Requests, SpoiledReplies
 from etlstage.testing.faulty.wire import Act, Fault, FaultyWire
-from etlstage.testing.hostile.output import SHAPES
+from etlstage.testing.hostile.marked import MarkerBytes, Requests, SpoiledReplies
 from etlstage.transport import LaunchRequest
 
-__all__ = ("UNKNOWN", "WIRE")
-
-UNKNOWN: Final[Mapping[FaultKind, str]] = dict.fromkeys(CONNECTED, "a connection")
-"""What these are about."""
+__all__ = ("WIRE",)
 
 
 class MarkerWire(FaultyWire):
     """The conversation, as the supervisor is to see it; see :class:`FaultyWire`."""
 
-    shapes: ClassVar[frozenset[str]] = frozenset(SHAPES)
+    has: ClassVar[frozenset[str]] = frozenset({"markers", "pipes"})
 
     def follow(self, request: LaunchRequest) -> None:
         """Begin to understand what is said."""
-        self._input = Requests(request)
-        self._replies = SpoiledReplies(request)
-        self.stray: bytes = b"stray print" + self._replies.eom
+        markers = self._markers = MarkerBytes(request.env)
         self._streams = self._dialect.shape is Shape.STREAM
+        self._input = Requests(
+            markers,
+            batches=self._dialect.shape.batches,
+            eob_then_eom=getattr(self._dialect, "eob_then_eom", False),
+        )
+        self._replies = SpoiledReplies(markers, streams=self._streams)
+        self.stray: bytes = b"stray print" + markers.eom
+        self.eop: bytes = markers.eop
         self._requests = 0  # complete ones
         self._turns = 0  # replies that were complete
         self._due: deque[tuple[int, Act]] = deque()  # by turns
@@ -73,7 +71,7 @@ class MarkerWire(FaultyWire):
         for reply in replies:
             if self._streams:
                 self._number += 1
-                self._misbehave("message", reply.removesuffix(self._replies.eom))
+                self._misbehave("message", reply.removesuffix(self._markers.eom))
             self._pass_reply(reply)
             self._turns += 1
             self._advance()
@@ -96,17 +94,14 @@ class MarkerWire(FaultyWire):
             self._queue.append(unseen)
             return
         shapes = {f["kind"]: f for turn, f in self._shapes if turn <= self._turns}
-        if reply == self._replies.bnc and self._dialect.shape is Shape.ASKED_BATCH:
+        if reply == self._markers.bnc and self._dialect.shape is Shape.ASKED_BATCH:
             # A batch is answered as a whole: what is wrong is so with its reply.
-            cut = "cut" in shapes
-            self._queue += self._replies.cut(reply) if cut else [reply]
+            self._spoils(self._replies.cut(reply) if "cut" in shapes else [reply])
             return
         while self._shaped():
             _, fault = self._shapes.popleft()
             self._note(fault, self._number)
-        self._queue += self._replies.spoiled(shapes, reply)
-        if "partial" in shapes:
-            self._queue.append(partial(self._end, -SIGKILL))
+        self._spoils(self._replies.spoiled(shapes, reply))
 
     @property
     def _turn(self) -> int:
@@ -124,12 +119,6 @@ class MarkerWire(FaultyWire):
         """Queue what is due now that so many replies are complete."""
         while self._due and self._due[0][0] <= self._turns:
             self._queue.append(self._due.popleft()[1])
-
-    def _act(self, kind: FaultKind, fault: Fault) -> None:
-        if kind is FaultKind.EXTRA_EOP:
-            self._queue.appendleft(self._replies.eop)
-        else:
-            super()._act(kind, fault)
 
     def _turn_deaf(self) -> None:
         super()._turn_deaf()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, Protocol
 
-from etlstage.testing.faulty.spoiler import repeated
+from etlstage.testing.hostile.marked import repeated
 from etlstage.transport import Child, Readable
 from etlstage.transport.base import describe_status
 

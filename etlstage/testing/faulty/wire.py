@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from signal import SIGABRT, SIGKILL, SIGSEGV, SIGSTOP
+from signal import SIGSTOP
 from typing import Any, ClassVar, Final, TypeAlias
 
 import anyio
 
 from etlstage.testing.fault import FaultKind
 from etlstage.testing.faulty.victim import Victim, WatchedStatus
-from etlstage.testing.hostile.plan import DueFaults, as_bytes
+from etlstage.testing.hostile.kinds import Act as HostileAct
+from etlstage.testing.hostile.kinds import Exit, Step, as_bytes, effect
+from etlstage.testing.hostile.plan import DueFaults
 from etlstage.transport import LaunchRequest, Wire
 
 __all__ = ("Act", "Fault", "FaultyWire", "Item")
 
 _IDLE: Final = 0.05  # seconds without input
 
-Fault: TypeAlias = dict[str, Any]
+Fault: TypeAlias = Mapping[str, Any]
 """One of a plan, as JSON has it."""
 Act: TypeAlias = Callable[[], None]
 Item: TypeAlias = bytes | float | Act
@@ -84,10 +86,12 @@ class FaultyWire(ABC):
 
     # --- what a dialect decides ---------------------------------------------
 
-    shapes: ClassVar[frozenset[str]]
-    """Kinds that change a reply."""
+    has: ClassVar[frozenset[str]]
+    """What faults may be about."""
     stray: bytes
     """What is written by mistake."""
+    eop: bytes = b""
+    """What ends a reply, if that is the same for all."""
 
     @abstractmethod
     def follow(self, request: LaunchRequest) -> None:
@@ -255,34 +259,28 @@ class FaultyWire(ABC):
 
     def _misbehave(self, moment: str, message: bytes = b"") -> None:
         for fault in self._plan.due(moment, self._number, message):
-            if fault["kind"] in self.shapes:
+            if FaultKind(fault["kind"]).shapes:
                 self._shape(fault)
             else:
                 self._later(partial(self._happen, fault, self._number))
 
     def _happen(self, fault: Fault, number: int) -> None:
         self._note(fault, number)
-        self._act(FaultKind(fault["kind"]), fault)
+        match effect(fault, self.stray, self.eop):
+            case Exit(status):
+                self._end(status)
+            case bytes() | float() as item:
+                self._queue.appendleft(item)
+            case HostileAct(kind):
+                self._act(kind, fault)
 
     def _act(self, kind: FaultKind, fault: Fault) -> None:
         match kind:
-            case FaultKind.KILL:
-                self._end(-SIGKILL)
-            case FaultKind.SEGFAULT:
-                self._end(-SIGSEGV)
-            case FaultKind.ABORT:
-                self._end(-SIGABRT)
-            case FaultKind.EXIT:
-                self._end(fault["status"])
             case FaultKind.STOP:
                 self._child.inner.signal(SIGSTOP)
                 self._stall()
             case FaultKind.STALL:
                 self._stall()
-            case FaultKind.PAUSE:
-                self._queue.appendleft(float(fault["seconds"]))
-            case FaultKind.GARBAGE:
-                self._queue.appendleft(as_bytes(fault.get("data")) or self.stray)
             case FaultKind.STDERR:
                 self._child.stderr.say(as_bytes(fault.get("data")), fault["size"])
             case FaultKind.CLOSE_STDOUT:
@@ -293,6 +291,14 @@ class FaultyWire(ABC):
                 self._child.ignores = True
             case FaultKind.NEVER_READY if self._child.status is not None:
                 self._child.status.never = True
+
+    def _spoils(self, steps: Iterable[Step]) -> None:
+        """Queue what is written in place of a reply."""
+        for step in steps:
+            if isinstance(step, Exit):
+                self._queue.append(partial(self._end, step.status))
+            elif isinstance(step, float) or (isinstance(step, bytes) and step):
+                self._queue.append(step)
 
     def _end(self, status: int) -> None:
         self._child.die(status)

@@ -8,16 +8,19 @@ luck, and the same in each run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from typing import Any, TypeAlias
+from .kinds import as_bytes
 
-    Fault: TypeAlias = dict[str, Any]
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from .kinds import Fault
+
     Trigger: TypeAlias = Callable[[int, bytes], bool]
 
-__all__ = ("DueFaults", "as_bytes")
+__all__ = ("DueFaults",)
 
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
 
@@ -34,7 +37,7 @@ class DueFaults:
     """
 
     def __init__(
-        self, faults: list[Fault], seed: int, environment: Mapping[str, str]
+        self, faults: Sequence[Fault], seed: int, environment: Mapping[str, str]
     ) -> None:
         name = environment.get("ETLSTAGE_WORKER", "")
         start = int(environment.get("ETLSTAGE_START") or 1)
@@ -53,11 +56,6 @@ class DueFaults:
         for hits, fault in self._faults.get(moment, ()):
             if hits(number, message):
                 yield fault
-
-
-def as_bytes(text: str | None) -> bytes | None:
-    """Return the bytes that JSON holds as text."""
-    return None if text is None else text.encode("latin-1")
 
 
 def _trigger(fault: Fault, roll: Callable[[int], float]) -> Trigger:

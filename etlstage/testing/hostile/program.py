@@ -1,8 +1,8 @@
 """
-A worker of the stage protocol that misbehaves as its fault plan says.
+The hostile worker as a process.
 
-What is a message and what a batch is defined in the protocol; all it writes are raw
-bytes.
+Right replies are kept until the input runs dry; before anything else happens all of them
+are written, so that it is known who holds what.
 
 Usage: ``python -I -S hostile DRIVER SIZE TRANSFORM [PLAN]``. DRIVER is ``single``,
 ``worker`` or ``supervisor``, or for extraction ``plain`` or ``cyclic``; SIZE counts
@@ -15,155 +15,209 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .acts import Acts
-from .input import Input
-from .markers import MarkerBytes
-from .output import SHAPES, HostileOutput
+from .kinds import Act, Exit, FaultKind, as_bytes
+from .marked import MarkerBytes
 from .plan import DueFaults
-from .status import StatusPipe
-from .system import wait
+from .worker import HostileWorker
 
-__all__ = ("Worker", "main")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import NoReturn
 
+    from .kinds import Step
+
+__all__ = ("Program", "main")
+
+_CHUNK: Final = 1024 * 1024  # bytes
 _IDLE: Final = 0.05  # seconds without input
-_MANY: Final = 1000  # messages of a range that are kept for its reply
+_FOR_EVER: Final = 3600.0  # seconds; nothing here outlives a test for longer
 
 
-class Worker:
+class Program:
     """
     One process: reads, answers, and does what the plan says.
 
     Args:
-        plan: What goes wrong.
-        driver: Who closes a batch, or ``single``; ``plain`` or ``cyclic``.
-        size: Messages in a batch, if we close it, or that can be extracted.
-        transform: What becomes of a message.
+        worker: What is done when.
+        extracts: Whether it reads nothing.
 
     """
 
-    def __init__(self, plan: DueFaults, driver: str, size: int, transform: str) -> None:
-        self._plan = plan
-        self._driver = driver
-        self._size = size
-        self._transform = transform
-        markers = MarkerBytes()
-        self._input = Input(markers, batches=driver in ("worker", "supervisor"))
-        self._output = HostileOutput(markers)
-        self._status = StatusPipe()
-        self._acts = Acts(markers, self._input, self._output, self._status)
-        self._number = 0  # messages read, or extracted
-        self._batch: list[bytes] = []
-        self._offset = 0  # of the next message, for who does not say which he wants
+    def __init__(self, worker: HostileWorker, *, extracts: bool) -> None:
+        self._worker = worker
+        self._extracts = extracts
+        self._unsent: list[bytes] = []
+        self._deaf = self._mute = False  # stdin or stdout is closed
+        self._ballast: list[bytes] = []
+        self._status = -1
+        self._every = 0.0  # seconds between two signs of life
+        path = os.environ.get("ETLSTAGE_STATUS")
+        if path:
+            self._status = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            # One may be late of three that are given in the time that is allowed.
+            self._every = float(os.environ.get("ETLSTAGE_HEARTBEAT") or 0) / 3
 
     def run(self) -> None:
         """Work until the end of the input."""
-        self._misbehave("start")
-        self._status.show()
-        if self._driver == "plain":
-            self._extract(0, self._size)
-            self._output.flush()
+        self._do(self._worker.moment("start"))
+        self._show_life()
+        if self._extracts:
+            self._do(self._worker.give())
         else:
-            self._serve()
-        self._misbehave("end")
-        if self._input.closed or self._output.closed:
-            wait()
+            while data := self._read():
+                self._do(self._worker.feed(data))
+        self._do(self._worker.moment("end"))
+        if self._deaf or self._mute:
+            _wait()
 
-    def _serve(self) -> None:
-        answer = {"single": self._answer, "cyclic": self._answer_request}.get(
-            self._driver, self._collect
-        )
-        self._await_input()
-        while (messages := self._input.read()) is not None:
-            for message in messages:
-                answer(message)
-            self._output.flush()
-            self._await_input()
+    def _read(self) -> bytes:
+        """Wait for input; meanwhile show life, and do what is done when idle."""
+        if self._deaf:
+            _wait()
+        if self._worker.waits or self._every:
+            import select
 
-    def _await_input(self) -> None:
-        """Send heartbeats, and do what is to be done, while nothing comes."""
-        idle = self._input.clean and not self._batch and "idle" in self._plan
-        if self._input.closed or not (idle or self._status.every):
-            return
-        import select
+            poll = select.poll()
+            poll.register(0, select.POLLIN)
+            waits = self._worker.waits
+            while not poll.poll(1000 * (_IDLE if waits else self._every)):
+                self._show_life()
+                if waits:
+                    self._do(self._worker.moment("idle"))
+                    if self._deaf:
+                        _wait()
+        return os.read(0, _CHUNK)
 
-        poll = select.poll()
-        poll.register(0, select.POLLIN)
-        while not poll.poll(1000 * (_IDLE if idle else self._status.every)):
-            self._status.show()
-            if idle:
-                self._misbehave("idle")
+    def _show_life(self) -> None:
+        if self._status != -1:
+            # Who does not listen is not told.
+            try:
+                os.write(self._status, b"\n")
+            except OSError:
+                self._status = -1
 
-    def _answer(self, message: bytes | None) -> None:
-        assert message is not None
-        self._number += 1
-        if "message" in self._plan:
-            self._misbehave("message", message)
-        self._reply([self._transformed(message)])
+    def _do(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if isinstance(step, bytes):
+                self._unsent.append(step)
+                if len(step) >= _CHUNK:
+                    self._flush()
+                continue
+            if isinstance(step, str) or step == 0.0:
+                continue
+            self._flush()
+            match step:
+                case float():
+                    _sleep(step)
+                case Exit(status):
+                    _exit(status)
+                case Act():
+                    self._act(step)
+        self._flush()
 
-    def _collect(self, message: bytes | None) -> None:
-        if message is not None:
-            self._number += 1
-            self._misbehave("message", message)
-            self._batch.append(self._transformed(message))
-            if self._driver == "supervisor":
-                return
-            if len(self._batch) < self._size:
-                self._output.ask_for_more()
-                return
-        batch, self._batch = self._batch, []
-        self._reply(batch)
+    def _flush(self) -> None:
+        """Write what was kept, all of it; who does not listen ends us."""
+        rest = memoryview(b"".join(self._unsent))
+        self._unsent.clear()
+        try:
+            while rest and not self._mute:
+                rest = rest[os.write(1, rest) :]
+        except BrokenPipeError:
+            os._exit(1)
 
-    def _answer_request(self, request: bytes | None) -> None:
-        asked = json.loads(request) if request else {}
-        if "offsets" in asked:
-            latest = asked["offsets"] == "latest"
-            self._output.reply([b"%d" % (self._size if latest else 0)])
-            return
-        start = asked.get("start", self._offset)
-        self._offset = min(asked.get("end", self._size), self._size)
-        self._extract(start, self._offset)
+    def _act(self, act: Act) -> None:
+        fault = act.fault
+        match act.kind:
+            case FaultKind.STALL:
+                _wait()
+            case FaultKind.SPIN:
+                import time
 
-    def _extract(self, start: int, end: int) -> None:
-        """Give the numbers of a range; no batch, so what was found is passed on."""
-        for number in range(start, end):
-            message = b"%d" % number
-            self._number += 1
-            self._misbehave("message", message)
-            if self._transform != "nothing":
-                self._batch.append(self._transformed(message))
-            if len(self._batch) >= _MANY and not self._output.shapes:
-                self._pass_on()
-        batch, self._batch = self._batch, []
-        self._output.reply(batch, ends=self._driver == "cyclic")
+                until = time.monotonic() + _FOR_EVER
+                while time.monotonic() < until:
+                    pass
+            case FaultKind.STOP:
+                _kill("SIGSTOP")
+            case FaultKind.NEVER_READY:
+                self._status = -1
+            case FaultKind.STDERR:
+                data = as_bytes(fault.get("data"))
+                line = (b"." * 99 if data is None else data) + b"\n"
+                rest = fault["size"]
+                while rest > 0:
+                    rest -= os.write(2, (line * 100)[:rest])
+            case FaultKind.CLOSE_STDOUT if not self._mute:
+                os.close(1)
+                self._mute = True
+            case FaultKind.CLOSE_STDIN if not self._deaf:
+                os.close(0)
+                self._deaf = True
+            case FaultKind.IGNORE_SIGTERM:
+                _ignore_sigterm()
+            case FaultKind.LEAK:
+                self._ballast.append(b"x" * fault["size"])
+            case FaultKind.GRANDCHILD if os.fork() == 0:
+                if fault.get("own_session"):
+                    os.setsid()
+                _ignore_sigterm()
+                _wait()
 
-    def _pass_on(self) -> None:
-        if self._driver == "plain" or not self._output.one_to_one:
-            batch, self._batch = self._batch, []
-            self._output.pass_on(batch)
 
-    def _reply(self, outputs: list[bytes]) -> None:
-        self._output.reply([] if self._transform == "nothing" else outputs)
+def _sleep(seconds: float) -> None:
+    import time
 
-    def _transformed(self, message: bytes) -> bytes:
-        if self._transform == "upper":
-            return message.upper()
-        return b"%d" % self._number if self._transform == "count" else message
+    time.sleep(seconds)
 
-    def _misbehave(self, moment: str, message: bytes = b"") -> None:
-        for fault in self._plan.due(moment, self._number, message):
-            if fault["kind"] in SHAPES:
-                self._output.shapes.append(fault)
-            else:
-                if self._driver in ("plain", "cyclic"):
-                    self._pass_on()
-                self._acts.do(fault)
+
+def _wait() -> NoReturn:
+    """Do nothing until somebody ends us."""
+    _sleep(_FOR_EVER)
+    os._exit(70)
+
+
+def _exit(status: int) -> None:
+    if status >= 0:
+        os._exit(status)
+    import resource
+    import signal
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file is left behind
+    if status == -signal.SIGABRT:
+        os.abort()
+    os.kill(os.getpid(), -status)
+
+
+def _kill(name: str) -> None:
+    import signal
+
+    os.kill(os.getpid(), getattr(signal, name))
+
+
+def _ignore_sigterm() -> None:
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def main(arguments: list[str]) -> None:
     """Be the worker that the command line describes."""
     driver, size, transform, *rest = arguments
     plan = json.loads(rest[0] if rest else os.environ.get("ETLSTAGE_FAULTS", "{}"))
-    faults = DueFaults(plan.get("faults", []), plan.get("seed", 0), os.environ)
-    Worker(faults, driver, int(size), transform).run()
+
+    def work(message: bytes) -> Iterable[bytes]:
+        if transform == "nothing":
+            return ()
+        if transform == "count":
+            return (b"%d" % worker.number,)
+        return (message.upper() if transform == "upper" else message,)
+
+    worker = HostileWorker(
+        DueFaults(plan.get("faults", []), plan.get("seed", 0), os.environ),
+        MarkerBytes(os.environ),
+        work,
+        driver=driver,
+        size=int(size),
+    )
+    Program(worker, extracts=driver == "plain").run()

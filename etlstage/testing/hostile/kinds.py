@@ -1,0 +1,275 @@
+"""
+What may go wrong with a worker: each kind is one entry here.
+
+A kind says what it is called, what it means, when it is of use, which workers can have
+it, and, if that can be said in bytes, in time or in an exit status, what it does. Who
+does it is a process to itself (``program.py``), a script in memory
+(``testing/simulated.py``), or the wire between a supervisor and any worker
+(``testing/faulty``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Self, TypeAlias
+
+    Fault: TypeAlias = Mapping[str, Any]
+
+__all__ = ("Act", "Exit", "FaultKind", "Moment", "Step", "as_bytes", "effect")
+
+
+class Moment(StrEnum):
+    """When in the life of a worker a fault may happen."""
+
+    START = "start"
+    """Before it has read anything, or said that it is ready."""
+    MESSAGE = "message"
+    """When it has read a message, and before it answers."""
+    IDLE = "idle"
+    """When there was nothing to do for a moment; again after each such moment."""
+    END = "end"
+    """When its input has ended, or it is told to terminate."""
+
+
+class _Kind(NamedTuple):
+    """What is said of a kind; see :class:`FaultKind`."""
+
+    name: str
+    meaning: str
+    about: str = ""
+    at: Moment = Moment.MESSAGE
+    shapes: bool = False
+    inside: bool = False
+    size: int | None = None
+
+
+class FaultKind(StrEnum):
+    """
+    What a worker does, or what is done to it.
+
+    Attributes:
+        meaning: That, in words.
+        about: What a worker must have for it: markers, pipes, a connection.
+        at: When it happens if nobody says when.
+        shapes: Whether it changes a reply; all others are done at once.
+        inside: Whether only a process can do it to itself.
+        size: What ``size`` is if nobody says it.
+
+    """
+
+    meaning: str
+    about: str
+    at: Moment
+    shapes: bool
+    inside: bool
+    size: int | None
+
+    def __new__(cls, *said: Any) -> Self:  # noqa: ANN401 - those of _Kind
+        """Make a member; one that is made is found by its name alone."""
+        kind = str.__new__(cls, said[0])
+        kind._value_ = said[0]
+        _, kind.meaning, kind.about, kind.at, kind.shapes, kind.inside, kind.size = said
+        return kind
+
+    @property
+    def outside(self) -> bool:
+        """Whether only a launch can do it; see ``FaultyLaunch``."""
+        return self.about == "a connection"
+
+    # --- it dies
+    KILL = _Kind("kill", "Is killed by SIGKILL, as by the kernel when memory runs out.")
+    SEGFAULT = _Kind("segfault", "Is killed by SIGSEGV.")
+    ABORT = _Kind("abort", "Aborts itself (SIGABRT).")
+    EXIT = _Kind("exit", "Exits with ``status``, which may be 0.")
+    PARTIAL = _Kind(
+        "partial",
+        "Writes its reply, but for the EOP, and is killed by SIGKILL.",
+        shapes=True,
+    )
+
+    # --- it takes its time
+    STALL = _Kind("stall", "Does nothing more; SIGTERM ends it.")
+    SPIN = _Kind(
+        "spin", "Burns the processor from now on; SIGTERM ends it.", inside=True
+    )
+    STOP = _Kind(
+        "stop", "Stops itself with SIGSTOP; only SIGKILL, or SIGCONT, reaches it."
+    )
+    PAUSE = _Kind(
+        "pause",
+        "Does nothing for ``seconds``, and goes on: a slow start, a late answer.",
+    )
+    SKIP = _Kind(
+        "skip", "Does not answer, and goes on with the next message.", shapes=True
+    )
+    NEVER_READY = _Kind(
+        "never_ready",
+        "Sends no heartbeat, and never says that it is ready.",
+        at=Moment.START,
+    )
+
+    # --- it answers wrongly
+    TWICE = _Kind("twice", "Writes its reply twice.", shapes=True)
+    EXTRA_EOP = _Kind(
+        "extra_eop",
+        "Writes an EOP that nobody asked for.",
+        about="markers",
+        at=Moment.IDLE,
+    )
+    GARBAGE = _Kind(
+        "garbage",
+        "Writes ``data``, by default a line of text and EOM: a stray print. While a"
+        " message is to be answered, nobody can tell that from a part of the reply.",
+    )
+    WRONG_MARKER = _Kind(
+        "wrong_marker",
+        "Ends its reply with ``data``, by default BNC, in place of EOP; with nothing, if"
+        " it is empty.",
+        about="markers",
+        shapes=True,
+    )
+    REFUSE = _Kind(
+        "refuse",
+        "Refuses, for the reason ``data``, by default what it would have replied; where"
+        " there is no ERR, it answers.",
+        shapes=True,
+    )
+
+    # --- it answers rightly, but ...
+    HUGE = _Kind(
+        "huge",
+        "Answers with one message of ``size`` bytes.",
+        shapes=True,
+        size=1_000_000_000,
+    )
+    FLOOD = _Kind(
+        "flood",
+        "Writes ``size`` tiny messages before those of its reply.",
+        shapes=True,
+        size=10_000,
+    )
+    CUT = _Kind(
+        "cut",
+        "Writes each marker of its reply a byte at a time, with a pause before each.",
+        shapes=True,
+    )
+    STDERR = _Kind(
+        "stderr",
+        "Writes ``size`` bytes to stderr: lines, by default of dots, of ``data``.",
+        size=10_000_000,
+    )
+    LEAK = _Kind(
+        "leak",
+        "Takes ``size`` bytes of memory, and keeps them.",
+        inside=True,
+        size=10_000_000,
+    )
+
+    # --- it does not want to go
+    CLOSE_STDOUT = _Kind(
+        "close_stdout",
+        "Closes stdout; lives on when its input has ended.",
+        about="pipes",
+    )
+    CLOSE_STDIN = _Kind(
+        "close_stdin",
+        "Closes stdin, answers what it has read, and lives on; a batch that was not"
+        " closed yet is never answered.",
+        about="pipes",
+    )
+    IGNORE_SIGTERM = _Kind(
+        "ignore_sigterm", "Ignores SIGTERM from now on.", at=Moment.START
+    )
+    GRANDCHILD = _Kind(
+        "grandchild",
+        "Starts a child that holds its pipes, ignores SIGTERM and outlives it; with"
+        " ``own_session`` the child also leaves its process group.",
+        inside=True,
+    )
+
+    # --- it is connected; only from outside
+    LOSE_HEARTBEATS = _Kind(
+        "lose_heartbeats",
+        "None of its heartbeats arrives any more.",
+        about="a connection",
+    )
+    LOSE_ANSWERS = _Kind(
+        "lose_answers",
+        "None of our heartbeats reaches it any more: it may think itself abandoned.",
+        about="a connection",
+    )
+    LOSE_TERMINATE = _Kind(
+        "lose_terminate",
+        "What it says when it is told to terminate does not arrive.",
+        about="a connection",
+        at=Moment.END,
+    )
+    REVOKE = _Kind(
+        "revoke",
+        "Its session ends in the middle of the reply, with an error for the reason"
+        " ``data``, or with a choke if that is empty; the rest comes all the same.",
+        about="a connection",
+        shapes=True,
+    )
+    DISCONNECT = _Kind(
+        "disconnect", "Its connection is closed; it lives on.", about="a connection"
+    )
+
+
+class Exit(NamedTuple):
+    """The end of a worker."""
+
+    status: int
+    """Negative for a signal."""
+
+
+class Act(NamedTuple):
+    """What a worker does that is neither bytes, nor time, nor its end."""
+
+    kind: FaultKind
+    fault: Fault
+
+
+if TYPE_CHECKING:
+    Step: TypeAlias = bytes | float | str | Exit | Act
+else:
+    Step = object
+"""What a worker does next: it writes, waits for so many seconds, or is done with; text
+is for who tells its story."""
+
+_STATUS: Final = {FaultKind.KILL: -9, FaultKind.SEGFAULT: -11, FaultKind.ABORT: -6}
+
+
+def effect(fault: Fault, stray: bytes, eop: bytes) -> Step:
+    """
+    Return what is done at once.
+
+    Args:
+        fault: Any but one that changes a reply.
+        stray: What is written by mistake.
+        eop: What ends a reply.
+
+    """
+    kind = FaultKind(fault["kind"])
+    match kind:
+        case FaultKind.KILL | FaultKind.SEGFAULT | FaultKind.ABORT:
+            return Exit(_STATUS[kind])
+        case FaultKind.EXIT:
+            return Exit(fault["status"])
+        case FaultKind.PAUSE:
+            return float(fault["seconds"])
+        case FaultKind.GARBAGE:
+            return as_bytes(fault.get("data")) or stray
+        case FaultKind.EXTRA_EOP:
+            return eop
+        case _:
+            return Act(kind, fault)
+
+
+def as_bytes(text: str | None) -> bytes | None:
+    """Return the bytes that JSON holds as text."""
+    return None if text is None else text.encode("latin-1")

@@ -1,0 +1,189 @@
+"""
+A worker of the stage protocol that misbehaves as its fault plan says.
+
+It gets bytes and returns what it does next: bytes to write, seconds to wait, acts. Who
+does that is ``program.py`` in a process, and ``testing/simulated.py`` in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from .kinds import Exit, FaultKind, Step, effect
+from .marked import MarkerBytes, Requests, SpoiledReplies
+from .plan import DueFaults
+
+if TYPE_CHECKING:
+    from .kinds import Fault
+
+__all__ = ("HostileWorker",)
+
+_MANY: Final = 1000  # messages of a range that are kept for its reply
+
+
+class HostileWorker:
+    """
+    One start of a worker.
+
+    Args:
+        plan: What goes wrong.
+        markers: Those of the stage.
+        work: What it makes of a message; what it raises is a refusal.
+        driver: Who closes a batch, ``worker`` or ``supervisor``, or ``single``; of an
+            extractor ``plain`` or ``cyclic``.
+        size: Messages in a batch, if we close it; or the numbers there are to extract.
+        eob_then_eom: Whether an EOM follows EOB.
+        reason: What a refusal says of an exception.
+
+    Attributes:
+        number: Messages read, or extracted.
+        made_up: Whether a reply too many was made up for by one too few, so that no
+            count can show it.
+
+    """
+
+    def __init__(
+        self,
+        plan: DueFaults,
+        markers: MarkerBytes,
+        work: Callable[[bytes], Iterable[bytes]],
+        *,
+        driver: str,
+        size: int = 0,
+        eob_then_eom: bool = False,
+        reason: Callable[[Exception], str] = str,
+    ) -> None:
+        self.number = 0
+        self.made_up = False
+        self._plan = plan
+        self._markers = markers
+        self._work = work
+        self._driver = driver
+        self._size = size
+        self._reason = reason
+        self._requests = Requests(
+            markers,
+            batches=driver in ("worker", "supervisor"),
+            eob_then_eom=eob_then_eom,
+        )
+        self._replies = SpoiledReplies(markers, streams=driver == "plain")
+        self._one = markers.eop == markers.eom  # a reply is one message
+        self._batch: list[bytes] = []
+        self._shapes: dict[str, Fault] = {}  # what is wrong with the reply to come
+        self._ahead = False  # a reply too many has closed a batch, if we live on
+        self._offset = 0  # of the next message, for who does not say which he wants
+
+    @property
+    def waits(self) -> bool:
+        """Whether something happens when it has nothing to do, and it has nothing."""
+        return "idle" in self._plan and not self._batch and not self._requests
+
+    def moment(self, moment: str) -> Iterator[Step]:
+        """Yield what is done at a moment without a message."""
+        for fault in self._plan.due(moment, self.number, b""):
+            yield from self._happens(fault, f" at {moment}")
+
+    def feed(self, data: bytes) -> Iterator[Step]:
+        """Yield what is done with some input."""
+        for message in self._requests.feed(data):
+            if self._driver == "cyclic":
+                yield from self._serve(message or b"")
+            elif message is None:
+                yield from self._answer()
+            else:
+                yield from self._take(message)
+
+    def give(self) -> Iterator[Step]:
+        """Yield what is done without any input: all is extracted."""
+        return self._extract(0, self._size)
+
+    # --- inside -------------------------------------------------------------
+
+    def _take(self, message: bytes) -> Iterator[Step]:
+        self.number += 1
+        self._batch.append(message)
+        for fault in self._plan.due("message", self.number, message):
+            yield from self._happens(fault, f" at {message!r}")
+        if self._driver == "worker" and len(self._batch) < self._size:
+            bnc = self._markers.bnc
+            yield from self._replies.cut(bnc) if "cut" in self._shapes else (bnc,)
+        elif self._driver != "supervisor":
+            yield from self._answer()
+
+    def _answer(self) -> Iterator[Step]:
+        batch, self._batch = self._batch, []
+        if self._ahead and len(batch) > 1:
+            # A worker that ends its batches itself may end one behind its first
+            # message: so the reply too many was taken, and of the two batches that we
+            # have been given since, this reply is the only one.
+            self.made_up = True
+            yield f"its second reply was that to {batch[0]!r}: no count shows it"
+        try:
+            outputs = [output for message in batch for output in self._work(message)]
+        except Exception as error:
+            if not self._markers.err:
+                raise
+            self._shapes = {}
+            yield self._reason(error).encode() + self._markers.err
+            return
+        if self._driver == "worker" and FaultKind.TWICE in self._shapes:
+            self._ahead = True
+        yield from self._reply(outputs)
+
+    def _serve(self, request: bytes) -> Iterator[Step]:
+        """Answer a request for a range, or for the offsets that there are."""
+        asked = json.loads(request) if request else {}
+        if "offsets" in asked:
+            latest = asked["offsets"] == "latest"
+            yield from self._reply([b"%d" % (self._size if latest else 0)])
+            return
+        start = asked.get("start", self._offset)
+        self._offset = min(asked.get("end", self._size), self._size)
+        yield from self._extract(start, self._offset)
+
+    def _extract(self, start: int, end: int) -> Iterator[Step]:
+        """Give the numbers of a range; no batch, so what was found is passed on."""
+        passes = self._driver == "plain" or not self._one
+        found: list[bytes] = []
+        for number in range(start, end):
+            message = b"%d" % number
+            self.number += 1
+            for fault in self._plan.due("message", self.number, message):
+                if passes and not FaultKind(fault["kind"]).shapes:
+                    yield self._joined(found)
+                    found = []
+                yield from self._happens(fault, f" at {message!r}")
+            found.extend(self._work(message))
+            if passes and len(found) >= _MANY and not self._shapes:
+                yield self._joined(found)
+                found = []
+        yield from self._reply(found)
+
+    def _reply(self, outputs: list[bytes]) -> Iterator[Step]:
+        if self._driver == "plain":
+            reply = self._joined(outputs)
+        elif self._one:
+            # Exactly one message, whatever we have.
+            reply = b"".join(outputs) + self._markers.eom
+        else:
+            reply = self._joined(outputs) + self._markers.eop
+        shapes, self._shapes = self._shapes, {}
+        if self._driver == "plain" and FaultKind.PARTIAL in shapes:
+            yield reply  # there is no EOP to be left out
+            yield Exit(-9)
+        yield from self._replies.spoiled(shapes, reply) if shapes else (reply,)
+
+    def _joined(self, outputs: list[bytes]) -> bytes:
+        return self._markers.eom.join((*outputs, b""))
+
+    def _happens(self, fault: Fault, where: str) -> Iterator[Step]:
+        kind = FaultKind(fault["kind"])
+        if kind is not FaultKind.PAUSE:
+            yield f"fault {kind}{where}"
+        if kind.shapes:
+            self._shapes[kind] = fault
+        else:
+            markers = self._markers
+            yield effect(fault, b"stray print" + markers.eom, markers.eop)
