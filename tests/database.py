@@ -24,7 +24,7 @@ from typing import Final, Self
 
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG, scratch
 
-__all__ = ("PostgreSQL", "SQLite", "drivers", "postgresql")
+__all__ = ("PostgreSQL", "SQLite", "drivers", "postgresql", "url_of")
 
 _JARS: Final = {
     "libpostgresql-jdbc-java": Path("/usr/share/java/postgresql.jar"),
@@ -227,3 +227,10 @@ def _install(packages: Sequence[str]) -> None:
                 command, env=quiet, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, done.stdout + done.stderr
+
+
+def url_of(server: PostgreSQL) -> str:
+    """Return where a server is, for drivers of Python."""
+    password = server.password.replace(" ", "%20")
+    at = f"127.0.0.1:{server.port}/{server.database}"
+    return f"postgresql://{server.user}:{password}@{at}"

@@ -197,6 +197,8 @@ class SourceKeys(_EndKeys):
 
     __slots__ = ()
     place: ClassVar[Place] = Place.SOURCE
+    numbered: ClassVar[bool] = False
+    """Whether its messages have numbers that are the same for all who read them."""
 
     @property
     def keyed(self) -> bool:

@@ -79,6 +79,23 @@ class ShardKeys(Keys):
     )
     """What workers are told at the end of the input: that their shard has ended, or
     that they are to shut down and it goes on with the next run."""
+    leases: Argument | None = None
+    """Where runners share the shards: postgresql://..., or the path of a file for those
+    of one host."""
+    table: Annotated[str, Pattern("[a-z_][a-z0-9_]{0,40}", "a name of a table")] = (
+        "etlstage_leases"
+    )
+    """Name of the table of the leases; each pipeline has its own."""
+    failover: Duration = 10.0
+    """Time without a sign of life after which others take a runner's shards."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what is only for leases."""
+        if given.get("leases") is None:
+            for name in ("table", "failover"):
+                if name in given:
+                    yield broken((name,), "needs leases")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

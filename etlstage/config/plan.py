@@ -26,6 +26,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.base import Dialect, Shape
 from etlstage.settings.problem import Loc
+from etlstage.shard.table import without_password
 from etlstage.stage import Stage
 from etlstage.supervisor.process import on_path, search_path, substituted
 
@@ -271,7 +272,11 @@ def _shards(shards: ShardKeys) -> str:
     by = f"by {shards.key}" if shards.key else "by a hash of the message"
     ends = shards.at_end == "shard_ended"
     end = "each has ended" if ends else "workers are to shut down"
-    return f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
+    said = f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
+    if shards.leases is None:
+        return said
+    where = without_password(shards.leases)
+    return f"{said}; shared by leases in {where}, failover {shards.failover:g} s"
 
 
 def _guarantee(keys: PipelineKeys) -> str:

@@ -9,7 +9,8 @@ are the same; a start that finds others says so, and does not guess.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping
-from typing import Any, Final
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias
 
 import anyio.to_thread
 import pyarrow as pa
@@ -21,7 +22,7 @@ from etlstage.files.find import InputFile, digest_of, find, partition_types
 from etlstage.files.fit import arrow_type
 from etlstage.files.formats import FORMATS, Format
 from etlstage.files.text import objects
-from etlstage.messages import AnnotatedRun, Position, Run
+from etlstage.messages import AnnotatedRun, Position, Run, plain
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.settings.ddl import Type
 
@@ -31,6 +32,8 @@ RUN_MESSAGES: Final = 16_384
 """In a run, at most."""
 RUN_BYTES: Final = 1 << 20
 """In a run, at most, unless it is a single message."""
+_ROW_BITS: Final = 48
+_Place: TypeAlias = tuple[int, int]  # file, row
 
 
 class FileSource(Source):
@@ -117,14 +120,36 @@ class FileSource(Source):
                 is null, or the files are not those of the position.
 
         """
-        items = self._items()
-        try:
-            while item := await anyio.to_thread.run_sync(next, items, None):
-                yield item[0]
+        async with aclosing(self._read(*self._from)) as items:
+            async for run, _, position in items:
+                yield run
                 if self._keeps:
-                    yield item[1]
+                    yield position
                     if self._draining:
                         return
+
+    async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
+        """Yield runs, in which a number is a place: a file, and a row of it."""
+        # Not an offset: where chunks begin depends on where reading has begun.
+        file, row = divmod(after + 1, 1 << _ROW_BITS)
+        async with aclosing(self._read(file, 0, row)) as items:
+            async for run, (file, row), _ in items:
+                first = (file << _ROW_BITS) + row
+                numbers = range(first, first + len(run))
+                yield AnnotatedRun(plain(run), sequence=numbers)
+
+    def identity(self) -> str:
+        """Return a digest of the files, and read no others; blocks."""
+        self._keeps, self._of = True, digest_of(find(self._path))
+        return self._of
+
+    async def _read(
+        self, *start: int
+    ) -> AsyncGenerator[tuple[Run, _Place, Position], None]:
+        items = self._items(*start)
+        try:
+            while item := await anyio.to_thread.run_sync(next, items, None):
+                yield item
         except EtlstageError:
             raise
         except OSError as error:
@@ -137,7 +162,10 @@ class FileSource(Source):
         finally:
             items.close()
 
-    def _items(self) -> Generator[tuple[Run, Position], None, None]:
+    def _items(
+        self, first: int, start: int, skipped: int
+    ) -> Generator[tuple[Run, _Place, Position], None, None]:
+        """Yield runs, each with its place, and the position behind it."""
         files = find(self._path)
         if not files:
             raise self._failed(
@@ -151,10 +179,10 @@ class FileSource(Source):
             )
         types = partition_types(files)
         reads = FORMATS[self._format](files, self._schema, self._options)
-        first, start, skipped = self._from
         for number, file in enumerate(files[first:], first):
-            for run, offset, rows in self._runs_of(reads, file, start, skipped, types):
-                yield run, Position([number, offset, rows, of])
+            runs = self._runs_of(reads, file, start, skipped, types)
+            for run, row, *behind in runs:
+                yield run, (number, row), Position([number, *behind, of])
             start = skipped = 0
 
     def _runs_of(
@@ -164,9 +192,14 @@ class FileSource(Source):
         start: int,
         skipped: int,
         types: Mapping[str, str],
-    ) -> Generator[tuple[Run, int, int], None, None]:
-        """Yield runs, each with the offset and the rows behind it that come next."""
+    ) -> Generator[tuple[Run, int, int, int], None, None]:
+        """
+        Yield runs, each with its row, and with offset and row of what comes next.
+
+        Rows are counted from ``start``, and those of what comes next from its offset.
+        """
         most, size = self._bounds
+        before = 0
         for table, end in reads.chunks(file, start):
             whole = _with_partition(table, file, types)
             messages, keys = self._messages(whole, file), self._keys(whole)
@@ -183,8 +216,8 @@ class FileSource(Source):
                         part if keys is None else AnnotatedRun(part, key=keys[at:stop])
                     )
                     last = stop == len(messages)
-                    yield run, *((end, 0) if last else (start, stop))
-            start = end
+                    yield run, before + at, *((end, 0) if last else (start, stop))
+            start, before = end, before + len(messages)
 
     def _messages(self, table: pa.Table, file: InputFile) -> pa.BinaryArray:
         names, name = table.column_names, self._message

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from etlstage.errors import Faults, SourceFailed
-from etlstage.messages import Position, Run, StageKind
+from etlstage.messages import AnnotatedRun, Position, Run, StageKind
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.ledger import Account
 from etlstage.supervisor import AsyncSupervisor
@@ -106,6 +106,29 @@ class Source(ABC):
             SourceFailed: If the input can't be read, now or further on.
 
         """
+
+    def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
+        """
+        Yield runs with a column ``sequence``, any number of times.
+
+        A message has the same number whenever and by whom it is read, and numbers rise.
+
+        Args:
+            after: Number of the message behind which to begin.
+
+        Raises:
+            SourceFailed: As by :meth:`runs`; or if its messages have no such numbers.
+
+        """
+        raise SourceFailed(
+            f"stage {self.name}: its messages have no numbers that are the same for all"
+            " who read them",
+            stage=self.name,
+        )
+
+    def identity(self) -> str:
+        """Return what tells its messages from others; blocks."""
+        return self.input
 
     def drain(self) -> bool:
         """
@@ -233,6 +256,10 @@ class Sink(Landing):
 
     supervisor: AsyncSupervisor | None = None
     """Of its workers, if it has any, as soon as they are started."""
+
+    def input_of(self, source: Source) -> Source:
+        """Return what is to be read for it: a source, or its part of one."""
+        return source
 
     @abstractmethod
     async def write(self, run: Run) -> None:

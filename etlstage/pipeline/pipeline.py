@@ -111,6 +111,7 @@ class Pipeline(Runner):
         note: Callable[[], str] = str,
         limit: int | None = None,
     ) -> None:
+        source = sink.input_of(source)
         super().__init__(
             name,
             source=source.name,

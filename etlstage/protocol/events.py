@@ -154,6 +154,8 @@ class CommitAsked(NamedTuple):
     """The exchange that was opened last when it asked."""
     position: object
     """Plain JSON; None for all that it was given."""
+    ended: bool = False
+    """It is the end of the worker's share: there is no more behind it."""
 
 
 class CommitAnswered(NamedTuple):

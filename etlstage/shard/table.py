@@ -7,6 +7,7 @@ owner and the counter of the row before: one statement, and the database decides
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,19 +16,26 @@ from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 from etlstage.errors import ConfigError, EtlstageError
 from etlstage.shard.lease import Lease
 
 __all__ = (
     "LAYOUT",
+    "TABLE",
     "LeaseTable",
     "MemoryLeases",
     "PostgresLeases",
     "SQLiteLeases",
     "TableGone",
+    "is_url",
+    "open_leases",
+    "without_password",
 )
 
+TABLE: Final = "etlstage_leases"
+"""Its name, if it is given none."""
 LAYOUT: Final = 1
 """Of the tables in a database; raised when they change."""
 _NAME: Final = re.compile("[a-z_][a-z0-9_]{0,40}")
@@ -126,9 +134,10 @@ class _DatabaseLeases:
     Args:
         application: Whose they are; a table belongs to one.
         table: Its name; a second one, ``<table>_layout``, says what it is.
+        made: What makes the shards what they are, by setting.
 
     Raises:
-        ConfigError: If the table is another's, or of another layout.
+        ConfigError: If the table is another's, of other shards, or another layout.
         TableGone: If the database can't be reached.
 
     """
@@ -138,7 +147,7 @@ class _DatabaseLeases:
     _errors: type[Exception]
     """What its driver raises."""
 
-    def __init__(self, application: str, table: str) -> None:
+    def __init__(self, application: str, table: str, made: Mapping[str, Any]) -> None:
         if not _NAME.fullmatch(table):
             raise ConfigError(
                 f"{table!r} is no name of a table, expected letters in lower case,"
@@ -149,7 +158,7 @@ class _DatabaseLeases:
         self._open_connection: Any = None
         try:
             with self._connection() as connection:
-                self._prepare(connection, application)
+                self._prepare(connection, application, made)
         except BaseException:
             self.close()
             raise
@@ -221,7 +230,12 @@ class _DatabaseLeases:
         except self._errors:
             return  # it was gone before
 
-    def _prepare(self, connection: Any, application: str) -> None:  # noqa: ANN401
+    def _prepare(
+        self,
+        connection: Any,  # noqa: ANN401
+        application: str,
+        made: Mapping[str, Any],
+    ) -> None:
         """Make the tables, or see that they are ours, before anything is written."""
         layout = f"{self._table}_layout"
         there = self.tables(connection)
@@ -230,16 +244,16 @@ class _DatabaseLeases:
                 f"table {self._table} holds no leases of etlstage: give another name"
             )
         connection.execute(
-            f"create table if not exists {layout}"
-            " (one integer primary key, application text not null, layout integer)"
+            f"create table if not exists {layout} (one integer primary key,"
+            " application text not null, layout integer, made text not null)"
         )
         connection.execute(
             f"insert into {layout} values"  # noqa: S608
-            f" (1, {self.mark}, {self.mark}) on conflict (one) do nothing",
-            (application, LAYOUT),
+            f" (1, {self.mark}, {self.mark}, {self.mark}) on conflict (one) do nothing",
+            (application, LAYOUT, json.dumps(made)),
         )
-        owner, number = connection.execute(
-            f"select application, layout from {layout}"  # noqa: S608
+        owner, number, of = connection.execute(
+            f"select application, layout, made from {layout}"  # noqa: S608
         ).fetchone()
         if (owner, number) != (application, LAYOUT):
             raise ConfigError(
@@ -247,6 +261,13 @@ class _DatabaseLeases:
                 f" {number}, expected {application!r} in layout {LAYOUT}; give another"
                 " name"
             )
+        for name, value in json.loads(of).items():
+            if made.get(name) != value:
+                raise ConfigError(
+                    f"lease table {self._table} is of shards with {name} {value}, found"
+                    f" {name} {made.get(name)}: set it as it was, or begin anew with"
+                    " 'etlstage shards reset'"
+                )
         connection.execute(f"create table if not exists {self._table} (\n{_ROW}\n)")
 
 
@@ -258,6 +279,7 @@ class SQLiteLeases(_DatabaseLeases):
         path: The file; it is made.
         application: Whose they are.
         table: Its name.
+        made: What makes the shards what they are, by setting.
         patience: For others that write, in seconds.
 
     """
@@ -270,21 +292,27 @@ class SQLiteLeases(_DatabaseLeases):
         path: Path | str,
         application: str,
         *,
-        table: str = "etlstage_leases",
+        table: str = TABLE,
+        made: Mapping[str, Any] | None = None,
         patience: float = 5.0,
     ) -> None:
         self._path = path
         self._patience = patience
-        super().__init__(application, table)
+        super().__init__(application, table, made or {})
 
     def connect(self) -> sqlite3.Connection:
         """Return a connection on which each statement is a transaction."""
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             self._path,
             timeout=self._patience,
             isolation_level=None,
             check_same_thread=False,
         )
+        # A process that is stopped within a write stops all others, too; without a wait
+        # for the disk that is a moment. What a host loses that goes down comes again.
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = normal")
+        return connection
 
     def tables(self, connection: sqlite3.Connection) -> set[str]:
         """Return the names of all tables."""
@@ -300,6 +328,7 @@ class PostgresLeases(_DatabaseLeases):
         url: ``postgresql://user:password@host/database``, as libpq reads it.
         application: Whose they are.
         table: Its name, in the schema that a connection has.
+        made: What makes the shards what they are, by setting.
         options: More of what libpq reads, such as ``connect_timeout``.
 
     """
@@ -311,7 +340,8 @@ class PostgresLeases(_DatabaseLeases):
         url: str,
         application: str,
         *,
-        table: str = "etlstage_leases",
+        table: str = TABLE,
+        made: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._url = url
@@ -326,7 +356,7 @@ class PostgresLeases(_DatabaseLeases):
                 "leases in PostgreSQL need psycopg: install 'etlstage[postgresql]'"
             ) from error
         self._errors = self._driver.Error
-        super().__init__(application, table)
+        super().__init__(application, table, made or {})
 
     def connect(self) -> Any:  # noqa: ANN401
         """Return a connection on which each statement is a transaction."""
@@ -339,6 +369,37 @@ class PostgresLeases(_DatabaseLeases):
             " where relkind in ('r', 'p', 'v') and pg_table_is_visible(oid)"
         )
         return {name for (name,) in rows}
+
+
+def open_leases(where: str, application: str, **settings: Any) -> LeaseTable:  # noqa: ANN401
+    """
+    Open the leases at a URL of PostgreSQL, or else in a file of SQLite; blocks.
+
+    Args:
+        where: The URL, or the path.
+        application: Whose they are.
+        settings: As their classes have them.
+
+    Raises:
+        ConfigError: If the table is another's, of other shards, or another layout.
+        TableGone: If the database can't be reached.
+
+    """
+    kind = PostgresLeases if is_url(where) else SQLiteLeases
+    return kind(where, application, **settings)
+
+
+def is_url(where: str) -> bool:
+    """Return whether leases are in PostgreSQL."""
+    return where.startswith(("postgresql://", "postgres://"))
+
+
+def without_password(where: str) -> str:
+    """Return where leases are, to be shown."""
+    if not is_url(where):
+        return where
+    parts = urlsplit(where)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _row(lease: Lease) -> tuple[object, ...]:

@@ -568,13 +568,13 @@ class Link:
                     self._fail_protocol(too_big)
                 if self._in_order:
                     self._arm_deadlines(now)
-            case CommitAsked(id_, position):
+            case CommitAsked(position=position):
                 if not self._storing:
                     self._storing_since, self._stored = now, anyio.Event()
                 self._storing += 1
                 self._arm_deadlines(now)  # nothing: the worker waits for us
                 answer = partial(self._answer_commit, position)
-                self._pool.commit(self._worker.name, id_, position, answer)
+                self._pool.commit(self._worker.name, event, answer)
             case Ready():
                 self._identified = True
                 worker = self._worker

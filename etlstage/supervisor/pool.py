@@ -31,7 +31,7 @@ from etlstage.errors import (
     WorkerLost,
     WorkerStartFailed,
 )
-from etlstage.protocol.events import Assignment, FarewellReason
+from etlstage.protocol.events import Assignment, CommitAsked, FarewellReason
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.deadlines import Deadline
 from etlstage.supervisor.diagnostic import SKIPPED
@@ -90,6 +90,8 @@ class CommitRequest(NamedTuple):
     """Number of the exchange, in the life of the worker, that was opened last."""
     position: object
     """As its dialect has positions; plain JSON."""
+    ended: bool = False
+    """It is the end of the share."""
 
 
 StoreCommit: TypeAlias = Callable[[CommitRequest], Awaitable[None]]
@@ -123,8 +125,7 @@ class Commits:
     async def store(
         self,
         worker: str,
-        exchange: int,
-        position: object,
+        asked: CommitAsked,
         answer: Callable[[str | None], None],
     ) -> None:
         """
@@ -132,8 +133,7 @@ class Commits:
 
         Args:
             worker: Who asks.
-            exchange: Number of the one that was opened last.
-            position: Plain JSON.
+            asked: For what.
             answer: What to do then.
 
         """
@@ -144,7 +144,7 @@ class Commits:
         error: str | None = None
         try:
             with anyio.fail_after(limit):
-                await self._store(CommitRequest(worker, share, exchange, position))
+                await self._store(CommitRequest(worker, share, *asked))
         except TimeoutError:
             error = f"not stored within timeout.commit ({limit:g} s)"
         except Exception as failure:
@@ -154,11 +154,11 @@ class Commits:
                 "position not stored",
                 stage=self._stage.name,
                 worker=worker,
-                position=position,
+                position=asked.position,
                 error=error,
             )
         elif share is not None:
-            self.assignment = share._replace(position=position)
+            self.assignment = share._replace(position=asked.position)
         answer(error)
 
 
@@ -334,12 +334,11 @@ class WorkerPool:
     def commit(
         self,
         worker: str,
-        exchange: int,
-        position: object,
+        asked: CommitAsked,
         answer: Callable[[str | None], None],
     ) -> None:
         """Have :attr:`commits` store a position; ``answer`` is called later."""
-        self._tasks.start_soon(self.commits.store, worker, exchange, position, answer)
+        self._tasks.start_soon(self.commits.store, worker, asked, answer)
 
     def complete(self, why: FarewellReason) -> None:
         """Let the workers end once all is answered: nothing more will come."""

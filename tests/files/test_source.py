@@ -87,6 +87,33 @@ async def test_reading_goes_on_behind_any_position(
         again = source()
         again.resume(item.value)
         assert await messages_of(again) == whole[seen:]
+    numbered = await numbered_of(source())
+    assert [message for message, _ in numbered] == whole
+    places = [number for _, number in numbered]
+    assert places == sorted(set(places))
+    for at, number in enumerate(places):
+        assert await numbered_of(source(), number) == numbered[at + 1 :]
+
+
+async def numbered_of(source: FileSource, after: int = -1) -> list[tuple[bytes, int]]:
+    """Return its messages behind a number, each with its own."""
+    runs = [run async for run in source.numbered(after)]
+    return [
+        (message, number)
+        for run in runs
+        for message, number in zip(run, run.columns["sequence"], strict=True)
+    ]
+
+
+async def test_source_that_was_identified_reads_no_other(tmp_path: Path) -> None:
+    """Its numbers would be those of other messages."""
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    source = FileSource(str(tmp_path), "text")
+    assert source.identity() == FileSource(str(tmp_path), "text").identity()
+    (tmp_path / "0.txt").write_text("new\n")
+    with pytest.raises(SourceFailed, match="not those that were read"):
+        await numbered_of(source)
+    assert FileSource(str(tmp_path), "text").identity() != source._of
 
 
 async def test_input_that_has_changed_is_not_read_on(tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ from etlstage.shard.table import (
     PostgresLeases,
     SQLiteLeases,
     TableGone,
+    without_password,
 )
-from tests.database import PostgreSQL, postgresql
+from tests.database import PostgreSQL, postgresql, url_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -50,13 +51,6 @@ def server() -> Iterator[PostgreSQL]:
     """Return a server of its own."""
     with postgresql() as found:
         yield found
-
-
-def url_of(server: PostgreSQL) -> str:
-    """Return where it is."""
-    password = server.password.replace(" ", "%20")
-    at = f"127.0.0.1:{server.port}/{server.database}"
-    return f"postgresql://{server.user}:{password}@{at}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -268,3 +262,16 @@ def test_postgresql_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(ConfigError, match=r"install 'etlstage\[postgresql\]'"):
         PostgresLeases("postgresql://127.0.0.1/x", "app")
+
+
+@pytest.mark.parametrize(
+    ("where", "shown"),
+    [
+        ("a/leases.db", "a/leases.db"),
+        ("postgresql://me:secret@db:5433/x?password=y", "postgresql://db:5433/x"),
+        ("postgres:///x", "postgres:///x"),
+    ],
+)
+def test_no_password_is_shown(where: str, shown: str) -> None:
+    """Nor who has it."""
+    assert without_password(where) == shown

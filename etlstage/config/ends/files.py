@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from etlstage.config.end import End, Site, one_load, unrecorded
 from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input
@@ -60,6 +60,7 @@ _FLAT: Final = ("array", "struct", "map", "binary")
 class FileSourceKeys(RowSourceKeys):
     """Files to read, by Arrow, and the message that a row becomes."""
 
+    numbered: ClassVar[bool] = True
     path: Argument
     """A file, a folder or a pattern, relative to the file's folder."""
     format: Format = "parquet"

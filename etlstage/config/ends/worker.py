@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_hex
+from socket import gethostname
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from etlstage.config.end import End, SinkKeys, Site, SourceKeys, one_load, unrecorded
 from etlstage.config.stages import command_of, stage_of
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Sink
-from etlstage.pipeline.shard_sink import CheckpointFile, ShardedSink
 from etlstage.pipeline.worker_sink import CommittingSink, WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.protocol.base import Shape
@@ -19,6 +21,11 @@ from etlstage.protocol.events import FarewellReason
 from etlstage.settings.definition import Place, broken
 from etlstage.settings.problem import Problem
 from etlstage.settings.units import FILES
+from etlstage.shard.cut import Cut
+from etlstage.shard.keeper import LeaseKeeper
+from etlstage.shard.leased import LeasedSink
+from etlstage.shard.sink import CheckpointFile, ShardedSink
+from etlstage.shard.table import LeaseTable, is_url, open_leases
 from etlstage.stage import Stage
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ("WORKER", "WorkerSinkKeys", "WorkerSourceKeys")
 
+_HAND_OVER: Final = 30.0  # seconds in which a worker has to let go of its shard
 _ALL: Final = ("local", "spark", "streaming")
 
 
@@ -127,7 +135,8 @@ class WorkerSinkKeys(SinkKeys):
                 launch=site.launch,
             )
         if stage.shards is not None:
-            return _sharded(stage.shards, made, site)
+            cut = _leased if stage.shards.leases is not None else _sharded
+            return cut(stage.shards, made, site)
         commits = made.dialect.shape is Shape.COMMITTED
         return (CommittingSink if commits else WorkerSink)(
             made, dead_letters=site.letters, meter=site.meter, launch=site.launch
@@ -154,6 +163,8 @@ class WorkerSinkKeys(SinkKeys):
                 " the input as workers and order say"
             )
             yield broken(("load", "shards"), text)
+        if stage.shards is not None and stage.shards.leases is not None:
+            yield from _unshared(pipeline)
         if commits and pipeline.engine != "local":
             text = (
                 f"needs engine local with dialect {stage.dialect.name}: Spark's tasks have"
@@ -210,13 +221,58 @@ class WorkerSinkKeys(SinkKeys):
         return f"{text}; a load task that is retried may have loaded some already"
 
 
+def _unshared(pipeline: PipelineKeys) -> Iterator[Problem]:
+    """Yield what several runners can't have in common."""
+    at = ("load", "shards", "leases")
+    if pipeline.extract is not None and not pipeline.extract.end.numbered:
+        text = (
+            "needs extract.files: all runners read the input, and its messages have to"
+            " have the same numbers for each"
+        )
+        yield broken(at, text)
+    if pipeline.transform:
+        text = (
+            "needs an input that no stage has changed, for which all runners have the"
+            " same numbers: load what they make into files, and share these"
+        )
+        yield broken(at, text)
+    if pipeline.state is not None:
+        yield broken(("state",), "is not for shards.leases: checkpoints are in there")
+
+
+def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
+    assert keys.leases is not None
+    where = keys.leases if is_url(keys.leases) else str(site.folder / keys.leases)
+    ends = keys.at_end == "shard_ended"
+
+    def opened(of: str) -> LeaseTable:
+        made = {"count": keys.count, "key": keys.key, "input": of}
+        name = site.pipeline.name
+        return open_leases(where, name, table=keys.table, made=made)
+
+    return LeasedSink(
+        stage,
+        cut=Cut(keys.count, keys.key),
+        keeper=LeaseKeeper(
+            f"{gethostname()}-{os.getpid()}",
+            token_hex(4),
+            failover=keys.failover,
+            hand_over=max(_HAND_OVER, stage.timeout.farewell or 0.0),
+        ),
+        leases=opened,
+        why=FarewellReason.ENDED if ends else FarewellReason.DRAIN,
+        dead_letters=site.letters,
+        meter=site.meter,
+        launch=site.launch,
+    )
+
+
 def _sharded(keys: ShardKeys, stage: Stage, site: Site) -> ShardedSink:
     path = None if site.state is None else site.state / "shards.json"
     ends = keys.at_end == "shard_ended"
     return ShardedSink(
         stage,
-        shards=keys.count,
-        key=keys.key,
+        cut=Cut(keys.count, keys.key),
         why=FarewellReason.ENDED if ends else FarewellReason.DRAIN,
         checkpoints=CheckpointFile(path, {"count": keys.count, "key": keys.key}),
         dead_letters=site.letters,

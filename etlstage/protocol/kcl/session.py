@@ -327,7 +327,8 @@ class KclSession:
                 self._answer(error)
             else:
                 self._position = position
-                self._events.append(CommitAsked(self._open.last, position))
+                ended = position.sequence == SHARD_END
+                self._events.append(CommitAsked(self._open.last, position, ended))
 
     def _standing(self) -> Standing:
         ended = self.state is State.ENDING

@@ -159,7 +159,7 @@ def test_a_checkpoint_in_the_middle_of_an_action_ends_what_it_covers() -> None:
     session.receive_eof(0.0)
 
     assert typed(session.events_received())[:2] == [
-        ("CommitAsked", 3, Checkpoint("2")),
+        ("CommitAsked", 3, Checkpoint("2"), False),
         ("Ended", 1, 2),
     ]
     assert session.uncommitted == 1
@@ -296,7 +296,7 @@ def test_threads_may_ask_at_once() -> None:
     assert [error_in(line) for line in answers] == [None, "IllegalArgumentException"]
     assert typed(session.events_received()) == [
         ("Ended", 1, 1),
-        ("CommitAsked", 3, Checkpoint("2")),
+        ("CommitAsked", 3, Checkpoint("2"), False),
     ]
 
 
@@ -336,7 +336,7 @@ def test_the_shard_ends(version: Version) -> None:
     session.send(Farewell(why=FarewellReason.ENDED), 0.0)
     action = json.loads(said(session))["action"]
     session.receive_data(checkpoint(), 0.0)
-    assert session.events_received()[-1] == CommitAsked(1, Checkpoint(SHARD_END))
+    assert session.events_received()[-1] == CommitAsked(1, Checkpoint(SHARD_END), True)
     session.send(CommitAnswered([SHARD_END, 0]), 0.0)
     assert typed(session.events_received()) == [("Ended", 1, 1)]
     session.data_to_send()

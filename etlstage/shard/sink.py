@@ -12,18 +12,16 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from functools import partial
-from hashlib import md5
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
-from zlib import crc32
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.streams.memory import MemoryObjectSendStream
 
 from etlstage.errors import EtlstageError, NotCommitted, StateUnusable
-from etlstage.messages import AnnotatedRun, Run, counted
+from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import (
     OF_A_MESSAGE,
     DeadLetterPolicy,
@@ -33,9 +31,9 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.protocol.events import FarewellReason
+from etlstage.shard.cut import Cut, RecordRun
 from etlstage.stage import Stage
 from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
-from etlstage.supervisor.exchange.keyed import key_text, point
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
 
@@ -141,9 +139,7 @@ class ShardedSink(Sink):
 
     Args:
         stage: The stage; its dialect is of workers that commit.
-        shards: How many there are.
-        key: A JSON pointer: messages that have the same there are in one shard, in
-            their order; None: a hash of the message.
+        cut: How the input is cut into them.
         why: What the workers are told at the end of the input.
         checkpoints: Where it is stored how far shards are committed.
         dead_letters: Where messages go that the workers can't load; None: the first
@@ -157,8 +153,7 @@ class ShardedSink(Sink):
         self,
         stage: Stage,
         *,
-        shards: int,
-        key: str | None = None,
+        cut: Cut,
         why: FarewellReason = FarewellReason.ENDED,
         checkpoints: CheckpointFile | None = None,
         dead_letters: DeadLetters | None = None,
@@ -166,7 +161,7 @@ class ShardedSink(Sink):
         launch: Launch = launch_worker,
     ) -> None:
         super().__init__(stage.name)
-        self._tokens = None if key is None else point(key)
+        self._cut = cut
         self._why = why
         self._file = checkpoints or CheckpointFile(None, {})
         self._policy = DeadLetterPolicy(
@@ -174,12 +169,12 @@ class ShardedSink(Sink):
         )
         self._of_supervisor: dict[str, Any] = {"meter": meter, "launch": launch}
         self._stage = stage
-        self._shards = [_Shard(f"shardId-{n:012}") for n in range(shards)]
+        self._shards = [_Shard(name) for name in cut.names]
         self._settled: dict[int, _Failed | None] = {}  # ahead of the first that is not
         self._settling = anyio.Lock(fast_acquire=True)
         self._first = 0  # message of all that is not settled
         self._failure: EtlstageError | None = None
-        self._finishing = self._finished = False
+        self._finished = False
         self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
@@ -243,33 +238,20 @@ class ShardedSink(Sink):
         place = self.account.received
         self.account.received += len(run)
         number = self._file.take(len(run))
-        parts: dict[int, _Part] = {}
+        parts: dict[int, RecordRun] = {}
         for at, message in enumerate(run):
-            key = self._key(message)
-            mine = parts.setdefault(self._shard_of(key), _Part())
-            mine.add(message, key, number + at, place + at)
+            which, key = self._cut.place(message)
+            parts.setdefault(which, RecordRun()).add(message, key, number + at)
+            self._shards[which].places.append(place + at)
         for which, part in parts.items():
             shard = self._shards[which]
-            shard.places.extend(part.places)
             with suppress(anyio.BrokenResourceError):
                 await shard.runs.send(part.run())
             self._check()
 
-    def _key(self, message: bytes) -> str:
-        if self._tokens is None:
-            return f"{crc32(message):08x}"
-        # Without a key it is refused, and dead-lettered: no shard is its own.
-        return key_text(message, self._tokens) or ""
-
-    def _shard_of(self, key: str) -> int:
-        # As Kinesis has it: each shard has a part of the range of hashes.
-        place = int.from_bytes(md5(key.encode(), usedforsecurity=False).digest(), "big")
-        return place * len(self._shards) >> 128
-
     async def _store(self, shard: _Shard, request: CommitRequest) -> None:
-        # Where the input has ended the position may be the end of the shard, behind
-        # which nothing would be given in the next run.
-        if not (self._finishing and self._why is FarewellReason.ENDED):
+        # Behind the end of a shard nothing would be given in the next run.
+        if not request.ended:
             self._file.store(shard.name, request.position)
 
     def _note(self, shard: _Shard, messages: Run, error: EtlstageError | None) -> None:
@@ -306,7 +288,6 @@ class ShardedSink(Sink):
             NotCommitted: If not all is committed that was answered.
 
         """
-        self._finishing = True
         for shard in self._shards:
             shard.worker.finish(why=self._why)
             shard.runs.close()
@@ -359,26 +340,3 @@ class _Shard:
         """What has its worker, once that is started."""
         assert self.supervisor is not None
         return self.supervisor
-
-
-class _Part:
-    """What a shard gets of a run; columns as workers that commit have them."""
-
-    def __init__(self) -> None:
-        self._messages: list[bytes] = []
-        self._keys: list[str] = []
-        self._numbers: list[int] = []
-        self.places: list[int] = []
-
-    def add(self, message: bytes, key: str, number: int, place: int) -> None:
-        """Add a message."""
-        self._messages.append(message)
-        self._keys.append(key)
-        self._numbers.append(number)
-        self.places.append(place)
-
-    def run(self) -> Run:
-        """Return it."""
-        return AnnotatedRun(
-            self._messages, sequence=self._numbers, partition=self._keys
-        )

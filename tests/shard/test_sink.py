@@ -14,8 +14,9 @@ from etlstage.errors import NotCommitted, StateUnusable
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
-from etlstage.pipeline.shard_sink import CheckpointFile, ShardedSink
 from etlstage.protocol.events import FarewellReason
+from etlstage.shard.cut import Cut
+from etlstage.shard.sink import CheckpointFile, ShardedSink
 from etlstage.stage import Stage
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from tests.supervisor.toy_commits import Committer, CommittingDialect
@@ -82,7 +83,7 @@ async def load(workers: Workers, source: Source, **settings: Any) -> Report:  # 
         name="t", worker=("toy",), dialect=CommittingDialect(), kind=StageKind.LOAD
     )
     sink = ShardedSink(
-        stage, shards=3, key="/user", launch=ScriptedLaunch(workers), **settings
+        stage, cut=Cut(3, "/user"), launch=ScriptedLaunch(workers), **settings
     )
     return await Pipeline(name="p", source=source, sink=sink).run()
 
@@ -130,6 +131,18 @@ async def test_shard_goes_on_with_the_next_run() -> None:
 
     assert report.status == "done", report.error
     assert workers.partings == ["drain"] * 3
+
+
+@virtually
+async def test_commits_at_the_end_of_the_input_are_stored() -> None:
+    """They are positions, if they are not the end of a shard."""
+    checkpoints = CheckpointFile(None, {})
+    workers = Workers(every=None)
+    report = await load(workers, Records(), checkpoints=checkpoints)
+
+    assert report.status == "done", report.error
+    for shard, done in workers.done.items():
+        assert checkpoints.position(shard) == len(done)
 
 
 @virtually

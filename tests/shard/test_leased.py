@@ -1,0 +1,374 @@
+"""Runners that share the shards of a load, all in one process and in memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from etlstage.errors import ConfigError, StageError, StateUnusable
+from etlstage.messages import AnnotatedRun, Position, Run, StageKind
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.interfaces import Source
+from etlstage.protocol.events import FarewellReason
+from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.shard.cut import Cut
+from etlstage.shard.keeper import LeaseKeeper
+from etlstage.shard.lease import Lease
+from etlstage.shard.leased import LeasedSink
+from etlstage.shard.table import LeaseTable, MemoryLeases, SQLiteLeases, TableGone
+from etlstage.stage import BatchPolicy, Stage
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
+
+pytestmark = pytest.mark.core
+
+COUNT = 60
+RECORDS = [json.dumps({"user": n % 7, "n": n}).encode() for n in range(COUNT)]
+
+
+class Numbered(Source):
+    """The records, three a run, with their places as numbers."""
+
+    def __init__(self, pause: float = 0.0) -> None:
+        super().__init__("records")
+        self._pause = pause
+        self.begun: list[int] = []
+        """Behind which number each pass has begun."""
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield nothing: it is read by numbers."""
+        nothing: list[Run] = []
+        for run in nothing:
+            yield run
+
+    async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
+        """Yield those behind a number."""
+        self.begun.append(after)
+        for n in range(after + 1, COUNT, 3):
+            await anyio.sleep(self._pause)
+            numbers = range(n, min(n + 3, COUNT))
+            yield AnnotatedRun(RECORDS[n : n + 3], sequence=numbers)
+
+
+class Processors:
+    """
+    Record processors, a process for each shard.
+
+    Args:
+        ends: Whether they checkpoint the end of a shard.
+        pause: Seconds for each record.
+        every: Records between two checkpoints.
+
+    """
+
+    def __init__(
+        self, *, ends: bool = True, pause: float = 0.1, every: int = 2
+    ) -> None:
+        self.done: dict[str, list[int]] = {}
+        self.actions: list[tuple[str, str]] = []
+        self.errors: list[str | None] = []
+        self._ends, self._pause, self._every = ends, pause, every
+
+    async def __call__(self, worker: ScriptedWorker) -> int:
+        """Live as one of them."""
+        lines = self._lines(worker)
+        shard, since = "", 0
+        async for message in lines:
+            action = message["action"]
+            shard = message.get("shardId", shard)
+            self.actions.append((shard, action))
+            last = None
+            for record in message.get("records", ()):
+                await anyio.sleep(self._pause)
+                number = json.loads(base64.b64decode(record["data"]))["n"]
+                assert record["sequenceNumber"] == str(number)
+                self.done.setdefault(shard, []).append(number)
+                last, since = record["sequenceNumber"], since + 1
+                if since == self._every:
+                    since = 0
+                    await self._checkpoint(worker, lines, last)
+            if action == "shutdownRequested" or (action == "shardEnded" and self._ends):
+                await self._checkpoint(worker, lines, None)
+            await _say(worker, action="status", responseFor=action)
+        return 0
+
+    async def _checkpoint(
+        self,
+        worker: ScriptedWorker,
+        lines: AsyncGenerator[Any, None],
+        number: str | None,
+    ) -> None:
+        await _say(worker, action="checkpoint", sequenceNumber=number)
+        self.errors.append((await anext(lines))["error"])
+
+    @staticmethod
+    async def _lines(worker: ScriptedWorker) -> AsyncGenerator[Any, None]:
+        held = b""
+        while data := await worker.read():
+            *lines, held = (held + data).split(b"\n")
+            for line in lines:
+                yield json.loads(line)
+
+
+async def _say(worker: ScriptedWorker, **message: object) -> None:
+    await worker.write(json.dumps(message).encode() + b"\n")
+
+
+class Gone(MemoryLeases):
+    """A table whose database is gone at times."""
+
+    gone = False
+
+    def read(self) -> list[Lease]:
+        """Fail if it is gone."""
+        self._check()
+        return super().read()
+
+    def swap(self, before: Lease, after: Lease) -> bool:
+        """Fail if it is gone."""
+        self._check()
+        return super().swap(before, after)
+
+    def _check(self) -> None:
+        if self.gone:
+            raise TableGone("lease table: gone")
+
+
+def runner(
+    table: LeaseTable,
+    processors: Processors,
+    name: str = "a",
+    source: Source | None = None,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> Pipeline:
+    """Return a runner of the load."""
+    stage = Stage(
+        name="load",
+        worker=("processor",),
+        dialect=KclDialect(),
+        kind=StageKind.LOAD,
+        batch=BatchPolicy(size=3),
+    )
+    keeper = settings.pop("keeper", None)
+    sink = LeasedSink(
+        stage,
+        cut=Cut(3, "/user"),
+        keeper=keeper or LeaseKeeper(name, "start", failover=3.0),
+        leases=lambda _of: table,
+        launch=ScriptedLaunch(processors),
+        **settings,
+    )
+    return Pipeline(name="p", source=source or Numbered(), sink=sink)
+
+
+async def run_all(*runners: Pipeline) -> list[Report]:
+    """Return the reports of runners that run at the same time."""
+    reports: list[Report] = []
+
+    async def run(one: Pipeline) -> None:
+        reports.append(await one.run())
+
+    async with anyio.create_task_group() as tasks:
+        for one in runners:
+            tasks.start_soon(run, one)
+    return reports
+
+
+def check_whole(processors: Processors) -> None:
+    """Assert that each shard had all its records, in their order, without a gap."""
+    found = {shard: dict.fromkeys(done) for shard, done in processors.done.items()}
+    assert sorted(n for done in found.values() for n in done) == [*range(COUNT)]
+    for done in found.values():
+        assert [*done] == sorted(done)
+        # What has one key is in one shard.
+    users = [{n % 7 for n in done} for done in found.values()]
+    assert sum(map(len, users)) == 7
+
+
+def virtually(test: Callable[[], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Run a test in virtual time, which no thread keeps from going on."""
+
+    async def run_sync(function: Callable[[], Any], **_: object) -> object:
+        await anyio.sleep(0.01)
+        return function()
+
+    def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
+        run_virtually(test)
+
+    run.__doc__, run.__name__ = test.__doc__, test.__name__
+    return run
+
+
+@virtually
+async def test_one_runner_loads_all() -> None:
+    """It reads the input once, ends each shard, and the next has nothing to do."""
+    table, processors, source = MemoryLeases(), Processors(), Numbered()
+    (report,) = await run_all(runner(table, processors, source=source))
+
+    assert report.status == "done", report.error
+    assert "60 messages loaded by this runner; output complete" in str(report)
+    check_whole(processors)
+    assert all(lease.ended for lease in table.read())
+    actions = [action for _, action in processors.actions]
+    assert actions.count("shardEnded") == actions.count("initialize") == 3
+    assert set(source.begun) == {-1}
+
+    (report,) = await run_all(runner(table, processors, "b"))
+    assert report.status == "done", report.error
+    assert report.ledger[0].produced == 0
+
+
+@virtually
+async def test_runners_share_the_shards() -> None:
+    """The second is handed some over, and begins behind their checkpoints."""
+    table, processors = MemoryLeases(), Processors()
+    late = Processors()
+
+    async def second() -> None:
+        await anyio.sleep(0.5)
+        await run_all(runner(table, late, "b"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second)
+        (report,) = await run_all(runner(table, processors))
+
+    assert report.status == "done", report.error
+    assert processors.actions.count(("shardId-000000000000", "initialize")) <= 1
+    handed = [shard for shard, action in processors.actions if action == "leaseLost"]
+    assert handed
+    for shard in handed:
+        # It may commit once more, so nothing of it comes again.
+        both = [*processors.done[shard], *late.done.get(shard, ())]
+        assert both == sorted(set(both))
+    for shard, done in late.done.items():
+        processors.done.setdefault(shard, []).extend(done)
+    check_whole(processors)
+
+
+@virtually
+async def test_shard_that_comes_late_has_all_its_records() -> None:
+    """The input is read again for it; the others are given none of theirs twice."""
+    table, processors, source = MemoryLeases(), Processors(), Numbered(0.5)
+    table.add([Lease("shardId-000000000002", owner="gone/1", counter=1)])
+    (report,) = await run_all(runner(table, processors, source=source))
+
+    assert report.status == "done", report.error
+    check_whole(processors)
+    assert all(len(done) == len(set(done)) for done in processors.done.values())
+    assert len(source.begun) > 1
+    assert report.ledger[0].produced == COUNT
+
+
+@virtually
+async def test_shards_go_on_with_the_next_run() -> None:
+    """Where the end of the input is none of the shards."""
+    table, processors = MemoryLeases(), Processors()
+    drains = FarewellReason.DRAIN
+    reports = await run_all(
+        runner(table, processors, why=drains),
+        runner(table, processors, "b", why=drains),
+    )
+    assert {report.status for report in reports} == {"done"}
+    check_whole(processors)
+    assert not any(lease.ended or lease.owner for lease in table.read())
+    assert {action for _, action in processors.actions} >= {"shutdownRequested"}
+
+
+@virtually
+async def test_drained_runner_hands_all_over() -> None:
+    """What its workers commit then is no one's to do again."""
+    table, processors = MemoryLeases(), Processors()
+    first = runner(table, processors)
+
+    async def drain() -> None:
+        await anyio.sleep(1)
+        first.drain()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain)
+        (report,) = await run_all(first)
+    assert report.status == "drained", report.error
+    assert not all(lease.ended for lease in table.read())
+    assert not any(lease.owner for lease in table.read() if not lease.ended)
+    assert "output incomplete" in str(report)
+
+    before = {shard: [*done] for shard, done in processors.done.items()}
+    (report,) = await run_all(runner(table, processors, "b"))
+    assert report.status == "done", report.error
+    check_whole(processors)
+    for shard, done in before.items():
+        assert processors.done[shard].count(done[0]) == 1
+
+
+@virtually
+async def test_database_that_is_gone_for_long() -> None:
+    """Shards are given up in time, and taken again when it is back."""
+    table, processors = Gone(), Processors()
+
+    async def fail() -> None:
+        await anyio.sleep(1)
+        table.gone = True
+        await anyio.sleep(9)
+        table.gone = False
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fail)
+        (report,) = await run_all(runner(table, processors))
+    assert report.status == "done", report.error
+    check_whole(processors)
+    assert "ShutdownException" in processors.errors
+    account = report.ledger[-1]
+    assert account.done + account.unprocessed == account.received
+    assert account.done == COUNT
+
+
+@virtually
+async def test_shard_that_fails_is_alone() -> None:
+    """The others are loaded; the error names it."""
+    table, processors = MemoryLeases(), Processors(ends=False)
+    (report,) = await run_all(runner(table, processors))
+    assert isinstance(report.error, StageError)
+    assert "shardId-" in str(report.error)
+    assert len(processors.done) == 3
+    assert not any(lease.owner for lease in table.read())
+
+
+@virtually
+async def test_name_that_another_runner_has() -> None:
+    """It is refused while that one renews."""
+    table = MemoryLeases()
+    keeper = LeaseKeeper("a", "other", failover=3.0)
+    second = runner(table, Processors(), keeper=keeper)
+    reports: list[Report] = []
+
+    async def run_second() -> None:
+        await anyio.sleep(1)
+        reports.extend(await run_all(second))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_second)
+        reports.extend(await run_all(runner(table, Processors(pause=0.5))))
+    assert [report.status for report in reports] == ["failed", "done"]
+    (error,) = (report.error for report in reports if report.error is not None)
+    assert isinstance(error, StateUnusable)
+    assert "runner 'a' is running" in str(error)
+
+
+def test_table_of_other_shards_is_refused(tmp_path: Path) -> None:
+    """By what differs; nothing is written."""
+    path = tmp_path / "leases"
+    SQLiteLeases(path, "app", made={"count": 8, "input": "x"}).close()
+    with pytest.raises(ConfigError, match="of shards with count 8, found count 4: set"):
+        SQLiteLeases(path, "app", made={"count": 4, "input": "x"})
+    with sqlite3.connect(path) as base:
+        (made,) = base.execute("select made from etlstage_leases_layout").fetchone()
+    base.close()
+    assert json.loads(made) == {"count": 8, "input": "x"}

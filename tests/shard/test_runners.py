@@ -1,0 +1,217 @@
+"""Runners that share the shards of a load, as processes that are killed and stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.database import postgresql, url_of
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+COUNT = 600
+SHARDS = 8
+GATES = 200, 400
+PROCESSOR = """\
+import base64, fcntl, json, os, sys
+
+def say(**message):
+    print(json.dumps(message), flush=True)
+
+def checkpoint(number=None):
+    say(action="checkpoint", sequenceNumber=number, subSequenceNumber=None)
+    answer = json.loads(sys.stdin.readline())
+    note("answer", answer["error"])
+
+def note(*what):
+    os.write(notes, (json.dumps([os.getpid(), *what]) + "\\n").encode())
+
+def pass_gates(number):
+    # Each is locked until the test opens it.
+    for gate in GATES:
+        if number >= gate and gate not in passed:
+            passed.append(gate)
+            print("at gate", gate, file=sys.stderr, flush=True)
+            with open(f"gate-{gate}") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+
+GATES = 200, 400
+passed = []
+notes = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+for line in sys.stdin:
+    message = json.loads(line)
+    action = message["action"]
+    note(action, message.get("shardId"), message.get("sequenceNumber"))
+    if action == "processRecords":
+        for record in message["records"]:
+            number = record["sequenceNumber"]
+            pass_gates(int(number))
+            open(f"loaded/{number}", "wb").write(base64.b64decode(record["data"]))
+            note("record", int(number))
+            if int(number) % 5 == 0:
+                checkpoint(number)
+    elif action == "shardEnded":
+        checkpoint()
+    say(action="status", responseFor=action)
+"""
+FILE = """\
+name: clicks
+extract: {{files: {{path: clicks.jsonl, format: json}}}}
+load:
+  worker: {{command: [python, processor.py]}}
+  dialect: kcl
+  batch: {{size: 20}}
+  shards: {{count: {count}, key: /user, leases: "{leases}", failover: 1s}}
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def leases(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Return where leases are."""
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            yield "leases.db"
+        else:
+            server = stack.enter_context(postgresql())
+            yield url_of(server)
+
+
+class Runner:
+    """One of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "etlstage", "run", "clicks.yaml"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            self.process.kill()
+
+    def read_until(self, enough: Callable[[dict[str, Any]], bool]) -> None:
+        """Read its log up to a line."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(json.loads(line))
+            if enough(self.log[-1]):
+                return
+        raise AssertionError(self.log)
+
+    def read_events(self, event: str, count: int) -> None:
+        """Read its log until something has happened so many times."""
+        for _ in range(count):
+            self.read_until(lambda line: line["event"] == event)
+
+    def end(self) -> tuple[int, str]:
+        """Return its exit status and its report."""
+        out, err = self.process.communicate()
+        self.log += map(json.loads, err.splitlines())
+        return self.process.returncode, out
+
+
+class Gate:
+    """Where workers wait."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._file = (folder / f"gate-{number}").open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Let them pass."""
+        self._file.close()
+
+
+def test_runners_are_stopped_and_killed(tmp_path: Path, leases: str) -> None:
+    """
+    The other goes on from each checkpoint, and nothing is skipped.
+
+    The one that was stopped commits nothing when it is continued; then it takes part
+    again, and has all when the other is killed.
+    """
+    (tmp_path / "loaded").mkdir()
+    messages = [f'{{"n":{n},"user":{n % 37}}}' for n in range(COUNT)]
+    (tmp_path / "clicks.jsonl").write_text("\n".join(messages))
+    (tmp_path / "processor.py").write_text(PROCESSOR)
+    (tmp_path / "clicks.yaml").write_text(FILE.format(count=SHARDS, leases=leases))
+
+    with ExitStack() as stack:
+        first_gate, second_gate = (
+            stack.enter_context(Gate(tmp_path, n)) for n in GATES
+        )
+        first = stack.enter_context(Runner(tmp_path))
+        first.read_events("worker wrote to stderr", SHARDS)
+        first.process.send_signal(signal.SIGSTOP)
+        second = stack.enter_context(Runner(tmp_path))
+        second.read_events("shard taken", SHARDS)
+        first_gate.open()
+        # Its workers go on, and ask for checkpoints.
+        first.process.send_signal(signal.SIGCONT)
+        first.read_events("shard lost", SHARDS)
+        second.process.kill()
+        first.read_events("shard taken", SHARDS)
+        second_gate.open()
+        status, report = first.end()
+
+    assert status == 0, report
+    assert "output complete" in report
+    assert sorted(messages) == sorted(
+        path.read_text() for path in (tmp_path / "loaded").iterdir()
+    )
+    answers = check_lives(tmp_path)
+    assert answers >= {None, "ShutdownException"}
+    again = subprocess.run(
+        [sys.executable, "-m", "etlstage", "run", "clicks.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "0 messages loaded by this runner; output complete" in again.stdout
+
+
+def check_lives(folder: Path) -> set[str | None]:
+    """Assert that each worker goes on behind its checkpoint; return their answers."""
+    notes = [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
+    shard_of: dict[int, str] = {}
+    records: dict[int, list[int]] = {}
+    everything: dict[str, set[int]] = defaultdict(set)
+    for pid, what, *more in notes:
+        if what == "initialize":
+            shard_of[pid] = more[0]
+            begin = more[1]
+            records[pid] = [int(begin) if begin.isdecimal() else -1]
+        elif what == "record":
+            records[pid].append(more[0])
+            everything[shard_of[pid]].add(more[0])
+    for pid, numbers in records.items():
+        rising = sorted(everything[shard_of[pid]])
+        behind = dict(pairwise([-1, *rising]))
+        for before, after in pairwise(numbers):
+            assert behind[before] == after, (pid, before, after)
+    assert len(everything) == SHARDS
+    return {more[0] for _, what, *more in notes if what == "answer"}
