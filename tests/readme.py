@@ -1,8 +1,8 @@
 """
 The blocks of README and of the pages in ``etlstage/docs``, and which of them tests run.
 
-A block is named by its heading and its number below that. A test says by ``@runs`` what
-it runs; one of ``test_manual.py`` looks for blocks of which none says so.
+A block is named by its heading and its number below that, in a tutorial also by the
+page. A test says by ``@runs`` what it runs; one of ``test_manual.py`` looks for blocks of which none says so.
 """
 
 from __future__ import annotations
@@ -59,20 +59,22 @@ class Block(NamedTuple):
     text: str
 
 
-def _blocks(page: str) -> list[Block]:
+def _blocks(path: Path, page: str) -> list[Block]:
     found = list[Block]()
+    place = f"{path.stem}: " if path.parent.name == "tutorials" else ""
     heading, number = "", 0
     for part in PART.finditer(page):
         if part["heading"]:
             heading, number = part["heading"], 0
         else:
             number += 1
-            found.append(Block(f"{heading} {number}", part["language"], part["text"]))
+            name = f"{place}{heading} {number}"
+            found.append(Block(name, part["language"], part["text"]))
     return found
 
 
 BLOCKS_OF: Final = {
-    str(path.relative_to(DOCS if DOCS in path.parents else ROOT)): _blocks(text)
+    str(path.relative_to(DOCS if DOCS in path.parents else ROOT)): _blocks(path, text)
     for path, text in PAGES.items()
 }
 BLOCKS: Final = {
@@ -167,7 +169,7 @@ def as_shown(said: str, shown: str, what: str = "") -> None:
 def _timeless(text: str) -> list[str]:
     """Return the lines without what no two runs have in common, nor its room."""
     for pattern, instead in {
-        r" *\(?\b\d+\.\d+(?= s\b|$|  std|  event)": " #",
+        r" *\(?\b\d+\.\d+(?= ?s\b|$|  std|  event)": " #",
         r"\b[0-9a-f]{8}(?=\.rec\b)": "#",
         r"\bpid \d+": "pid #",
         r"^found after .+ more .+$": "found after #",

@@ -228,7 +228,7 @@ async def test_program_that_is_not_there() -> None:
 UPPER = "from etlstage import worker; worker.transform(lambda m: [m.upper()])"
 
 
-@runs("In your own service 4")
+@runs("Serve HTTP with Starlette or FastAPI 1")
 async def test_application_of_readme(blocks: list[str]) -> None:
     """It serves as it stands there (issue 22)."""
     names: dict[str, Any] = {

@@ -26,7 +26,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@runs_whole("tutorials/first-pipeline.md")
+@runs_whole(
+    "tutorials/first-pipeline.md",
+    "tutorials/service.md",
+    "tutorials/worker-and-tests.md",
+    "tutorials/record-processor.md",
+)
 def test_page(page: str, folder: Path) -> None:
     """What it says is what happens (issue 27)."""
     follow(page, folder)

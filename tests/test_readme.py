@@ -141,7 +141,7 @@ def test_calls_of_the_sdk(blocks: list[str]) -> None:
     assert len(calls) == 9
 
 
-@runs("In your own service 1")
+@runs("Send messages 1")
 def test_supervisor(blocks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """All ways to pass messages."""
     known = run(*blocks, messages=[b"three"])
@@ -224,7 +224,7 @@ def pass_in_pytest(program: str, folder: Path, count: int) -> None:
     assert f"{count} passed" in ended.stdout, ended.stdout
 
 
-@runs("In your own service 2")
+@runs("Configure the stage 1")
 def test_markers_and_batches(blocks: list[str], folder: Path) -> None:
     """The worker reads its markers from its environment."""
     (folder / "count.py").write_text(
@@ -241,7 +241,7 @@ def test_markers_and_batches(blocks: list[str], folder: Path) -> None:
     assert anyio.run(pass_through, stage) == (b"3",)
 
 
-@runs("In your own service 3")
+@runs("Observe it 1")
 def test_meter(blocks: list[str]) -> None:
     """Its text is Prometheus's."""
     stage = Stage(name="clean", worker=(sys.executable, "clean.py"))
