@@ -355,6 +355,7 @@ def test_worker_that_takes_parts_for_lines(
     "Load exactly once 1",
     "Files without Spark 1",
     "Into a database 1",
+    "Several runners 1",
 )
 def test_files_are_loaded(blocks: list[str], folder: Path) -> None:
     """Without an error (issue 11)."""
