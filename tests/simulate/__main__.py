@@ -17,7 +17,7 @@ from typing import Final
 from tests.simulate.pipelines import any_pipeline
 from tests.simulate.run import simulate_all
 
-__all__ = ("main",)
+__all__ = ("main", "run_seeds")
 
 _PIECE: Final = 100  # seeds that a process takes at once
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     seeds, seconds, failed = given.seeds, 0.0, 0
-    for stories, spent in _run(seeds, given.jobs):
+    for stories, spent in run_seeds(seeds, given.jobs):
         failed += len(stories)
         seconds += spent
         for story in stories:
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _run(seeds: range, jobs: int) -> Iterator[tuple[list[str], float]]:
+def run_seeds(seeds: range, jobs: int) -> Iterator[tuple[list[str], float]]:
+    """Yield the stories of seeds that fail, and the processor time, by pieces."""
     pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
     run = partial(simulate_all, any_pipeline)
     if jobs == 1:

@@ -79,6 +79,9 @@ class Watch(Protocol):
     def use(self, end: str) -> None:
         """Raise OSError, if that end is to fail now."""
 
+    def survives(self) -> bool:
+        """Return whether what a disk failed to store is there after all."""
+
     def live(self) -> None:
         """Raise what broke the run off, if anything did."""
 
@@ -238,5 +241,14 @@ class SimulatedDelivery(Delivery):
         if at is not None:
             at("aside")
         self._watch.live()
+        try:
+            self._watch.use("state")
+        except OSError as error:
+            if self._watch.survives():
+                self._keep(record)
+            raise StateUnusable(f"can't store the record: {error}") from error
+        self._keep(record)
+
+    def _keep(self, record: Record) -> None:
         self._watch.record(record)
         self._disk.record = record

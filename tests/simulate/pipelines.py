@@ -34,7 +34,7 @@ from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
 from etlstage.testing.simulated import Work
 from tests.simulate.scenario import Scenario
 
-__all__ = ("any_pipeline", "miscounting", "three_stages")
+__all__ = ("STEPS", "any_pipeline", "miscounting", "refusing", "three_stages")
 
 _DEADLY: Final = (
     FaultKind.KILL,
@@ -82,7 +82,7 @@ _BREAKS: Final[tuple[Literal["source", "sink", "flush", "commit", "letters"], ..
     "commit",
     "letters",
 )
-_STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
+STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
 """Of a commit, see ``Delivery.at``."""
 _MANY: Final = 1000  # restarts
 _LONG: Final = 100.0  # virtual seconds
@@ -90,7 +90,10 @@ _LONG: Final = 100.0  # virtual seconds
 
 def any_pipeline(draw: random.Random) -> Scenario:
     """Draw a pipeline of three stages, or, a fifth of them, one that miscounts."""
-    return miscounting(draw) if draw.random() < 0.2 else three_stages(draw)
+    chance = draw.random()
+    if chance < 0.2:
+        return miscounting(draw)
+    return refusing(draw) if chance > 0.95 else three_stages(draw)
 
 
 def three_stages(draw: random.Random) -> Scenario:
@@ -150,14 +153,42 @@ def three_stages(draw: random.Random) -> Scenario:
         return made
     breaks: list[tuple[str, int] | float] = []
     for _ in range(draw.randint(0, 3)):
-        step = draw.choice(_STEPS), draw.randint(1, 3)
+        step = draw.choice(STEPS), draw.randint(1, 3)
         breaks.append(draw.choice((step, step, draw.random() * 0.1)))
     bounds = Bounds(
         messages=draw.randint(1, 4),
         bytes=draw.choice((20, 1000)),
         seconds=draw.choice((0.02, 60.0)),
     )
-    return replace(made, epoch=bounds, notes=draw.random() < 0.5, breaks=breaks)
+    made = replace(made, epoch=bounds, notes=draw.random() < 0.5, breaks=breaks)
+    # Of their own: the seeds that were there before run what they ran.
+    disk = random.Random(plans["c"].seed)  # noqa: S311
+    if made.broken or disk.random() < 0.7:
+        return made
+    return replace(
+        made,
+        broken="state",
+        broken_at=disk.randrange(12),
+        broken_for=disk.choice((1, 1, 3)),
+        may_fail=True,
+    )
+
+
+def refusing(draw: random.Random) -> Scenario:
+    """Draw three stages, of which one refuses many messages, some in a row."""
+    made = three_stages(draw)
+    place, given = draw.randrange(len(made.stages)), list(made.messages)
+    for stage in made.stages[:place]:
+        if stage.kind is StageKind.TRANSFORM:
+            given = [out for message in given for out in made.work[stage.name](message)]
+    stage = made.stages[place]
+    if stage.kind is not StageKind.TRANSFORM:
+        return made
+    refused = {message for message in given if draw.random() < 0.7}
+    faults = [Fault(FaultKind.REFUSE, equals=message) for message in sorted(refused)]
+    plan = FaultPlan(tuple(faults), draw.randrange(2**32))
+    fatal = None if made.fatal is None else {**made.fatal, stage.name: refused}
+    return replace(made, faults={**made.faults, stage.name: plan}, fatal=fatal)
 
 
 def _work(name: str, none: int, two: int, message: bytes) -> Iterable[bytes]:

@@ -76,6 +76,7 @@ class Simulation(simulation.Simulation[Scenario]):
         super().__init__(draw, seed, told=told)
         self._oracle = Oracle(self.scenario)
         self._calls = 0  # of the end that is broken
+        self._failed = False  # it has, in this start
         self._disk = Disk()
         # Of the runs before this one: messages, and dead letters by stage.
         self._before = 0, Counter[str]()
@@ -95,9 +96,15 @@ class Simulation(simulation.Simulation[Scenario]):
         """Raise OSError, if that end is to fail now."""
         if end == self.scenario.broken:
             self._calls += 1
-            if self._calls == self.scenario.broken_at + 1:
+            at = self._calls - self.scenario.broken_at
+            if 1 <= at <= self.scenario.broken_for:
+                self._failed = True
                 self.tell(f"the {end} fails")
                 raise OSError(f"the {end} is broken")
+
+    def survives(self) -> bool:
+        """Return whether what a disk failed to store is there after all."""
+        return self._draw.random() < 0.5
 
     def live(self) -> None:
         """Raise what broke the run off, if anything did."""
@@ -182,8 +189,8 @@ class Simulation(simulation.Simulation[Scenario]):
 
     async def _start(self, breaks: tuple[str, int] | float | None, ended: str) -> bool:
         """Run the pipeline; return whether it is to be started again."""
-        scenario, report, calls = self.scenario, None, self._calls
-        self._step, self._crash = ("", 0), None
+        scenario, report = self.scenario, None
+        self._step, self._crash, self._failed = ("", 0), None, False
         self._run = self._made()
         with anyio.move_on_after(scenario.seconds) as patience:
             with anyio.CancelScope() as self._scope:
@@ -200,14 +207,13 @@ class Simulation(simulation.Simulation[Scenario]):
             return self._goes_on()
         if report is None:
             return self._is_cancelled()
-        broke = calls <= scenario.broken_at < self._calls
-        return self._is_over(report, broke=broke, drained=ended == "drained")
+        return self._is_over(report, drained=ended == "drained")
 
-    def _is_over(self, report: Report, *, broke: bool, drained: bool) -> bool:
+    def _is_over(self, report: Report, *, drained: bool) -> bool:
         self.tell(f"the run is over: {report.status}")
         if self._made_up:
             return False  # replies are those of other messages, and nobody can know
-        if broke and report.status != "failed":
+        if self._failed and report.status != "failed":
             raise Violation(
                 f"the run is {report.status}, although the {self.scenario.broken}"
                 " failed"
@@ -216,7 +222,7 @@ class Simulation(simulation.Simulation[Scenario]):
             raise self._doubted
         # Between two positions a source can't be drained so that it reads on.
         drained = drained and isinstance(report.error, SourceFailed)
-        if self.scenario.epoch is not None and (broke or drained):
+        if self.scenario.epoch is not None and (self._failed or drained):
             return self._goes_on()
         self._oracle.check_run(
             report,

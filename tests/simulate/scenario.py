@@ -16,10 +16,14 @@ __all__ = ("Scenario",)
 class Scenario(scenario.Scenario):
     """What one seed runs."""
 
-    broken: Literal["", "source", "sink", "flush", "commit", "letters"] = ""
-    """Which end in memory fails, if one does; then the run is to fail."""
+    broken: Literal["", "source", "sink", "flush", "commit", "letters", "state"] = ""
+    """Which end in memory fails, if one does; then the run is to fail. With ``state`` it
+    is the disk of the state directory: what is recorded may be there all the same, as
+    behind an fsync that failed, or not, as when the disk is full."""
     broken_at: int = 0
     """At which call, from 0."""
+    broken_for: int = 1
+    """How many calls fail."""
     flushes: bool = False
     """Whether what reaches the sink in memory is durable only when it is flushed."""
     flush_every: float = 60.0
