@@ -49,6 +49,7 @@ COMMANDS: Final = {
         "dlq": "List, show, retry, drop or export dead letters.",
         "state": "Show, reset or take over the stored state.",
         "journal": "List, read, append, verify and trim journals.",
+        "shards": "List, hand over, take or reset shared shards.",
     },
     "Manual": {"help": "Show a page of the manual, or list all."},
 }

@@ -317,10 +317,11 @@ class LeaseKeeper:
         lease, ask = held.lease, held.ask
         if held.gone:
             self._deny(held)
-            free = lease._replace(owner=lease.claimant, claimant=None)
+            free = lease._replace(owner=lease.claimant or None, claimant=None)
             self._change(held, free, _Aim.RELEASE)
             return
-        if held.phase is Phase.RUNNING and (self._leaving or lease.claimant):
+        asked = self._leaving or lease.claimant is not None
+        if held.phase is Phase.RUNNING and asked:
             self._hand(held)
         if ask is not None:
             at = lease._replace(position=ask.position, ended=ask.ended)

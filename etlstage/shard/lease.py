@@ -51,7 +51,7 @@ class Lease(NamedTuple):
     switches: int = 0
     """How often it has had another owner than before."""
     claimant: str | None = None
-    """Runner to which the owner is asked to hand it over."""
+    """Runner to which the owner is asked to hand it over; empty: to any."""
 
 
 # --- what happens -----------------------------------------------------------------

@@ -17,6 +17,7 @@ last record that it was given, and is given none twice.
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
@@ -61,7 +62,7 @@ from etlstage.shard.lease import (
     WriteRefused,
     Written,
 )
-from etlstage.shard.table import LeaseTable, TableGone
+from etlstage.shard.table import LeaseTable, News, TableGone
 from etlstage.stage import Stage
 from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
@@ -296,13 +297,16 @@ class LeasedSink(Sink):
                 if shard in self._shards:
                     self._shards[shard].answer(stored=stored)
             case Refuse(text):
-                self._refused = StateUnusable(text)
-                self._changed.set()
-                self._left.set()
+                self._refuse(text)
             case Left():
                 self._left.set()
             case _:
                 assert_never(instruction)
+
+    def _refuse(self, text: str) -> None:
+        self._refused = StateUnusable(f"stage {self.name}: {text}")
+        self._changed.set()
+        self._left.set()
 
     async def _read(self) -> None:
         try:
@@ -311,6 +315,8 @@ class LeasedSink(Sink):
             _log.warning("leases not read", stage=self.name, error=str(error))
             self._report(ReadFailed())
             return
+        if missing := {*self._cut.names}.difference(row.shard for row in rows):
+            self._refuse(f"shard {min(missing)} is gone from the lease table")
         self._over |= {row.shard for row in rows if row.ended}
         self._changed.set()
         self._report(TableRead(rows))
@@ -318,7 +324,8 @@ class LeasedSink(Sink):
     async def _write(self, write: Write) -> None:
         number, before, after = write
         try:
-            done = await self._in_thread(partial(self._leases.swap, before, after))
+            swap = partial(self._leases.swap, before, after, self._news(before, after))
+            done = await self._in_thread(swap)
         except TableGone as error:
             _log.warning(
                 "lease not written",
@@ -331,6 +338,15 @@ class LeasedSink(Sink):
         if done and after.ended:
             self._over.add(after.shard)
         self._report(Written(number) if done else WriteRefused(number))
+
+    def _news(self, before: Lease, after: Lease) -> News:
+        """Return what to say of a shard, beside its lease."""
+        shard, failure = self._shards.get(after.shard), self._failures.get(after.shard)
+        return News(
+            lag=shard.held + shard.coming if shard is not None else None,
+            moved=time.time() if after.position != before.position else None,
+            error=str(failure) if failure is not None else None,
+        )
 
     @property
     def _leases(self) -> LeaseTable:

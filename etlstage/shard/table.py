@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from etlstage.errors import ConfigError, EtlstageError
@@ -23,9 +23,11 @@ from etlstage.shard.lease import Lease
 
 __all__ = (
     "LAYOUT",
+    "NEWS",
     "TABLE",
     "LeaseTable",
     "MemoryLeases",
+    "News",
     "PostgresLeases",
     "SQLiteLeases",
     "TableGone",
@@ -48,11 +50,29 @@ _ROW: Final = """\
     owner text,
     counter bigint not null,
     switches bigint not null,
-    claimant text"""
+    claimant text,
+    lag bigint,
+    moved double precision,
+    error text"""
 
 
 class TableGone(EtlstageError):
     """Raised when the database failed; what was asked may be done or not."""
+
+
+class News(NamedTuple):
+    """What a runner says of its shard to who looks; None leaves what was said before."""
+
+    lag: int | None = None
+    """Records that its worker was given and has not committed."""
+    moved: float | None = None
+    """When the checkpoint was moved last, in seconds since the epoch."""
+    error: str | None = None
+    """Why its worker has failed, the last that did."""
+
+
+NEWS: Final = News()
+"""None at all."""
 
 
 class LeaseTable(Protocol):
@@ -80,7 +100,7 @@ class LeaseTable(Protocol):
         """
         ...
 
-    def swap(self, before: Lease, after: Lease) -> bool:
+    def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
         """
         Put a row in the place of the one with that owner and counter; return if so.
 
@@ -114,7 +134,7 @@ class MemoryLeases:
             self._rows = {lease.shard: lease for lease in leases} | self._rows
             return len(self._rows) - before
 
-    def swap(self, before: Lease, after: Lease) -> bool:
+    def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
         """Put a row in the place of the one with that owner and counter."""
         with self._lock:
             row = self._rows.get(before.shard)
@@ -132,9 +152,10 @@ class _DatabaseLeases:
     Leases in a database, over the interface that all drivers have (PEP 249).
 
     Args:
-        application: Whose they are; a table belongs to one.
+        application: Whose they are; a table belongs to one. None: whosoever's, if they
+            are there.
         table: Its name; a second one, ``<table>_layout``, says what it is.
-        made: What makes the shards what they are, by setting.
+        made: What makes the shards what they are, by setting; None: whatever does.
 
     Raises:
         ConfigError: If the table is another's, of other shards, or another layout.
@@ -147,7 +168,9 @@ class _DatabaseLeases:
     _errors: type[Exception]
     """What its driver raises."""
 
-    def __init__(self, application: str, table: str, made: Mapping[str, Any]) -> None:
+    def __init__(
+        self, application: str | None, table: str, made: Mapping[str, Any] | None
+    ) -> None:
         if not _NAME.fullmatch(table):
             raise ConfigError(
                 f"{table!r} is no name of a table, expected letters in lower case,"
@@ -192,9 +215,14 @@ class _DatabaseLeases:
                 connection.execute(statement, _row(lease)).rowcount for lease in leases
             )
 
-    def swap(self, before: Lease, after: Lease) -> bool:
+    def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
         """Put a row in the place of the one with that owner and counter."""
-        sets = ", ".join(f"{name} = {self.mark}" for name in _COLUMNS)
+        sets = ", ".join(
+            [
+                *(f"{name} = {self.mark}" for name in _COLUMNS),
+                *(f"{name} = coalesce({self.mark}, {name})" for name in News._fields),
+            ]
+        )
         # No owner has an empty name: null is equal to nothing.
         statement = (
             f"update {self._table} set {sets} where shard = {self.mark}"  # noqa: S608
@@ -202,7 +230,23 @@ class _DatabaseLeases:
         )
         place = (before.shard, before.owner or "", before.counter)
         with self._connection() as connection:
-            return bool(connection.execute(statement, (*_row(after), *place)).rowcount)
+            values = (*_row(after), *news, *place)
+            return bool(connection.execute(statement, values).rowcount)
+
+    def news(self) -> dict[str, News]:
+        """Return what was said of each shard."""
+        columns = ", ".join(News._fields)
+        with self._connection() as connection:
+            rows = connection.execute(
+                f"select shard, {columns} from {self._table}"  # noqa: S608
+            ).fetchall()
+        return {shard: News(*said) for shard, *said in rows}
+
+    def forget(self) -> None:
+        """Remove all leases: whatever shards come next begin at their beginning."""
+        with self._connection() as connection:
+            connection.execute(f"delete from {self._table}")  # noqa: S608
+            connection.execute(f"delete from {self._table}_layout")  # noqa: S608
 
     def close(self) -> None:
         """Close the connection; safe to call twice."""
@@ -233,8 +277,8 @@ class _DatabaseLeases:
     def _prepare(
         self,
         connection: Any,  # noqa: ANN401
-        application: str,
-        made: Mapping[str, Any],
+        application: str | None,
+        made: Mapping[str, Any] | None,
     ) -> None:
         """Make the tables, or see that they are ours, before anything is written."""
         layout = f"{self._table}_layout"
@@ -243,18 +287,24 @@ class _DatabaseLeases:
             raise ConfigError(
                 f"table {self._table} holds no leases of etlstage: give another name"
             )
+        if application is None and layout not in there:
+            raise ConfigError(f"there is no lease table {self._table}")
         connection.execute(
             f"create table if not exists {layout} (one integer primary key,"
             " application text not null, layout integer, made text not null)"
         )
-        connection.execute(
-            f"insert into {layout} values"  # noqa: S608
-            f" (1, {self.mark}, {self.mark}, {self.mark}) on conflict (one) do nothing",
-            (application, LAYOUT, json.dumps(made)),
-        )
-        owner, number, of = connection.execute(
+        if application is not None:
+            connection.execute(
+                f"insert into {layout} values (1, {self.mark}, {self.mark},"  # noqa: S608
+                f" {self.mark}) on conflict (one) do nothing",
+                (application, LAYOUT, json.dumps(made or {})),
+            )
+        found = connection.execute(
             f"select application, layout, made from {layout}"  # noqa: S608
         ).fetchone()
+        # Leases that were forgotten are nobody's.
+        owner, number, of = found or (application, LAYOUT, "{}")
+        application = owner if application is None else application
         if (owner, number) != (application, LAYOUT):
             raise ConfigError(
                 f"lease table {self._table} belongs to application {owner!r} in layout"
@@ -262,7 +312,7 @@ class _DatabaseLeases:
                 " name"
             )
         for name, value in json.loads(of).items():
-            if made.get(name) != value:
+            if made is not None and made.get(name) != value:
                 raise ConfigError(
                     f"lease table {self._table} is of shards with {name} {value}, found"
                     f" {name} {made.get(name)}: set it as it was, or begin anew with"
@@ -290,7 +340,7 @@ class SQLiteLeases(_DatabaseLeases):
     def __init__(
         self,
         path: Path | str,
-        application: str,
+        application: str | None,
         *,
         table: str = TABLE,
         made: Mapping[str, Any] | None = None,
@@ -298,7 +348,7 @@ class SQLiteLeases(_DatabaseLeases):
     ) -> None:
         self._path = path
         self._patience = patience
-        super().__init__(application, table, made or {})
+        super().__init__(application, table, made)
 
     def connect(self) -> sqlite3.Connection:
         """Return a connection on which each statement is a transaction."""
@@ -338,7 +388,7 @@ class PostgresLeases(_DatabaseLeases):
     def __init__(
         self,
         url: str,
-        application: str,
+        application: str | None,
         *,
         table: str = TABLE,
         made: Mapping[str, Any] | None = None,
@@ -356,7 +406,7 @@ class PostgresLeases(_DatabaseLeases):
                 "leases in PostgreSQL need psycopg: install 'etlstage[postgresql]'"
             ) from error
         self._errors = self._driver.Error
-        super().__init__(application, table, made or {})
+        super().__init__(application, table, made)
 
     def connect(self) -> Any:  # noqa: ANN401
         """Return a connection on which each statement is a transaction."""
@@ -371,13 +421,17 @@ class PostgresLeases(_DatabaseLeases):
         return {name for (name,) in rows}
 
 
-def open_leases(where: str, application: str, **settings: Any) -> LeaseTable:  # noqa: ANN401
+def open_leases(
+    where: str,
+    application: str | None,
+    **settings: Any,  # noqa: ANN401
+) -> SQLiteLeases | PostgresLeases:
     """
     Open the leases at a URL of PostgreSQL, or else in a file of SQLite; blocks.
 
     Args:
         where: The URL, or the path.
-        application: Whose they are.
+        application: Whose they are; None: whosoever's, if they are there.
         settings: As their classes have them.
 
     Raises:
@@ -385,8 +439,11 @@ def open_leases(where: str, application: str, **settings: Any) -> LeaseTable:  #
         TableGone: If the database can't be reached.
 
     """
-    kind = PostgresLeases if is_url(where) else SQLiteLeases
-    return kind(where, application, **settings)
+    if is_url(where):
+        return PostgresLeases(where, application, **settings)
+    if application is None and not Path(where).is_file():
+        raise ConfigError(f"there is no file {where}")
+    return SQLiteLeases(where, application, **settings)
 
 
 def is_url(where: str) -> bool:

@@ -286,6 +286,20 @@ def test_a_runner_leaves() -> None:
     assert len(other.workers) == 3
 
 
+def test_shard_that_an_operator_releases() -> None:
+    """It is handed over to nobody in particular, and taken again."""
+    world, owner = alone()
+    row = world.rows["s0"]
+    world.rows["s0"] = row._replace(counter=row.counter + 1, claimant="")
+    world.tell(owner, TableRead([*world.rows.values()]))
+    assert owner.stopping == {"s0"}
+    world.go_on(2 * FAILOVER)
+
+    assert world.rows["s0"].owner == owner.keeper.owner
+    assert world.rows["s0"].claimant is None
+    assert owner.workers.keys() == {"s0"}
+
+
 def test_a_runner_leaves_that_is_just_taking() -> None:
     """It gives back what it has got."""
     world = World(shards(1))

@@ -23,7 +23,14 @@ from etlstage.shard.cut import Cut
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import Lease
 from etlstage.shard.leased import LeasedSink
-from etlstage.shard.table import LeaseTable, MemoryLeases, SQLiteLeases, TableGone
+from etlstage.shard.table import (
+    NEWS,
+    LeaseTable,
+    MemoryLeases,
+    News,
+    SQLiteLeases,
+    TableGone,
+)
 from etlstage.stage import BatchPolicy, Stage
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 
@@ -131,10 +138,10 @@ class Gone(MemoryLeases):
         self._check()
         return super().read()
 
-    def swap(self, before: Lease, after: Lease) -> bool:
+    def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
         """Fail if it is gone."""
         self._check()
-        return super().swap(before, after)
+        return super().swap(before, after, news)
 
     def _check(self) -> None:
         if self.gone:

@@ -1,0 +1,233 @@
+"""``etlstage shards``: which runner has which shard, and how far that is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from etlstage.cli.options import Json, Yes, new_app
+from etlstage.cli.screen import confirm
+from etlstage.errors import ConfigError, guess
+from etlstage.messages import counted
+from etlstage.shard.lease import Lease
+from etlstage.shard.table import (
+    TABLE,
+    News,
+    PostgresLeases,
+    SQLiteLeases,
+    is_url,
+    open_leases,
+    without_password,
+)
+from etlstage.telemetry.terminal import harmless
+
+__all__ = ("app",)
+
+app = new_app("shards")
+
+Where = Annotated[
+    str,
+    typer.Argument(
+        metavar="LEASES",
+        help="The pipeline file, or its shards.leases: a file, or postgresql://...",
+    ),
+]
+Shard = Annotated[str, typer.Argument(metavar="SHARD", help="Its name, or its end.")]
+Table = Annotated[
+    str | None, typer.Option(metavar="NAME", help=f"The table, by default {TABLE}.")
+]
+
+
+@app.callback()
+def _shards() -> None:
+    """Show, hand over, take or reset the shards that runners share."""
+
+
+@app.command("ls")
+def _ls(where: Where, *, table: Table = None, as_json: Json = False) -> int:
+    """List the shards: owner, checkpoint, lag, last error."""
+    with _opened(where, table) as leases:
+        rows, news = leases.read(), leases.news()
+    shown = [_shown(lease, news[lease.shard]) for lease in rows]
+    if as_json:
+        typer.echo(json.dumps(shown, indent=2))
+        return 0
+    if not rows:
+        typer.echo("there are no shards: no run has begun")
+        return 0
+    cells = [["shard", "owner", "checkpoint", "lag", "last error"]]
+    cells += [_cells(lease, news[lease.shard]) for lease in rows]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        line = "  ".join(f"{cell:<{n}}" for cell, n in zip(row, wide, strict=True))
+        typer.echo(line.rstrip())
+    return 0
+
+
+@app.command("show")
+def _show(
+    where: Where, shard: Shard, *, table: Table = None, as_json: Json = False
+) -> int:
+    """Show all that is known of a shard."""
+    with _opened(where, table) as leases:
+        lease = _found(leases.read(), shard)
+        shown = _shown(lease, leases.news()[lease.shard])
+    if as_json:
+        typer.echo(json.dumps(shown, indent=2))
+        return 0
+    wide = max(map(len, shown))
+    for name, value in shown.items():
+        text = "-" if value is None or value == [] else str(value)
+        typer.echo(f"{name:<{wide}}  {harmless(text)}")
+    return 0
+
+
+@app.command("release")
+def _release(where: Where, shard: Shard, *, table: Table = None) -> int:
+    """Ask the owner of a shard to hand it over; its worker may commit once more."""
+    with _opened(where, table) as leases:
+        lease = _owned(leases, shard)
+        _swap(leases, lease, lease._replace(claimant=""))
+    typer.echo(f"{lease.owner} is asked to hand over {lease.shard}")
+    return 0
+
+
+@app.command("take")
+def _take(where: Where, shard: Shard, *, table: Table = None) -> int:
+    """Take a shard from its owner, who can't commit it any more."""
+    with _opened(where, table) as leases:
+        lease = _owned(leases, shard)
+        _swap(leases, lease, lease._replace(owner=None, claimant=None))
+    typer.echo(f"{lease.shard} is free: {lease.owner} can't commit it any more")
+    return 0
+
+
+@app.command("reset")
+def _reset(
+    where: Where,
+    shard: Annotated[
+        str | None, typer.Argument(metavar="SHARD", help="Only this one.")
+    ] = None,
+    *,
+    table: Table = None,
+    yes: Yes = False,
+) -> int:
+    """Forget what is committed: shards begin at their beginning."""
+    with _opened(where, table) as leases:
+        rows = leases.read()
+        lease = None if shard is None else _found(rows, shard)
+        chosen = rows if lease is None else [lease]
+        if not yes:
+            what = counted(len(chosen), "shard") if lease is None else lease.shard
+            owned = sum(row.owner is not None and not row.ended for row in chosen)
+            owners = f" ({owned} of them with an owner)" if owned else ""
+            confirm(
+                f"forget what is committed of {what}{owners}, so that all records are"
+                " loaded again?"
+            )
+        if lease is None:
+            leases.forget()
+        else:
+            _swap(leases, lease, Lease(lease.shard, lease.parents))
+    typer.echo("the next run begins at the beginning")
+    return 0
+
+
+@contextmanager
+def _opened(where: str, table: str | None) -> Iterator[SQLiteLeases | PostgresLeases]:
+    if not is_url(where) and Path(where).suffix in (".yaml", ".yml"):
+        where, named = _of_file(Path(where))
+        table = table or named
+    try:
+        leases = open_leases(where, None, table=table or TABLE, made=None)
+    except ConfigError as error:
+        raise ConfigError(f"{without_password(where)}: {error}") from error
+    with closing(leases):
+        yield leases
+
+
+def _of_file(path: Path) -> tuple[str, str]:
+    """Return where the leases of a pipeline are, and the name of their table."""
+    from etlstage.config.loader import load
+
+    keys, document = load(path)
+    shards = keys.load.shards
+    if shards is None or shards.leases is None:
+        raise ConfigError(f"{path}: there is no key load.shards.leases")
+    where = shards.leases
+    return where if is_url(where) else str(document.folder / where), shards.table
+
+
+def _found(rows: list[Lease], shard: str) -> Lease:
+    names = [row.shard for row in rows]
+    found = [row for row in rows if row.shard == shard]
+    found = found or [row for row in rows if row.shard.endswith(shard)]
+    if len(found) != 1:
+        close = guess(shard, names) or f", expected one of {', '.join(names)}"
+        text = "several shards end in" if found else "there is no shard"
+        raise ConfigError(f"{text} {shard!r}{close}")
+    return found[0]
+
+
+def _owned(leases: SQLiteLeases | PostgresLeases, shard: str) -> Lease:
+    lease = _found(leases.read(), shard)
+    if lease.owner is None or lease.ended:
+        why = "has ended" if lease.ended else "has no owner"
+        raise ConfigError(f"shard {lease.shard} {why}")
+    return lease
+
+
+def _swap(leases: SQLiteLeases | PostgresLeases, before: Lease, after: Lease) -> None:
+    """Change a lease, in whatever state a runner has it meanwhile."""
+    changed = after._replace(counter=before.counter + 1)
+    while not leases.swap(before, changed):
+        now = _found(leases.read(), before.shard)
+        if now.owner != before.owner:
+            raise ConfigError(
+                f"shard {now.shard} has just gone to {now.owner or 'no runner'}"
+            )
+        # It was renewed, or its checkpoint was moved, which is not undone.
+        before, changed = now, after._replace(counter=now.counter + 1)
+        if after.position is not None:
+            changed = changed._replace(position=now.position)
+
+
+def _shown(lease: Lease, news: News) -> dict[str, Any]:
+    position = json.loads(lease.position) if lease.position is not None else None
+    at = None if news.moved is None else round(time.time() - news.moved, 1)
+    return {
+        "shard": lease.shard,
+        "parents": list(lease.parents),
+        "owner": lease.owner,
+        "claimant": lease.claimant,
+        "checkpoint": position,
+        "ended": lease.ended,
+        "counter": lease.counter,
+        "switches": lease.switches,
+        "uncommitted": news.lag,
+        "seconds_since_checkpoint": at,
+        "last_error": news.error,
+    }
+
+
+def _cells(lease: Lease, news: News) -> list[str]:
+    shown = _shown(lease, news)
+    checkpoint, lag = "-", "-"
+    if lease.ended:
+        checkpoint = "ended"
+    elif shown["checkpoint"] is not None:
+        checkpoint = ".".join(map(str, shown["checkpoint"])).removesuffix(".0")
+    if news.lag is not None and not lease.ended:
+        lag = counted(news.lag, "record")
+        if (seconds := shown["seconds_since_checkpoint"]) is not None and news.lag:
+            lag += f", {seconds:.0f} s"
+    owner = "-" if lease.ended or lease.owner is None else lease.owner
+    return [
+        harmless(t) for t in (lease.shard, owner, checkpoint, lag, news.error or "-")
+    ]
