@@ -275,7 +275,7 @@ class RepliesDoubtful(StageError):
         messages = "1 message" if count == 1 else f"{count:,} messages"
         super().__init__(
             f"stage {stage}: results of {messages} may be mismatched: a worker sent an"
-            " unsolicited reply after they were released; see the log",
+            " unsolicited reply after they were released; see: etlstage help pairing",
             stage=stage,
         )
 

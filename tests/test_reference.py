@@ -78,3 +78,10 @@ def test_every_key_of_a_format_has_an_entry(kind: Any) -> None:  # noqa: ANN401 
     page = PAGES[DOCS / "reference" / "state.md"]
     names = kind.__dataclass_fields__
     assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_errors_name_topics_that_there_are() -> None:
+    """Several do (issue 27)."""
+    named = set(re.findall(r"etlstage help ([a-z][\w-]+)", SOURCE))
+    assert len(named) >= 3
+    assert named <= {path.stem for path in PAGES}

@@ -122,7 +122,8 @@ def _delivery(keys: PipelineKeys) -> Iterator[Problem]:
     if keys.delivery == "exactly-once":
         wants = "; it ".join(keys.load.end.not_once(keys.load, keys))
         if wants:
-            yield broken(("delivery",), f"exactly-once {wants}", at_key=False)
+            text = f"exactly-once {wants}; see: etlstage help exactly-once"
+            yield broken(("delivery",), text, at_key=False)
 
 
 def _shipped(keys: PipelineKeys) -> Iterator[Problem]:

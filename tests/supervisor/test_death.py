@@ -204,7 +204,8 @@ async def test_worker_that_never_answers() -> None:
         assert re.search(
             story(
                 r"did not answer a message within 0.2 s: it wrote nothing;"
-                r" does it flush its output after each reply\?",
+                r" does it flush its output after each reply\?"
+                r" see: etlstage help write-a-worker",
                 run,
             ),
             text,

@@ -171,7 +171,10 @@ class MarkerDialect(Definition, Dialect):
     def silence(self, received: int, *, ready: bool = True) -> str:
         """Say what a worker did that did not answer in time."""
         if not received:
-            return "it wrote nothing; does it flush its output after each reply?"
+            return (
+                "it wrote nothing; does it flush its output after each reply?"
+                " see: etlstage help write-a-worker"
+            )
         return (
             f"it wrote {received} bytes without the marker eop"
             f" '{escape(self.markers.eop)}' behind its reply"
