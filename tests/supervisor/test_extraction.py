@@ -346,7 +346,7 @@ async def test_cyclic_worker_that_never_answers() -> None:
     assert seen == []
     assert (
         "did not answer a request within 0.2 s: it wrote nothing; does it flush its"
-        " output after each reply?\n" in error
+        " output after each reply? see: etlstage help write-a-worker\n" in error
     )
 
 
