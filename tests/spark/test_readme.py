@@ -14,7 +14,7 @@ import structlog
 
 from etlstage.cli.app import main
 from etlstage.spark import Session
-from tests.readme import Step, as_shown, runs, steps
+from tests.readme import BLOCKS_OF, Step, as_shown, runs, runs_whole, steps
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -127,6 +127,25 @@ def test_programs_for_spark(
         "2500 2500",
         "2500",
     ]
+
+
+@runs_whole("tutorials/notebook.md")
+def test_notebook(
+    page: str,
+    program: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    """Its cells are a program, which prints what is shown (issue 27)."""
+    cells, shown = [], []
+    for block in BLOCKS_OF[page]:
+        if block.language == "text":
+            shown.append(block.text)
+        elif block.text.startswith("# clean.py"):
+            (tmp_path / "cwd" / "clean.py").write_text(block.text)
+        else:
+            cells.append(block.text)
+    ended = program("\n".join(cells))
+    assert ended.stdout == "\n".join([*shown, ""]), ended.stderr
 
 
 @pytest.fixture
