@@ -1,31 +1,50 @@
 """
-The pictures of the report: what passed through the stages, and how fast, as SVG.
+Drawings as SVG: stages in a row with what passes between them, and rates over time.
 
-Colours come from the page's style sheet, by class: its policy allows no other styles.
+Colours come from a style sheet, by class: the policy of the report's page allows no
+other styles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from etlstage.cli.history import RunSpan
-from etlstage.messages import StageKind, counted
-from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("clean", "graph", "plot")
+__all__ = ("Box", "Link", "clean", "plot", "stages")
 
-WIDE: Final = 184  # of a box
-HIGH: Final = 62
-GAP: Final = 104
-EDGE: Final = 10
-NAME: Final = 20  # characters
-BELOW: Final = 62  # for dead letters
+HIGH: Final = 62  # of a box
+EDGE: Final = 20
+BELOW: Final = 76  # for dead letters
 ACROSS: Final = 1000  # a plot is stretched to whatever room there is
 UP: Final = 100
+TIP: Final = (
+    '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8"'
+    ' markerHeight="8" orient="auto"><path class="tip" d="M0,0 8,4 0,8z"/></marker>'
+    "</defs>"
+)
+
+
+class Box(NamedTuple):
+    """A stage."""
+
+    name: str
+    about: str
+    dead: str = ""
+    """What is said of its dead letters; nothing: there is no arrow to them."""
+    bad: bool = False
+    whole: str = ""
+    """The name, if it was cut."""
+
+
+class Link(NamedTuple):
+    """What is written at the arrow from a stage to the next."""
+
+    above: str = ""
+    below: str = ""
 
 
 def clean(text: str) -> str:
@@ -33,76 +52,94 @@ def clean(text: str) -> str:
     return escape(harmless(text, lines=True))
 
 
-def graph(ledger: Ledger) -> str:
-    """Return the stages of a run in a row, with what passed between them."""
-    width = 2 * EDGE + len(ledger) * WIDE + (len(ledger) - 1) * GAP
-    dead = any(account.dead for account in ledger)
-    height = 2 * EDGE + HIGH + (BELOW if dead else 0)
-    parts = [
-        (
-            f'<svg id="graph" role="img" aria-label="stages and messages"'
-            f' viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
-        ),
-        (
-            '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8"'
-            ' markerHeight="8" orient="auto"><path class="tip" d="M0,0 8,4 0,8z"/></marker>'
-            "</defs>"
-        ),
-    ]
-    for number, account in enumerate(ledger):
-        parts += _box(account, EDGE + number * (WIDE + GAP))
-    for number, (start, end) in enumerate(pairwise(ledger), 1):
-        parts += _edge(start, end, EDGE + number * (WIDE + GAP) - GAP)
-    return "".join([*parts, "</svg>"])
+def stages(
+    boxes: Sequence[Box],
+    links: Sequence[Link] = (),
+    *,
+    attributes: str,
+    head: str = "",
+    wide: int,
+    gap: int,
+    across: int,
+) -> Iterator[str]:
+    """
+    Yield lines of a drawing of stages.
 
+    Args:
+        boxes: The stages.
+        links: What is written at the arrows between them, if anything is.
+        attributes: Of the outermost tag.
+        head: What stands before all else.
+        wide: Width of a box.
+        gap: Room between two.
+        across: Boxes in a row.
 
-def _box(account: Account, x: int) -> Iterator[str]:
-    middle = x + WIDE // 2
-    name = account.stage
-    name = name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
-    bad = account.failed + account.unprocessed
-    mark = " bad" if bad else ""
+    """
+    pitch = HIGH + (BELOW if any(box.dead for box in boxes) else 0) + 2 * EDGE
+    rows = -(-len(boxes) // across)
+    width = 2 * EDGE + min(len(boxes), across) * (wide + gap) - gap
+    height = rows * pitch
     yield (
-        f'<rect class="stage{mark}" x="{x}" y="{EDGE}" width="{WIDE}" height="{HIGH}"'
-        f' rx="8"><title>{clean(account.stage)}</title></rect>'
-        f'<text class="name" x="{middle}" y="{EDGE + 25}">{clean(name)}</text>'
-        f'<text class="about" x="{middle}" y="{EDGE + 45}">{_about(account)}</text>'
+        f'<svg {attributes} viewBox="0 0 {width} {height}" width="{width}"'
+        f' height="{height}">{head}{TIP}'
     )
-    if account.dead:
-        low = EDGE + HIGH
-        yield (
-            f'<line class="dead" x1="{middle}" y1="{low}" x2="{middle}" y2="{low + 40}"'
-            ' marker-end="url(#end)"/>'
-            f'<text class="deadly" x="{middle}" y="{low + 60}">'
-            f"{counted(account.dead, 'dead letter')}</text>"
-        )
+    for number, box in enumerate(boxes):
+        row, place = divmod(number, across)
+        x, y = EDGE + place * (wide + gap), EDGE + row * pitch
+        yield from _box(box, x, y, wide)
+        link = links[number - 1] if number and links else Link()
+        if place:
+            yield from _link(link, x - gap, x, y + HIGH // 2)
+        elif row:
+            yield _arrow("edge", *_to_next_row(width, y - pitch, y))
+    yield "</svg>"
 
 
-def _about(account: Account) -> str:
-    bad = [
-        f"{count:,} {word}"
-        for word, count in (
-            ("failed", account.failed),
-            ("unprocessed", account.unprocessed),
-        )
-        if count
-    ]
-    ends = {StageKind.EXTRACT: "extracted", StageKind.LOAD: "loaded"}
-    if not bad and account.kind in ends:
-        return f"{account.made:,} {ends[account.kind]}"
-    return ", ".join(bad) or account.kind.value
-
-
-def _edge(start: Account, end: Account, x: int) -> Iterator[str]:
-    y, middle = EDGE + HIGH // 2, x + GAP // 2
+def _box(box: Box, x: int, y: int, wide: int) -> Iterator[str]:
+    middle = wide // 2
+    mark = " bad" if box.bad else ""
+    whole = f"<title>{clean(box.whole)}</title>" if box.whole else ""
     yield (
-        f'<line class="edge" x1="{x}" y1="{y}" x2="{x + GAP - 2}" y2="{y}"'
+        f'<rect class="stage{mark}" x="{x}" y="{y}" width="{wide}" height="{HIGH}"'
+        f' rx="8">{whole}</rect>'
+    )
+    # In a picture of its own what is too long is cut.
+    yield (
+        f'<svg x="{x}" y="{y}" width="{wide}" height="{HIGH}">'
+        f'<text class="name" x="{middle}" y="25">{clean(box.name)}</text>'
+        f'<text x="{middle}" y="45">{clean(box.about)}</text></svg>'
+    )
+    if box.dead:
+        low = y + HIGH
+        yield _arrow("dead", (x + middle, low), (x + middle, low + 40))
+        yield f'<text class="deadly" x="{x + middle}" y="{low + 60}">{box.dead}</text>'
+
+
+def _link(link: Link, start: int, end: int, y: int) -> Iterator[str]:
+    yield _arrow("edge", (start, y), (end, y))
+    middle = (start + end) // 2
+    if link.above:
+        yield f'<text class="count" x="{middle}" y="{y - 8}">{link.above}</text>'
+    if link.below:
+        yield f'<text class="deadly" x="{middle}" y="{y + 18}">{link.below}</text>'
+
+
+def _to_next_row(width: int, above: int, y: int) -> Iterator[tuple[int, int]]:
+    """Yield the way from the last box of a row to the first of the next."""
+    start, end, between = above + HIGH // 2, y + HIGH // 2, y - EDGE
+    right, left = width - EDGE // 2, EDGE // 2
+    yield width - EDGE, start
+    yield from ((right, start), (right, between), (left, between), (left, end))
+    yield EDGE, end
+
+
+def _arrow(kind: str, *points: tuple[int, int]) -> str:
+    way = " ".join(f"{x},{y}" for x, y in points)
+    dash = ' stroke-dasharray="4"' if kind == "dead" else ""
+    return (
+        f'<polyline class="{kind}" points="{way}" fill="none"{dash}'
         ' marker-end="url(#end)"/>'
-        f'<text class="count" x="{middle}" y="{y - 8}">{end.received:,}</text>'
     )
-    if missing := start.produced - end.received:
-        text = f"{missing:,} undelivered"
-        yield f'<text class="deadly" x="{middle}" y="{y + 18}">{text}</text>'
 
 
 def plot(spans: Sequence[RunSpan], number: int) -> str:

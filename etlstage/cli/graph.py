@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from html import escape
 from typing import Annotated, Final
 
 import typer
 
+from etlstage.cli.drawing import Box, clean, stages
 from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
 from etlstage.config.loader import load
 from etlstage.config.plan import Part, Plan, plan_of
@@ -84,73 +84,26 @@ def _quoted(*lines: str) -> str:
     return '"{}"'.format(r"\n".join(escaped))
 
 
-WIDE: Final = 300  # of a box, for as many characters as there may be
-HIGH: Final = 60
-GAP: Final = 40
-ACROSS: Final = 4  # boxes in a row
 NAME: Final = 30  # characters, without the number of workers
+STYLE: Final = (
+    "<style>text { text-anchor: middle; font: 13px sans-serif; }"
+    " .name { font-weight: bold; } .stage { fill: #eef3f8; stroke: #456; }"
+    " .edge, .dead { stroke: #000; }</style>"
+)
 
 
 def _svg(plan: Plan) -> Iterator[str]:
-    dead = any(part.dead_letters for part in plan.parts)
-    pitch = HIGH + (3 * GAP if dead else GAP)
-    rows = -(-len(plan.parts) // ACROSS)
-    width = min(len(plan.parts), ACROSS) * (WIDE + GAP) + GAP
-    height = rows * pitch + GAP
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-        f' width="{width}" height="{height}" font-family="sans-serif" font-size="13">'
-    )
-    yield (
-        '<defs><marker id="end" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8"'
-        ' markerHeight="8" orient="auto"><path d="M0,0 8,4 0,8z"/></marker></defs>'
-    )
-    yield f"<title>{escape(plan.name)}</title>"
-    for i, part in enumerate(plan.parts):
-        x = GAP + i % ACROSS * (WIDE + GAP)
-        y = GAP + i // ACROSS * pitch
-        yield from _box(part, x, y)
-        if i % ACROSS:
-            yield _arrow((x - GAP, y + HIGH // 2), (x, y + HIGH // 2))
-        elif i:
-            yield _arrow(*_next_row(width, y - pitch, y))
-    yield "</svg>"
-
-
-def _box(part: Part, x: int, y: int) -> Iterator[str]:
-    name, what = _label(part, NAME)
-    yield (
-        f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="6"'
-        ' fill="#eef3f8" stroke="#456"/>'
-    )
-    # In a picture of its own what is too long is cut.
-    yield f'<svg x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" text-anchor="middle">'
-    yield f'<text x="{WIDE // 2}" y="25" font-weight="bold">{escape(name)}</text>'
-    yield f'<text x="{WIDE // 2}" y="45">{escape(what)}</text></svg>'
-    if part.dead_letters:
-        middle, low = x + WIDE // 2, y + HIGH
-        yield _arrow((middle, low), (middle, low + GAP), dashed=True)
-        yield (
-            f'<text x="{middle}" y="{low + GAP + 16}" text-anchor="middle">'
-            f"{LETTERS}</text>"
-        )
-
-
-def _next_row(width: int, above: int, y: int) -> Iterator[tuple[int, int]]:
-    """Yield the way from the last box of a row to the first of the next."""
-    start, end, between = above + HIGH // 2, y + HIGH // 2, y - GAP // 2
-    right, left = width - GAP // 2, GAP // 2
-    yield width - GAP, start
-    yield from ((right, start), (right, between), (left, between), (left, end))
-    yield GAP, end
-
-
-def _arrow(*points: tuple[int, int], dashed: bool = False) -> str:
-    dash = ' stroke-dasharray="4"' if dashed else ""
-    way = " ".join(f"{x},{y}" for x, y in points)
-    return (
-        f'<polyline points="{way}" fill="none" stroke="black"{dash}'
-        ' marker-end="url(#end)"/>'
+    boxes = []
+    for part in plan.parts:
+        name, what = _label(part, NAME)
+        boxes.append(Box(name, what, LETTERS if part.dead_letters else ""))
+    yield from stages(
+        boxes,
+        attributes='xmlns="http://www.w3.org/2000/svg"',
+        head=f"<title>{clean(plan.name)}</title>{STYLE}",
+        wide=300,  # for as many characters as there may be
+        gap=40,
+        across=4,
     )
 
 

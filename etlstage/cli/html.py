@@ -12,14 +12,15 @@ import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Final
 
-from etlstage.cli.drawing import clean, graph, plot
+from etlstage.cli.drawing import Box, Link, clean, plot, stages
 from etlstage.cli.history import RunSpan
 from etlstage.cli.style import STYLE
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import LetterGroup, first_clause
-from etlstage.pipeline.ledger import Account
+from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import ENDINGS, Report, balance
 
 __all__ = ("page",)
@@ -34,6 +35,7 @@ POLICY: Final = (
     " form-action 'none'"
 )
 TICKS: Final = 5  # times below a plot
+NAME: Final = 20  # characters of a stage's name
 NUMBER: Final = ' class="number"'
 LONG: Final = ' class="long"'
 COLUMNS: Final = {
@@ -60,7 +62,7 @@ def page(
     sections = [
         *_head(report),
         *_tiles(report),
-        _section("Stages", f'<div class="wide">{graph(report.ledger)}</div>'),
+        _section("Stages", f'<div class="wide">{_graph(report.ledger)}</div>'),
         _section("Ledger", *_ledger(report)),
         _section("Messages per second", *_plots(report, spans)),
         _section("Workers", *_workers(report)),
@@ -107,6 +109,46 @@ def _tiles(report: Report) -> Iterator[str]:
     for word, count, mark in tiles:
         yield f'<li class="{mark if count else ""}"><b>{count:,}</b> {word}</li>'
     yield "</ul>"
+
+
+def _graph(ledger: Ledger) -> str:
+    """Return the stages in a row, with what passed between them."""
+    links = []
+    for start, end in pairwise(ledger):
+        missing = start.produced - end.received
+        below = f"{missing:,} undelivered" if missing else ""
+        links.append(Link(f"{end.received:,}", below))
+    return "".join(
+        stages(
+            [*map(_box, ledger)],
+            links,
+            attributes='id="graph" role="img" aria-label="stages and messages"',
+            wide=184,
+            gap=104,
+            across=len(ledger),
+        )
+    )
+
+
+def _box(account: Account) -> Box:
+    whole = account.stage
+    name = (
+        whole if len(whole) <= NAME else f"{whole[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
+    )
+    dead = counted(account.dead, "dead letter") if account.dead else ""
+    bad = [
+        f"{count:,} {word}"
+        for word, count in (
+            ("failed", account.failed),
+            ("unprocessed", account.unprocessed),
+        )
+        if count
+    ]
+    ends = {StageKind.EXTRACT: "extracted", StageKind.LOAD: "loaded"}
+    about = ", ".join(bad) or account.kind.value
+    if not bad and account.kind in ends:
+        about = f"{account.made:,} {ends[account.kind]}"
+    return Box(name, about, dead, bool(bad), whole)
 
 
 def _ledger(report: Report) -> Iterator[str]:

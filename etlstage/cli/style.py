@@ -62,7 +62,6 @@ tbody tr:last-child td {{ border-bottom: 0; }}
 .stage {{ fill: var(--fill); stroke: var(--main); }}
 .stage.bad {{ stroke: var(--bad); }}
 .edge, .dead {{ stroke: var(--soft); }}
-.dead {{ stroke-dasharray: 4; }}
 .tip {{ fill: var(--soft); }}
 figure {{ margin: .6rem 0 0; }}
 figcaption {{ display: flex; flex-wrap: wrap; gap: 0 1rem;

@@ -61,7 +61,7 @@ TAGS: Final = frozenset(
         "g",
         "rect",
         "text",
-        "line",
+        "polyline",
         "path",
         "defs",
         "marker",

@@ -164,7 +164,7 @@ def test_picture_of_many_stages(etlstage: Etlstage, pipeline: Path) -> None:
     places = [(int(box.get("x", "")), int(box.get("y", ""))) for box in boxes]
     assert len(set(places)) == 8
     assert [y for _, y in places] == [places[0][1]] * 4 + [places[4][1]] * 4
-    assert int(root.get("width", "")) == places[3][0] + 300 + 40
+    assert int(root.get("width", "")) == places[3][0] + 300 + places[0][0]
     assert int(root.get("height", "")) > places[4][1] + 60
     texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts.count(f"{'n' * 27}...") == 5
