@@ -24,6 +24,7 @@ from etlstage.protocol.base import Shape
 from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.settings.problem import Invalid, Loc, dotted
 from etlstage.stage import Stage
+from etlstage.supervisor.process import absent, runs, script
 from etlstage.telemetry.terminal import harmless
 
 __all__ = (
@@ -101,6 +102,7 @@ def program_of(
         raise ConfigError("--stage needs one FILE, and no command")
     file = StageFile.read(Path(words[0]))
     stage = file.worker(options.stage)
+    file.check_presence(options.stage)
     offsets = file.keys.extract.offsets
     ranged = offsets is not None and offsets.by == "supervisor"
     return Program(stage, ranged and stage.kind is StageKind.EXTRACT, file.secrets)
@@ -158,6 +160,7 @@ def _of_command(
         )
     if not words:
         raise ConfigError("expected the command of a worker, as in -- ./worker")
+    _check_words(words)
     spoken: dict[str, Any] = {}
     written: dict[str, Any] = {"worker": {"command": list(words)}, "dialect": spoken}
     written["name"] = "worker"
@@ -180,13 +183,28 @@ def _of_command(
     try:
         keys: StageKeys = stage_section(_KEYS[kind]).read(written)
     except Invalid as error:
-        said = "; ".join(
-            f"{_option(problem.loc, options)}: {problem.say()}"
-            for problem in error.problems
-        )
-        raise ConfigError(said) from None
+        said = []
+        for problem in error.problems:
+            option = _option(problem.loc, options)
+            hidden = "the value given" if option.startswith("--set") else ""
+            said.append(f"{option}: {problem.say(instead=hidden)}")
+        raise ConfigError("; ".join(said)) from None
     stage = stage_of(keys, Path.cwd())
     return Program(stage, options.offsets == "supervisor", Secrets())
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raise ConfigError for a pipeline without a stage, and a script that is not there."""
+    first = Path(words[0])
+    if len(words) == 1 and first.suffix in (".yaml", ".yml") and first.is_file():
+        *names, last = StageFile.read(first).stages
+        raise ConfigError(
+            f"{first} is a pipeline: say by --stage NAME which of its stages,"
+            f" {', '.join(names)} or {last}"
+        )
+    at = script(words)
+    if at is not None and not runs(path := Path(words[at])):
+        raise ConfigError(absent("file", path))
 
 
 def _kind_for(spoken: str | None) -> str:

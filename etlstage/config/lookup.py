@@ -1,7 +1,8 @@
 """
 One stage of a pipeline file, for whoever is about that stage alone.
 
-Nothing of the file but its keys is looked at: not whether programs are there, nor Spark.
+Nothing of the file but its keys is looked at unless that is asked: not whether programs
+are there, nor Spark.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from etlstage.config.build import hidden_texts
-from etlstage.config.loader import load
+from etlstage.config.document import Document
+from etlstage.config.loader import finish, load
 from etlstage.config.model import PipelineKeys
+from etlstage.config.presence import Look
 from etlstage.config.reading import UNCHANGED
 from etlstage.config.stages import StageKeys, stage_of
 from etlstage.errors import ConfigError, guess
@@ -32,6 +35,7 @@ class StageFile(NamedTuple):
     is no DataFrame. Of each there is one process."""
     secrets: Secrets
     """What is not to be shown."""
+    document: Document
 
     @classmethod
     def read(cls, path: Path) -> StageFile:
@@ -47,7 +51,7 @@ class StageFile(NamedTuple):
             each.name: (each, _alone(each, document.folder))
             for _, each in keys.stages()
         }
-        return cls(keys, stages, Secrets(hidden_texts(keys, document)))
+        return cls(keys, stages, Secrets(hidden_texts(keys, document)), document)
 
     def worker(self, name: str) -> Stage:
         """
@@ -65,6 +69,19 @@ class StageFile(NamedTuple):
         if stage is None:
             raise ConfigError(f"stage {name} is a DataFrame, and has no worker")
         return stage
+
+    def check_presence(self, name: str) -> None:
+        """
+        Assert that what the worker of a stage needs is on this machine.
+
+        Raises:
+            ConfigError: As validation of the file does.
+
+        """
+        look = Look(self.keys, self.document)
+        for loc, keys in self.keys.stages():
+            if keys.name == name:
+                finish(self.document, look.worker(keys.stage, loc))
 
 
 def stage_from_yaml(path: str | Path, name: str) -> Stage:

@@ -170,7 +170,7 @@ class Look:
             path = worker.env.get("PATH", search_path())
             text = absent_from_path(program, folder, path, PYTHONS)
         if text:
-            hidden = "can't be run here; not shown, as it was interpolated"
+            hidden = "can't be run here; not shown, as it may be a secret"
             yield Problem(loc, text, hidden=hidden)
 
     def _script(self, loc: Loc, command: list[str], folder: Path) -> Iterator[Problem]:
@@ -229,7 +229,7 @@ class Look:
         else:
             return
         text = f"can't make {place}: " if there != place else ""
-        hidden = "can't be made, or written to; not shown, as it was interpolated"
+        hidden = "can't be made, or written to; not shown, as it may be a secret"
         yield Problem(loc, f"{text}{there} {flaw}", hidden=hidden)
 
     def _flaw(self, program: str, folder: Path) -> str | None:

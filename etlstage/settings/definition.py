@@ -64,7 +64,7 @@ class Unread(AttributeError):
     """Raised when a rule asks for a value that could not be read."""
 
 
-HIDDEN: Final = "is refused; not shown, as it was interpolated"
+HIDDEN: Final = "is refused; not shown, as it may be a secret"
 """In place of a text that may quote a value that must not be shown."""
 
 MOST: Final = 20

@@ -238,3 +238,36 @@ def test_worker_that_connects_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> N
     ]
     refused = etlstage("replay", "--shrink", recording)
     assert (refused.returncode, "sessions overlap" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["fuzz", "check", "try"])
+def test_script_that_is_not_there(
+    command: str, etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """It is told as by validate, and is no failure of a worker (issue 26)."""
+    (tmp_path / "uper.py").touch()
+    (tmp_path / "upper.py").unlink()
+    result = etlstage(command, "--", "python", "upper.py")
+    absent = f"there is no file {tmp_path}/upper.py (did you mean 'uper.py'?)\n"
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"etlstage: error: {absent}"
+    result = etlstage(command, pipeline, "--stage", "upper")
+    assert (result.returncode, result.stdout) == (2, "")
+    at = f"{pipeline}:5:32: transform[0].worker.command[1]"
+    assert result.stderr == f"etlstage: error: {at}: {absent}"
+    assert not (tmp_path / ".etlstage").exists()
+
+
+@pytest.mark.parametrize("command", ["fuzz", "check", "try"])
+def test_pipeline_without_a_stage(
+    command: str, etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """It is no program: its stages are named (issue 26)."""
+    result = etlstage(command, "pipeline.yaml")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "etlstage: error: pipeline.yaml is a pipeline: say by --stage NAME which of its"
+        " stages, extract, upper or load\n"
+    )
+    assert pipeline.parent == tmp_path
+    assert not (tmp_path / ".etlstage").exists()

@@ -765,14 +765,20 @@ def test_dialect_without_its_package(
 
 
 def test_value_that_was_set(tmp_path: Path) -> None:
-    """It has no line to show: what was written there is told (issue 23)."""
+    """It has no line to show, and may be a password (issues 23, 26)."""
     (tmp_path / "p.yaml").write_text(
         "name: p\nextract: {worker: {command: [echo]}}\nload: {worker: {command: [cat]}}\n"
     )
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "p.yaml", Changes(values=["load.workers=${NOPE:-0}"]))
     assert str(caught.value) == (
-        "--set load.workers: expected 1 or more, got ${NOPE:-0}"
+        "--set load.workers: expected 1 or more, got the value given"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "p.yaml", Changes(values=["load.timeout.stop=hunter2"]))
+    assert str(caught.value) == (
+        "--set load.timeout.stop: expected a duration such as 500ms, 30s or 2m, got"
+        " the value given"
     )
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "p.yaml", Changes(values=["transfrom[0].workers=4"]))

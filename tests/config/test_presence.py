@@ -322,7 +322,7 @@ def test_folder_that_can_not_be_made(
     assert error == f"{loc}: can't make file/out: file is no folder"
     assert errors_of(path, below, loads=False) == []
     monkeypatch.setenv("S", "file/out")
-    hidden = "can't be made, or written to; not shown, as it was interpolated"
+    hidden = "can't be made, or written to; not shown, as it may be a secret"
     assert errors_of(path, content.replace("PATH", '"${S}"')) == [f"{loc}: {hidden}"]
     assert errors_of(path, content.replace("PATH", "new/out")) == []
     access = os.access
