@@ -13,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from etlstage.cli.init import copy_examples
-from etlstage.cli.options import Debug, new_app
+from etlstage.cli.options import Debug, Verbosity, new_app
 from etlstage.cli.progress import exit_code, run_pipeline
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
-from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import pipeline_from_here
 from etlstage.config.end import located
 from etlstage.config.loader import load

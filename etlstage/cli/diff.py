@@ -23,13 +23,13 @@ from etlstage.cli.options import (
     File,
     Overlays,
     Values,
+    Verbosity,
     changes_of,
     new_app,
 )
 from etlstage.cli.progress import EXIT_CODES, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
-from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import pipeline_from_yaml
 from etlstage.config.document import Document
 from etlstage.config.end import SourceKeys, ends, name_of

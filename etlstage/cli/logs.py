@@ -20,8 +20,8 @@ from rich.text import Text
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from etlstage.cli.failure import REST, SHOWN_LINES
+from etlstage.cli.options import Verbosity
 from etlstage.cli.screen import Screen
-from etlstage.cli.verbosity import Verbosity
 from etlstage.pipeline.secret import Secrets
 from etlstage.telemetry.terminal import harmless
 

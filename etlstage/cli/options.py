@@ -1,18 +1,23 @@
-"""Options that several commands have; nothing heavy is imported for them."""
+"""Options that several commands have, and how much one logs; all of it starts fast."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from etlstage.cli.screen import Screen
     from etlstage.config.reading import Changes
 
 __all__ = (
+    "NORMAL",
     "Batch",
     "Debug",
     "Dialect",
@@ -20,6 +25,8 @@ __all__ = (
     "Json",
     "JunitFile",
     "Kind",
+    "Level",
+    "LogFormat",
     "Markers",
     "Mode",
     "Offsets",
@@ -29,6 +36,7 @@ __all__ = (
     "StageName",
     "Timeout",
     "Values",
+    "Verbosity",
     "Words",
     "Yes",
     "changes_of",
@@ -163,3 +171,58 @@ JunitFile = Annotated[
     typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+# --- of what is logged --------------------------------------------------------------
+
+
+class Level(Enum):
+    """From what level on events are told."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def number(self) -> int:
+        """As ``logging`` has it."""
+        number: int = getattr(logging, self.name)
+        return number
+
+
+class LogFormat(Enum):
+    """How events are told."""
+
+    CONSOLE = "console"
+    """For people."""
+    JSON = "json"
+    """An object a line."""
+
+
+@dataclass(frozen=True)
+class Verbosity:
+    """How much of a run is told, and how."""
+
+    debug: bool = False
+    """Everything: also each step on the way to a message's outcome, and tracebacks."""
+    quiet: bool = False
+    """Nothing but what is wrong."""
+    level: Level = Level.INFO
+    format: LogFormat | None = None
+    """None: for people on a terminal, JSON everywhere else."""
+
+    def for_people(self, screen: Screen) -> bool:
+        """Whether what is told on ``screen`` is for people."""
+        if self.format is None:
+            return screen.watched
+        return self.format is LogFormat.CONSOLE
+
+    @property
+    def threshold(self) -> int:
+        """The level from which on events are told, as ``logging`` has it."""
+        least = logging.WARNING if self.quiet else logging.DEBUG
+        wanted = logging.DEBUG if self.debug else self.level.number
+        return max(least, wanted)
+
+
+NORMAL: Final = Verbosity()

@@ -12,12 +12,19 @@ import typer
 from typer.core import TyperCommand
 
 from etlstage.cli.logs import configure
-from etlstage.cli.options import Batch, Debug, Dialect, Markers, new_app
+from etlstage.cli.options import (
+    Batch,
+    Debug,
+    Dialect,
+    Level,
+    Markers,
+    Verbosity,
+    new_app,
+)
 from etlstage.cli.progress import exit_code, show_report, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.cli.subject import Options, program_of
-from etlstage.cli.verbosity import Level, Verbosity
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.descriptor import DescriptorSink, DescriptorSource

@@ -25,9 +25,9 @@ from rich.text import Text
 
 from etlstage.cli.failure import show_error
 from etlstage.cli.logs import configure
+from etlstage.cli.options import NORMAL, Verbosity
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
-from etlstage.cli.verbosity import NORMAL, Verbosity
 from etlstage.messages import StageKind
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters, Report, accounts, closing_lines

@@ -25,12 +25,12 @@ from etlstage.cli.options import (
     Overlays,
     Quiet,
     Values,
+    Verbosity,
     changes_of,
 )
 from etlstage.cli.progress import EXIT_CODES, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
-from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build_retry import Retries
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted

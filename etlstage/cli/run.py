@@ -21,14 +21,16 @@ import typer
 from etlstage.cli.options import (
     Debug,
     File,
+    Level,
+    LogFormat,
     Overlays,
     Quiet,
     Values,
+    Verbosity,
     changes_of,
     new_app,
 )
 from etlstage.cli.signals import FORCED, Signals
-from etlstage.cli.verbosity import Level, LogFormat, Verbosity
 from etlstage.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from etlstage.cli.options import (
     JunitFile,
     Overlays,
     Values,
+    Verbosity,
     changes_of,
     new_app,
 )
 from etlstage.cli.rows import RowEnds
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import hidden_texts
 from etlstage.config.loader import LoadedCase, cases_of, load
 from etlstage.config.model import PipelineKeys

@@ -12,8 +12,8 @@ import pytest
 import structlog
 
 from etlstage.cli.logs import configure
+from etlstage.cli.options import Verbosity
 from etlstage.cli.screen import Screen
-from etlstage.cli.verbosity import Verbosity
 from tests.cli.test_screen import Terminal
 
 
@@ -129,7 +129,7 @@ import logging, sys
 from py4j.java_gateway import GatewayClient
 from etlstage.cli.logs import configure
 from etlstage.cli.screen import Screen
-from etlstage.cli.verbosity import Verbosity
+from etlstage.cli.options import Verbosity
 
 configure(Screen(stderr=True), Verbosity(debug=sys.argv[2] == "True"))
 GatewayClient(port=int(sys.argv[1])).send_command("x\\n")

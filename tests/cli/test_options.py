@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.cli.options import Level, LogFormat, Verbosity
 from etlstage.cli.screen import Screen
-from etlstage.cli.verbosity import Level, LogFormat, Verbosity
 from tests.cli.conftest import Etlstage
 
 NOISY = """\
