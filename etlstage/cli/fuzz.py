@@ -57,6 +57,7 @@ try:
         Fuzzer,
         Progress,
         cases,
+        large_cases,
         session_cases,
     )
     from etlstage.testing.strategies import (
@@ -174,32 +175,40 @@ def _fuzz(
     kept = Failures(find=stage_from_yaml)
     origin = FailureOrigin(tuple(words), wanted.options.stage)
     with interruptible():
-        if _still_fails(out, kept, origin, program):
-            return FAILED
+        known = _still_fails(out, kept, origin, program)
         seed = secrets.randbelow(10**6) if seed is None else seed
         with _progress() as tell, fuzzer.running():
             fuzzer.tell = tell
-            found = fuzzer.search(Budget(max_examples, seconds, seed))
+            found = fuzzer.search(Budget(max_examples, seconds, seed), known=known)
     done = fuzzer.progress
     tried = f"{counted(done.examples, 'case')}, {counted(done.messages, 'message')}"
-    if found is None:
-        out.tell(f"passed: {tried} (seed {seed})")
-        return 0
-    failure = Failure(
-        program.stage,
-        origin,
-        found.case,
-        wanted.oracles,
-        found.failure.kind,
-        wanted.timeout,
-    )
-    kept_as = kept.keep(failure, program.secrets)
-    _show(out, kept_as, found.failure, program)
-    shortened = f", {done.tries:,} more to make it short" if done.tries else ""
-    out.tell(f"found after {tried}{shortened} (seed {seed})")
-    if not found.steady:
-        out.tell("it did not fail each time: the worker may depend on chance, or time")
-    return FAILED
+    if done.stopped:
+        tried += f", stopped after {seconds:g} s"
+    for one in found:
+        failure = Failure(
+            program.stage,
+            origin,
+            one.case,
+            wanted.oracles,
+            one.failure.kind,
+            wanted.timeout,
+        )
+        _show(out, kept.keep(failure, program.secrets), one.failure, program)
+        if not one.steady:
+            out.tell(
+                "it did not fail each time: the worker may depend on chance, or time"
+            )
+    if found:
+        bugs = f"{counted(len(found), 'bug')} " if len(found) > 1 else ""
+        shortened = f", {done.tries:,} more to make it short" if done.tries else ""
+        out.tell(f"{bugs}found after {tried}{shortened} (seed {seed})")
+        return FAILED
+    if known:
+        out.tell(f"nothing else was found: {tried} (seed {seed})")
+        return FAILED
+    out.tell(f"passed: {fuzzer.passed()}")
+    out.tell(f"tried {tried} (seed {seed})")
+    return 0
 
 
 def _examine(stage: Stage, wanted: FuzzRequest) -> None:
@@ -252,6 +261,7 @@ def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
         wanted.oracles,
         size=full if dialect.shape.batches else 0,
         as_json=wanted.json_in,
+        given=() if sample else large_cases(dialect, as_json=wanted.json_in),
         timeout=wanted.timeout,
     )
 
@@ -267,17 +277,19 @@ def _examine_json(message: bytes, number: int) -> None:
 
 def _still_fails(
     out: Screen, failures: Failures, origin: FailureOrigin, program: Program
-) -> bool:
-    """Play what failed before; drop what does not any more."""
+) -> list[CaseFailed]:
+    """Play what failed before; drop what does not any more, and return what does."""
+    known = []
     for kept in list(failures.of(origin)):
         failure = kept.play(SURE)
         if failure is not None:
             out.tell("what was found before still fails:")
             _show(out, kept, failure, program)
-            return True
+            known.append(failure)
+            continue
         kept.drop()
         out.tell(f"fixed: {kept.kind} ({kept.path.stem})")
-    return False
+    return known
 
 
 # --- what is shown -------------------------------------------------------------------

@@ -25,6 +25,7 @@ from etlstage.testing.fault import Fault, FaultKind, FaultPlan
 __all__ = (
     "DEADLY",
     "HARMLESS",
+    "LINE_ENDS",
     "MARKER_SETS",
     "batches",
     "chunkings",
@@ -95,6 +96,11 @@ _LATER: Final = frozenset(
 """Kinds that don't happen at messages."""
 _USUAL: Final = frozenset(kind for kind in FaultKind if not kind.outside)
 _POISON: Final = (b"poison",)
+LINE_ENDS: Final = (
+    *(b"\r", b"\r\n", b"\x0b", b"\x0c", b"\x85", b"\xc2\x85"),
+    *(b"\xe2\x80\xa8", b"\xef\xbb\xbf"),
+)
+"""At these some readers of lines end one, or begin: the last is a byte order mark."""
 _ESCAPES: Final = {b"\\n", b"\\0", b"\\u0000", b"%0A"}
 
 
@@ -111,7 +117,8 @@ def fragments(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     # As texts that stand for a marker: they may be decoded, and then written as it is.
     escapes = {escape(marker).encode() for marker in named} | _ESCAPES
     usual = [b"x", b"\x80", b"yy", b"\xc3\xa9", b"\xff", b" ", b'"', b"0"]
-    drawn = st.sampled_from(usual) | st.sampled_from(sorted(escapes))
+    drawn = st.sampled_from(usual) | st.sampled_from(LINE_ENDS)
+    drawn |= st.sampled_from(sorted(escapes))
     return drawn | st.sampled_from(sorted(parts)) if parts else drawn
 
 

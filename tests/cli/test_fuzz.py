@@ -70,9 +70,13 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     assert played.stdout.endswith("1 case: 1 fixed, 0 failed\n")
     mended = etlstage("fuzz", "--max-examples", "20", *fuzz[1:])
     assert mended.returncode == 0
-    first, last = mended.stdout.splitlines()
+    first, passed, last = mended.stdout.splitlines()
     assert first.startswith("fixed: it ")
-    assert last.startswith("passed: 20 cases, ")
+    assert passed == (
+        "passed: answers, protocol. Not asked: outputs, JSON, idempotent, order-free,"
+        " stateless, model"
+    )
+    assert last.startswith("tried 20 cases, ")
     assert etlstage("replay").stdout == "no case in .etlstage/failures\n"
 
 

@@ -205,6 +205,33 @@ def forgets_x() -> None:
 # --- batches -------------------------------------------------------------------------
 
 
+def two_bugs() -> None:
+    """Die at 0x80; answer twice what holds a double y."""
+    for message in messages():
+        if b"\x80" in message:
+            raise ValueError(message)
+        reply(message)
+        if b"yy" in message:
+            reply(message)
+
+
+def reads_a_pipe_full() -> None:
+    """Take no message for one that is longer than a pipe has room for."""
+    for message in messages():
+        if len(message) > 65536:
+            os._exit(4)
+        reply(message)
+
+
+def refuses() -> None:
+    """Refuse each message that is not empty."""
+    for message in messages():
+        if message:
+            write(b"no" + marker("ERR", ""))
+        else:
+            reply()
+
+
 def loses_end_of_batch() -> None:
     """Stop one too early at the end of a batch of three."""
     for batch in batches():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +14,8 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing import Case, Step, verify
-from etlstage.testing.fuzzing.case import CaseFailed, FailureKind
-from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, cases
+from etlstage.testing.fuzzing.case import CaseFailed, FailureKind, literal
+from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, cases, large_cases
 from etlstage.testing.fuzzing.oracle import Oracles
 from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.strategies import json_messages, messages
@@ -86,20 +87,37 @@ def search(
     timeout: float = 5.0,
     as_json: bool = False,
     examples: int = 150,
+    known: Iterable[CaseFailed] = (),
     **oracles: Any,  # noqa: ANN401
-) -> Found | None:
+) -> list[Found]:
     """Return what is found in a buggy worker."""
+    fuzzer = fuzzer_of(
+        name, mode=mode, markers=markers, timeout=timeout, as_json=as_json, **oracles
+    )
+    with fuzzer.running():
+        return fuzzer.search(Budget(examples, seconds=60, seed=1), known=known)
+
+
+def fuzzer_of(
+    name: str,
+    *,
+    mode: Mode = Mode.SINGLE,
+    markers: Markers | None = None,
+    timeout: float = 5.0,
+    as_json: bool = False,
+    **oracles: Any,  # noqa: ANN401
+) -> Fuzzer:
+    """Return what looks for cases that fail."""
     dialect = MarkerDialect(mode=mode, markers=markers or Markers())
-    fuzzer = Fuzzer(
+    return Fuzzer(
         Stage(name="worker", worker=(*COMMAND, name), dialect=dialect),
         cases(dialect, drawn=json_messages if as_json else messages),
         Oracles(**oracles),
         size=0 if mode is Mode.SINGLE else 3,
         as_json=as_json,
+        given=large_cases(dialect, as_json=as_json),
         timeout=timeout,
     )
-    with fuzzer.running():
-        return fuzzer.search(Budget(examples, seconds=60, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +127,7 @@ def test_bug_is_found(
     name: str, told: dict[str, Any], kind: FailureKind, shortest: Case
 ) -> None:
     """And shrunk to its known minimum, which fails from a fresh start (issue 12)."""
-    found = search(name, **told)
-    assert found is not None
+    found = search(name, **told)[0]
     assert (found.failure.kind, found.steady) == (kind, True)
     assert found.case == shortest
 
@@ -125,7 +142,101 @@ def test_bug_is_found(
 )
 def test_sound_worker_passes(name: str, told: dict[str, Any]) -> None:
     """Nothing is found where nothing is (issue 12)."""
-    assert search(name, examples=20, **told) is None
+    assert search(name, examples=20, **told) == []
+
+
+def test_two_bugs_are_two() -> None:
+    """The search goes on behind the first (issue 26)."""
+    found = search("two_bugs")
+    assert {one.failure.kind for one in found} == {
+        FailureKind.CRASHES,
+        FailureKind.BREAKS,
+    }
+    cases = sorted(one.case.steps[0].messages[0] for one in found)
+    assert cases == [b"yy", b"\x80"]
+    assert all(one.case.count == 1 for one in found)
+
+
+def test_bug_that_is_known_is_not_reported_again() -> None:
+    """The search goes on behind what was kept, too (issue 26)."""
+    (first, second) = search("two_bugs")
+    (other,) = search("two_bugs", known=[first.failure])
+    assert other.failure.signature == second.failure.signature
+
+
+def test_large_messages_are_drawn() -> None:
+    """Larger than a pipe has room for; the shortest is shown shortly (issue 26)."""
+    (found,) = search("reads_a_pipe_full")
+    assert found.case == Case((Step((b"x" * 65537,)),))
+    assert repr(found.case) == "Case([Step([b'x' * 65537])])"
+    (line, _) = found.case.written(MarkerDialect())
+    assert len(line) < 300
+
+
+def test_what_was_not_asked_is_said() -> None:
+    """And how much was refused (issue 26)."""
+    fuzzer = fuzzer_of("refuses", stateless=True)
+    with fuzzer.running():
+        assert fuzzer.search(Budget(20, seconds=60, seed=1)) == []
+    refused = f"; refused {fuzzer._bench.refused} of {fuzzer._bench.replies}"
+    assert 0 < fuzzer._bench.refused < fuzzer._bench.replies
+    assert fuzzer.passed() == (
+        "answers, protocol, stateless. Not asked: outputs, JSON, idempotent,"
+        f" order-free, model{refused}"
+    )
+
+
+def test_search_that_time_ends_says_so() -> None:
+    """It has passed no more than it has tried (issue 26)."""
+    fuzzer = fuzzer_of("none")
+    with fuzzer.running():
+        assert fuzzer.search(Budget(150, seconds=0, seed=1)) == []
+    assert (fuzzer.progress.stopped, fuzzer.progress.examples) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "transcript", "signature"),
+    [
+        (FailureKind.HANGS, "the worker owes 1 reply", "", ()),
+        (
+            FailureKind.CRASHES,
+            "the worker exited with status 1; 1 reply is owed",
+            "     0.1  stderr  Traceback (most recent call last):\n"
+            + " " * 20
+            + "ValueError: b'x'",
+            ("status 1", "ValueError"),
+        ),
+        (FailureKind.CRASHES, "the worker was killed by SIGSEGV", "", ("SIGSEGV",)),
+        (
+            FailureKind.BREAKS,
+            "the worker wrote 12 bytes: b'x'",
+            "",
+            ("the worker wrote  bytes",),
+        ),
+        (FailureKind.BREAKS, "the worker wrote 2 replies too many", "", ("surplus",)),
+    ],
+)
+def test_signature_tells_bugs_apart(
+    kind: FailureKind, what: str, transcript: str, signature: tuple[str, ...]
+) -> None:
+    """Whatever the messages were (issue 26)."""
+    assert CaseFailed(kind, what, transcript).signature == (kind, *signature)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (b"", "b''"),
+        (b"x" * 99, repr(b"x" * 99)),
+        (b"x" * 100, "b'x' * 100"),
+        (b'"' + b"x" * 100 + b'"', """b'"' + b'x' * 100 + b'"'"""),
+        (b"\n" * 200 + b"\0" * 100, "b'\\n' * 200 + b'\\x00' * 100"),
+    ],
+)
+def test_long_message_is_written_as_a_product(message: bytes, text: str) -> None:
+    """As Python reads it (issue 26)."""
+    assert literal(message) == text
+    assert eval(text) == message  # noqa: S307
 
 
 def test_case_reads_as_a_program() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
 from etlstage.pipeline import Pipeline
@@ -14,6 +14,7 @@ from etlstage.protocol.marker import Markers
 from etlstage.stage import Order
 from etlstage.testing import FaultPlan, MemorySink, hostile_worker
 from etlstage.testing.strategies import (
+    LINE_ENDS,
     MARKER_SETS,
     batches,
     chunkings,
@@ -55,6 +56,25 @@ def test_messages_like_a_sample_may_be_sent(
     document = data.draw(json_messages_like([b'{"EOM": [1, 2]}'], markers))
     json.loads(document)
     assert sendable(document, markers)
+
+
+def test_what_readers_of_lines_fall_over_is_drawn() -> None:
+    """By default, in as many messages as a short search has (issue 26)."""
+    drawn = b""
+
+    @seed(1)
+    @settings(max_examples=300, phases=(Phase.generate,), database=None)
+    @given(messages())
+    def draw(message: bytes) -> None:
+        nonlocal drawn
+        drawn += message + b"|"
+
+    draw()
+    # A line feed is what ends a message here, and one behind a carriage return, too.
+    wanted = [end for end in LINE_ENDS if b"\n" not in end]
+    assert [end for end in wanted if end not in drawn] == []
+    assert b"\x80" in drawn
+    assert b"\r|" in drawn
 
 
 def test_messages_like_a_sample_are_near_it() -> None:

@@ -22,6 +22,7 @@ from etlstage.testing.fuzzing.case import (
     AnyCase,
     Case,
     CaseFailed,
+    Said,
     Saying,
     converse,
     end,
@@ -59,6 +60,8 @@ class Bench:
 
     Attributes:
         patience: How long they may take now.
+        replies: How many came in all cases that were stood.
+        refused: How many of them are refusals.
 
     """
 
@@ -71,6 +74,7 @@ class Bench:
         launch: Launch = launch_worker,
     ) -> None:
         self.patience = timeout
+        self.replies = self.refused = 0
         self._launch = launch
         self._stage = stage
         self._oracles = oracles
@@ -97,7 +101,8 @@ class Bench:
         """Play a case to a process that has seen nothing; return how it failed."""
         stage = case.on(self._stage)
         try:
-            await judge(lambda: self._fresh(stage, case), case, self._oracles)
+            said = await judge(lambda: self._fresh(stage, case), case, self._oracles)
+            self._count(said)
         except CaseFailed as failed:
             return failed
         return None
@@ -122,6 +127,7 @@ class Bench:
             await compare(
                 lambda: self._fresh(stage, case), kept.worker, said, self._oracles
             )
+            self._count(said)
         except CaseFailed as failed:
             kept.left.set()
             self._kept = None
@@ -140,6 +146,11 @@ class Bench:
         finally:
             kept.left.set()
         return None, kept.everything()
+
+    def _count(self, said: Said) -> None:
+        for _, replies in said:
+            self.replies += len(replies)
+            self.refused += sum(reply.refused is not None for reply in replies)
 
     @asynccontextmanager
     async def _fresh(

@@ -7,10 +7,11 @@ ends well when its input does. What else must be true, ``oracle.py`` knows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NoReturn, Protocol, Self, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, Self, TypeAlias
 
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Markers
@@ -19,7 +20,7 @@ from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.replies import Reply
-from etlstage.testing.transcript import cut
+from etlstage.testing.transcript import clipped, cut
 from etlstage.transport.base import describe_status
 
 __all__ = (
@@ -33,8 +34,16 @@ __all__ = (
     "converse",
     "end",
     "fail",
+    "literal",
     "shown_steps",
 )
+
+
+_VALUES: Final = re.compile(r"b?'[^']*'|b?\"[^\"]*\"|[0-9,]+|:.*", re.DOTALL)
+_SURPLUS: Final = re.compile(r"too many|more than its reply")
+_ENDED: Final = re.compile(r"status [0-9]+|SIG[A-Z]+")
+_RAISED: Final = re.compile(r"^ {20}([A-Za-z_.]+)(?=:|$)", re.MULTILINE)
+_RUN: Final = re.compile(rb"(.)\1{99,}", re.DOTALL)
 
 
 class FailureKind(StrEnum):
@@ -73,6 +82,23 @@ class CaseFailed(WorkerMisbehaved):
     def __init__(self, kind: FailureKind, what: str, transcript: str) -> None:
         super().__init__(what, transcript)
         self.kind = kind
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """
+        What tells it from another bug, as far as anything does.
+
+        Of a crash that is also how the worker ended, and the exception that it wrote
+        last; of a breach of the protocol what it is, without the bytes.
+        """
+        if self.kind is FailureKind.BREAKS:
+            surplus = _SURPLUS.search(self.what)
+            return self.kind, "surplus" if surplus else _VALUES.sub("", self.what)
+        if self.kind is not FailureKind.CRASHES:
+            return (self.kind,)
+        ended = _ENDED.findall(self.what)
+        raised = _RAISED.findall(self.transcript)
+        return self.kind, *ended, *raised[-1:]
 
 
 class Saying(Protocol):
@@ -148,7 +174,7 @@ class Step:
 
     def __repr__(self) -> str:
         more = f", cuts={[*self.cuts]}" if self.cuts else ""
-        return f"Step({[*self.messages]}{more})"
+        return f"Step([{', '.join(map(literal, self.messages))}]{more})"
 
     async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
         """Say it; return the replies."""
@@ -210,7 +236,8 @@ class Case:
         kit = kit_of(dialect)
         for step in self.steps:
             wire = kit.raw(step.messages)
-            yield " | ".join(kit.shown(part) for part in cut(wire, step.cuts))
+            parts = cut(wire, step.cuts)
+            yield " | ".join(clipped(part, kit.shown) for part in parts)
         yield "the end of the input"
 
     def imports(self) -> Iterator[str]:
@@ -242,6 +269,19 @@ class Case:
             for step in plain["steps"]
         ]
         return cls(tuple(steps), Markers.from_text(**plain["markers"]))
+
+
+def literal(message: bytes) -> str:
+    """Return a message as Python has it; what is one byte many times, as a product."""
+    pieces, at = [], 0
+    for run in _RUN.finditer(message):
+        if run.start() > at:
+            pieces.append(repr(message[at : run.start()]))
+        pieces.append(f"{run[1]!r} * {len(run[0])}")
+        at = run.end()
+    if at < len(message) or not message:
+        pieces.append(repr(message[at:]))
+    return " + ".join(pieces)
 
 
 def shown_steps(steps: Sequence[object]) -> str:

@@ -1,19 +1,20 @@
 """
-Hypothesis looks for a case that a worker does not stand.
+Hypothesis looks for cases that a worker does not stand.
 
 One process is given many cases, and what it has seen is kept in mind. What fails there
 is played to a fresh process. If it does not fail again, what came before is to blame:
 then all that the process has seen is the case. What fails from a fresh start is made
-shorter, each try with a process of its own; see ``shortening.py``.
+shorter, each try with a process of its own; see ``shortening.py``. Then the search goes
+on, for another bug, until one that is known has come a few times more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -27,18 +28,36 @@ from etlstage.testing.dialect import kit_of
 from etlstage.testing.fuzzing.bench import Bench
 from etlstage.testing.fuzzing.case import AnyCase, Case, CaseFailed, FailureKind, Step
 from etlstage.testing.fuzzing.oracle import Oracles
-from etlstage.testing.fuzzing.sessions import Call, Calls, SessionCase, ready
+from etlstage.testing.fuzzing.sessions import (
+    Call,
+    Calls,
+    SessionCase,
+    case_class,
+    ready,
+)
 from etlstage.testing.fuzzing.shortening import shorten, shorten_calls
 from etlstage.testing.sessions import chunks
 from etlstage.testing.strategies import cuts, messages
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("Budget", "Found", "Fuzzer", "Progress", "cases", "session_cases")
+__all__ = (
+    "Budget",
+    "Found",
+    "Fuzzer",
+    "Progress",
+    "cases",
+    "large_cases",
+    "session_cases",
+)
 
 _LIFE: Final = 40  # cases that one process is given
 _ALONE: Final = 3  # cases at the beginning that have a process each
 _QUICK: Final = 1.0  # seconds of patience while a case that hangs is shrunk
 _AT_ONCE: Final = 4  # sessions, at most
+_REPEATS: Final = 15  # cases that fail as others before, after which no more is drawn
+_HANGS: Final = 5  # the same, if they take all patience
+_BETWEEN: Final = 10  # cases that are drawn between two that are given
+_SIZES: Final = (64 * 1024 + 1, 1024 * 1024)  # bytes; a pipe has room for fewer
 
 
 @dataclass(frozen=True)
@@ -77,11 +96,13 @@ class Progress:
     """In all of them."""
     tries: int = 0
     """Cases that were played to make one that failed shorter."""
+    stopped: bool = False
+    """Whether time was up before all cases were drawn."""
 
 
 class Fuzzer:
     """
-    Looks for a case that fails; a context manager, for one thread.
+    Looks for cases that fail; a context manager, for one thread.
 
     Args:
         stage: Command and dialect; its markers, where the worker is given no others.
@@ -89,6 +110,7 @@ class Fuzzer:
         oracles: What must be true of the replies.
         size: Messages of a full batch; 0: the worker answers single messages.
         as_json: Whether messages are JSON documents.
+        given: Cases that are tried among those that are drawn.
         timeout: How long each reply, and the exit, may take, in seconds.
         launch: What starts the workers.
 
@@ -106,6 +128,7 @@ class Fuzzer:
         *,
         size: int = 0,
         as_json: bool = False,
+        given: Iterable[AnyCase] = (),
         timeout: float = 5.0,
         launch: Launch = launch_worker,
     ) -> None:
@@ -113,10 +136,15 @@ class Fuzzer:
         self._drawn = drawn
         self._size = size
         self._as_json = as_json
+        self._given = [*given]
         self._timeout = timeout
         self.tell: Callable[[Progress], None] = lambda progress: None
         self._bench = Bench(stage, oracles, timeout=timeout, launch=launch)
-        self._found: Found | None = None
+        self._oracles = oracles
+        self._kind = stage.kind
+        self._found: list[Found] = []
+        self._known: set[tuple[str, ...]] = set()
+        self._repeats = 0
         self._until = 0.0
         self._portal: BlockingPortal
 
@@ -133,23 +161,43 @@ class Fuzzer:
         """Play a case to a fresh process; return how it failed."""
         return self._portal.call(self._bench.fresh, case)
 
-    def search(self, budget: Budget) -> Found | None:
-        """Look for a case that fails; return it as short as it was made."""
+    def passed(self) -> str:
+        """Say what was asked of a worker that has passed, and what was not."""
+        unasked = self._oracles.unasked(self._kind)
+        asked = [n for n in Oracles().unasked(self._kind) if n not in unasked]
+        text = ", ".join(("answers", "protocol", *asked))
+        if unasked:
+            text += f". Not asked: {', '.join(unasked)}"
+        if self._bench.refused:
+            refused, replies = self._bench.refused, self._bench.replies
+            text += f"; refused {refused:,} of {replies:,}"
+        return text
+
+    def search(
+        self, budget: Budget, *, known: Iterable[CaseFailed] = ()
+    ) -> list[Found]:
+        """
+        Look for cases that fail, one for each bug; return them, made short.
+
+        Args:
+            budget: How long.
+            known: How cases failed that are known.
+
+        """
         self._until = monotonic() + budget.seconds
-        self._found = None
+        self._found = []
+        self._known = {failure.signature for failure in known}
         with suppress(_Over):
             self._let_draw(budget)
+            while self._given:
+                self._try(self._given.pop())
             self._look_at_end()
-        if self._found is None:
-            return None
-        with suppress(_Over):
-            self._make_short()
-        return self._confirmed(self._found)
+        return self._found
 
     def _let_draw(self, budget: Budget) -> None:
         @seed(budget.seed)
         @settings(
-            max_examples=budget.examples,
+            max_examples=max(1, budget.examples - len(self._given)),
             database=None,
             deadline=None,
             phases=(Phase.generate,),
@@ -158,8 +206,12 @@ class Fuzzer:
         )
         @given(self._drawn)
         def trial(case: AnyCase) -> None:
-            self._check_time()
+            if monotonic() > self._until:
+                self.progress.stopped = True
+                raise _Over
             self._try(case)
+            if self._given and self.progress.examples % _BETWEEN == 0:
+                self._try(self._given.pop())
             self.tell(self.progress)
 
         trial()
@@ -171,67 +223,86 @@ class Fuzzer:
         if number <= _ALONE:
             failure = self.play(case)
             if failure is not None:
-                self._end_with(Found(case, failure))
+                self._note(Found(case, failure))
             return
         if number % _LIFE == 0:
             self._look_at_end()
         failure, everything = self._portal.call(self._bench.again, case)
-        if failure is not None:
-            again = self.play(case)
-            if again is not None:
-                self._end_with(Found(case, again))
+        if failure is None or self._is_known(failure):
+            return
+        again = self.play(case)
+        if again is not None:
+            self._note(Found(case, again))
+        else:
             self._blame_all(failure, everything)
 
     def _look_at_end(self) -> None:
         """End the process that has seen many cases."""
         failure, everything = self._portal.call(self._bench.renew)
-        if failure is not None:
+        if failure is not None and not self._is_known(failure):
             self._blame_all(failure, everything)
 
-    def _blame_all(self, failure: CaseFailed, everything: AnyCase) -> NoReturn:
+    def _blame_all(self, failure: CaseFailed, everything: AnyCase) -> None:
         """Take all that a process has seen for the case."""
         again = self.play(everything)
-        self._end_with(Found(everything, again or failure, steady=again is not None))
+        self._note(Found(everything, again or failure, steady=again is not None))
 
-    def _end_with(self, found: Found) -> NoReturn:
-        self._found = found
-        raise _Over
+    def _is_known(self, failure: CaseFailed) -> bool:
+        if failure.signature not in self._known:
+            return False
+        hangs = failure.kind is FailureKind.HANGS
+        self._repeats += _REPEATS // _HANGS if hangs else 1
+        if self._repeats >= _REPEATS:
+            raise _Over
+        return True
 
-    def _make_short(self) -> None:
-        assert self._found is not None
-        if not self._found.steady:
+    def _note(self, found: Found) -> None:
+        """Keep a case as short as it is made, unless its bug is known."""
+        if self._is_known(found.failure):
             return
-        kind = self._found.failure.kind
+        self._repeats = 0
+        self._known.add(found.failure.signature)
+        if found.steady:
+            found = self._shortest(found)
+            self._bench.patience = self._timeout
+            failure = self.play(found.case)
+            found = replace(
+                found, failure=failure or found.failure, steady=failure is not None
+            )
+            self._known.add(found.failure.signature)
+        # A breach of the protocol may look different, and is the same when it is short.
+        same = (found.case, found.failure.kind)
+        if same not in [(one.case, one.failure.kind) for one in self._found]:
+            self._found.append(found)
+
+    def _shortest(self, found: Found) -> Found:
+        kind, signature = found.failure.kind, found.failure.signature
         if kind is FailureKind.HANGS:
             self._bench.patience = min(_QUICK, self._timeout)
 
         def fails(case: AnyCase) -> bool:
-            self._check_time()
+            nonlocal found
+            if monotonic() > self._until:
+                raise _Over
             self.progress.tries += 1
             self.tell(self.progress)
             failure = self.play(case)
-            if failure is None or failure.kind is not kind:
+            # A breach of the protocol looks different with fewer messages.
+            if failure is None or (
+                failure.signature != signature
+                if kind is FailureKind.CRASHES
+                else failure.kind is not kind
+            ):
                 return False
-            self._found = Found(case, failure)
+            found = Found(case, failure)
             return True
 
-        case = self._found.case
-        if isinstance(case, SessionCase):
-            shorten_calls(case, fails, as_json=self._as_json)
-        elif isinstance(case, Case):
-            shorten(case, fails, size=self._size, as_json=self._as_json)
-
-    def _check_time(self) -> None:
-        if monotonic() > self._until:
-            raise _Over
-
-    def _confirmed(self, found: Found) -> Found:
-        """Return what was found, played once more with all patience."""
-        self._bench.patience = self._timeout
-        failure = self.play(found.case) if found.steady else None
-        if failure is None:
-            return replace(found, steady=False)
-        return replace(found, failure=failure)
+        with suppress(_Over):
+            if isinstance(found.case, SessionCase):
+                shorten_calls(found.case, fails, as_json=self._as_json)
+            elif isinstance(found.case, Case):
+                shorten(found.case, fails, size=self._size, as_json=self._as_json)
+        return found
 
 
 # --- what is drawn -------------------------------------------------------------------
@@ -315,6 +386,22 @@ def session_cases(
         places = draw(cuts(len(step.wire(dialect))))
         steps.append(replace(step, cuts=tuple(places)))
     return SessionCase(tuple(steps))
+
+
+def large_cases(dialect: Dialect, *, as_json: bool = False) -> list[AnyCase]:
+    """Return cases of one message each for which no pipe has room."""
+    markers = getattr(dialect, "markers", Markers())
+    fillers = (b"x", b"-", b"0", b" ")
+    filler = next(f for f in fillers if not any(f in m for m in markers if m))
+    found: list[AnyCase] = []
+    for size in _SIZES:
+        text = filler * size
+        message = b'"%b"' % text if as_json else text
+        if case_class(dialect) is SessionCase:
+            found.append(SessionCase((Calls((Call((message,)),)),)))
+        else:
+            found.append(Case((Step((message,)),), markers))
+    return found
 
 
 def _repeated(drawn: Sequence[tuple[bytes, bool]]) -> list[bytes]:

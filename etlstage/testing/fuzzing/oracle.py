@@ -46,6 +46,7 @@ _MODES: Final = {
     "supervisor": Mode.BATCH_SUPERVISOR,
     "worker": Mode.BATCH_WORKER,
 }
+_OF_OUTPUTS: Final = ("outputs", "JSON", "idempotent")  # a load worker has none
 _LONG: Final = 60  # characters of a message in an error
 
 
@@ -66,6 +67,19 @@ class Oracles:
     model: str = ""
     """The worker does as this function does, ``module:function``, which is one that
     ``worker.transform`` takes, or ``worker.transform_batch``, ``worker.load``."""
+
+    def unasked(self, kind: StageKind) -> list[str]:
+        """Return what is not asked of a worker of that kind, and could be."""
+        named = {
+            "outputs": self.one_output,
+            "JSON": self.json_out,
+            "idempotent": self.idempotent,
+            "order-free": self.order_free,
+            "stateless": self.stateless,
+            "model": self.model,
+        }
+        without = _OF_OUTPUTS if kind is StageKind.LOAD else ()
+        return [name for name, on in named.items() if not on and name not in without]
 
     @property
     def given(self) -> dict[str, Any]:
@@ -112,9 +126,9 @@ def verify(
     anyio.run(judge, start, case, Oracles(**oracles))
 
 
-async def judge(start: Open, case: AnyCase, oracles: Oracles) -> None:
+async def judge(start: Open, case: AnyCase, oracles: Oracles) -> Said:
     """
-    Have fresh processes stand a case; see :func:`verify`.
+    Have fresh processes stand a case, and return what was said; see :func:`verify`.
 
     Raises:
         CaseFailed: If they don't.
@@ -124,6 +138,7 @@ async def judge(start: Open, case: AnyCase, oracles: Oracles) -> None:
         replies = await converse(worker, case.steps)
         await compare(start, worker, replies, oracles)
         await end(worker)
+        return replies
 
 
 async def compare(

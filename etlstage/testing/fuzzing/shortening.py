@@ -19,6 +19,7 @@ from etlstage.testing.fuzzing.sessions import Call, Calls, SessionCase
 __all__ = ("shorten", "shorten_calls")
 
 _SIMPLE: Final = (b"", b"x")
+_LONG: Final = 4096  # bytes of a message from which on it is halved only
 _C = TypeVar("_C", bound=AnyCase)
 _S = TypeVar("_S", bound=Step | Calls)
 
@@ -211,6 +212,17 @@ def _simplify(message: bytes, puts: Callable[[bytes], bool], *, as_json: bool) -
         return
     if puts(b"") or puts(b"x"):
         return
+    if len(message) > _LONG:
+        # Its length tells most; where not, byte by byte would take for ever.
+        few, many = 0, len(message)
+        while many - few > 1:
+            half = (few + many) // 2
+            few, many = (few, half) if puts(message[:half]) else (half, many)
+        if not puts(b"x" * many):
+            puts(message[:many])
+        if many > _LONG:
+            return
+        message = message[:many]
     kept = fewest([*message], lambda left: puts(bytes(left)))
     for number, byte in enumerate(kept):
         for simple in (ord("x"), 0x80):
