@@ -151,7 +151,7 @@ def test_supervisor(blocks: list[str], capsys: pytest.CaptureFixture[str]) -> No
     assert known["replies"][-1:] == [(b"FOUR",)]
 
 
-@runs("Journals 1")
+@runs("Use journals 1")
 def test_journals(
     blocks: list[str],
     tmp_path: Path,
@@ -165,7 +165,7 @@ def test_journals(
         assert capsys.readouterr().out == "7 12\n"
 
 
-@runs("Cocaine workers 2")
+@runs("Run Cocaine workers 2")
 def test_session(
     blocks: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +183,7 @@ def test_model(blocks: list[str]) -> None:
     assert worker.run(clean, [b" a b\t", b" "]) == [[b"a b"], worker.Refuse("no name")]
 
 
-@runs("In a test suite 1", "etlstage 2")
+@runs("Test workers in a test suite 1", "etlstage 2")
 def test_function_in_this_process(
     blocks: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +195,7 @@ def test_function_in_this_process(
     del sys.modules["shout"]
 
 
-@runs("In a test suite 2")
+@runs("Test workers in a test suite 2")
 def test_fixtures(blocks: list[str], folder: Path) -> None:
     """In a pytest of its own (issue 12)."""
     pass_in_pytest(blocks[0], folder, 3)
@@ -203,7 +203,7 @@ def test_fixtures(blocks: list[str], folder: Path) -> None:
 
 @pytest.mark.slow  # a hundred processes and more, one after the other
 @pytest.mark.timeout(120)
-@runs("In a test suite 3")
+@runs("Test workers in a test suite 3")
 def test_properties(blocks: list[str], folder: Path) -> None:
     """Likewise."""
     pass_in_pytest(blocks[0], folder, 2)
@@ -261,7 +261,7 @@ def test_hostile_worker_and_ends_in_memory(blocks: list[str]) -> None:
     assert report.status == "done"
 
 
-@runs("Faults from outside 3")
+@runs("Inject faults 3")
 def test_faults_from_outside(blocks: list[str]) -> None:
     """A worker that knows none is killed with a message, which is answered then."""
     stage = Stage(name="clean", worker=(sys.executable, "clean.py"))
@@ -291,7 +291,7 @@ def test_trial(blocks: list[str], folder: Path) -> None:
     typed(steps(*blocks))
 
 
-@runs("As a filter in the shell 1")
+@runs("Filter in the shell 1")
 def test_filter(blocks: list[str], folder: Path) -> None:
     """The first worker in the shell refuses the empty line."""
     start = files("etlstage.examples") / "start"
@@ -300,7 +300,7 @@ def test_filter(blocks: list[str], folder: Path) -> None:
     typed(steps(*blocks))
 
 
-@runs("A worker that connects 1", "A worker that connects 2")
+@runs("A worker on a socket 1", "A worker on a socket 2")
 def test_trial_of_a_worker_that_connects(blocks: list[str], folder: Path) -> None:
     """Frames are shown by name (issue 15)."""
     program, dialogue = blocks
@@ -353,8 +353,8 @@ def test_worker_that_takes_parts_for_lines(
     "The pipeline file 1",
     "Scale out: Spark's executors and streams 1",
     "Load exactly once 1",
-    "Files without Spark 1",
-    "Into a database 1",
+    "Read and write files without Spark 1",
+    "Load into a database 1",
     "Several runners 1",
 )
 def test_files_are_loaded(blocks: list[str], folder: Path) -> None:
@@ -414,7 +414,7 @@ def test_journals_between_pipelines(blocks: list[str], folder: Path) -> None:
         assert of == sorted(of)
 
 
-@runs("Cocaine workers 1")
+@runs("Run Cocaine workers 1")
 def test_cocaine(blocks: list[str], folder: Path) -> None:
     """It shows all keys with what holds without them (issue 15)."""
     ends = pipeline("c", "u", "./u").replace("transform:\n", "").splitlines()
@@ -431,10 +431,10 @@ def test_cocaine(blocks: list[str], folder: Path) -> None:
 
 
 @runs(
-    "Kinesis record processors 1",
-    "Kinesis record processors 2",
-    "Kinesis record processors 3",
-    "Kinesis record processors 4",
+    "Run a Kinesis record processor 1",
+    "Run a Kinesis record processor 2",
+    "Run a Kinesis record processor 3",
+    "Run a Kinesis record processor 4",
 )
 def test_record_processor(blocks: list[str], folder: Path) -> None:
     """It runs, and the file shows all keys with what holds without them (issue 25)."""
@@ -454,7 +454,7 @@ def test_record_processor(blocks: list[str], folder: Path) -> None:
     jsonschema.Draft202012Validator(pipeline_schema()).validate(data)
 
 
-@runs("Dead letters 1")
+@runs("Handle dead letters 1")
 def test_dead_letters(blocks: list[str], folder: Path) -> None:
     """They are listed and shown, tried by hand, and again when all is well (issue 11)."""
     written(folder, "upper", FIVE_LETTERS)
@@ -484,7 +484,7 @@ def test_replay(blocks: list[str], folder: Path) -> None:
     typed([("etlstage run pipeline.yaml --record recordings", "..."), *steps(*blocks)])
 
 
-@runs("Faults from outside 1", "Faults from outside 2")
+@runs("Inject faults 1", "Inject faults 2")
 def test_faults_in_a_file(blocks: list[str], folder: Path) -> None:
     """They happen in a run (issue 11)."""
     faults, dialogue = blocks

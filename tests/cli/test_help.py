@@ -22,7 +22,7 @@ def test_topics_are_listed_by_group(capsys: pytest.CaptureFixture[str]) -> None:
     pages = [path for path in PAGES if DOCS in path.parents and path.parent != DOCS]
     assert sorted(listed) == sorted(path.stem for path in pages)
     assert {path.parent.name for path in pages} == GROUPS.keys()
-    assert "  delivery" in "\n".join(lines)
+    assert len(set(listed)) == len(listed)
 
 
 def test_pages_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,5 +63,5 @@ def test_page_on_a_terminal(tmp_path: Path) -> None:
         folder=tmp_path,
         env=environment(PAGER="cat"),
     ).text
-    assert re.search(r"^[┃ ]*Dead letters[┃ ]*$", shown, re.MULTILINE)
+    assert re.search(r"^[┃ ]*Handle dead letters[┃ ]*$", shown, re.MULTILINE)
     assert "](" not in shown

@@ -199,7 +199,7 @@ def test_ends_and_forms(text: str, valid: bool) -> None:
     assert (problems(data_of(text)) == []) is valid
 
 
-@runs("The keys of a stage 1")
+@runs("Pipeline keys 1")
 def test_manual_lists_every_key_with_its_default(
     blocks: list[str], tmp_path: Path
 ) -> None:

@@ -99,7 +99,11 @@ spark = SparkSession.builder.master("local[2]").getOrCreate()
 """
 
 
-@runs("In a notebook 1", "In a notebook 2", "As a Spark data source 1")
+@runs(
+    "Transform a DataFrame in a notebook 1",
+    "Transform a DataFrame in a notebook 2",
+    "Read and write as a Spark data source 1",
+)
 def test_programs_for_spark(
     blocks: list[str],
     program: Callable[..., subprocess.CompletedProcess[str]],
@@ -174,7 +178,7 @@ def here(
 
 
 @pytest.mark.classic
-@runs("etlstage 2", "etlstage 3", "etlstage 4", "Comparing two engines 1")
+@runs("etlstage 2", "etlstage 3", "etlstage 4", "Compare two engines 1")
 def test_first_page(
     blocks: list[str], here: Callable[[Sequence[Step]], None], tmp_path: Path
 ) -> None:
@@ -190,7 +194,7 @@ def test_first_page(
 
 
 @pytest.mark.classic
-@runs("Tests of a pipeline 1", "Tests of a pipeline 2")
+@runs("Test a pipeline 1", "Test a pipeline 2")
 def test_tests_of_a_pipeline(
     blocks: list[str], here: Callable[[Sequence[Step]], None], tmp_path: Path
 ) -> None:
