@@ -322,6 +322,19 @@ def test_worker_that_forgets_to_answer(blocks: list[str], folder: Path) -> None:
     typed(steps(*dialogues))
 
 
+@runs("Fuzz it 2")
+def test_search_that_finds_nothing(blocks: list[str], folder: Path) -> None:
+    """It says what was asked; of numbers there are others (issue 27)."""
+    start = files("etlstage.examples") / "start"
+    shutil.copy(str(start / "worker.sh"), folder)
+    command = "fuzz --stateless --max-examples 20 --seed 1 -- sh worker.sh"
+    ended = subprocess.run(
+        ["etlstage", *command.split()], capture_output=True, text=True, check=True
+    )
+    said, shown = (re.sub(r"\d[\d,]*", "#", text) for text in (ended.stdout, *blocks))
+    assert said == shown
+
+
 @pytest.mark.slow  # it is tried in many ways
 @pytest.mark.timeout(120)
 @runs(*(f"Two more workers with a bug {number}" for number in (1, 2)))
@@ -472,6 +485,15 @@ def test_dead_letters(blocks: list[str], folder: Path) -> None:
     typed([by_hand], stderr=True)
     written(folder, "upper", FIVE_LETTERS.replace("exit 1", "printf '\\000'"))
     typed([retry])
+
+
+@runs("Run and observe a pipeline 1")
+def test_looks_before_a_run(blocks: list[str], folder: Path) -> None:
+    """They load nothing (issue 27)."""
+    text = pipeline("papers", "clean", "python, clean.py")
+    written(folder, "clean.py", UPPER.replace("message.upper()", "message"))
+    written(folder, "pipeline.yaml", text)
+    typed(steps(*blocks))
 
 
 @runs("Record and replay 1")
