@@ -12,7 +12,6 @@ import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import pairwise
 from typing import Final
 
 from etlstage.cli.drawing import Box, Link, clean, plot, stages
@@ -183,8 +182,7 @@ def _tiles(report: Report) -> Iterator[str]:
 def _graph(ledger: Ledger) -> str:
     """Return the stages in a row, with what passed between them."""
     links = []
-    for start, end in pairwise(ledger):
-        missing = start.produced - end.received
+    for end, missing in zip(list(ledger)[1:], ledger.gaps, strict=True):
         below = f"{missing:,} undelivered" if missing else ""
         links.append(Link(f"{end.received:,}", below))
     return "".join(

@@ -59,6 +59,14 @@ def _run(
             metavar="STAGE", help="Print what leaves this stage; load nothing."
         ),
     ] = None,
+    only_before: Annotated[
+        str | None,
+        typer.Option(metavar="STAGE", help="Run only what is before its durable edge."),
+    ] = None,
+    only_behind: Annotated[
+        str | None,
+        typer.Option(metavar="STAGE", help="Run only what is behind its durable edge."),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the closing report as JSON."),
@@ -121,6 +129,7 @@ def _run(
             from etlstage.cli.metrics import MetricsServer
             from etlstage.cli.progress import exit_code, run_pipeline
             from etlstage.cli.trial import Trial
+            from etlstage.config.build import Only
 
             trial = Trial(
                 record,
@@ -129,6 +138,7 @@ def _run(
                 seed=seed if faults else None,
                 most=limit,
                 until=until,
+                only=Only(only_before, only_behind),
             )
             server = MetricsServer(metrics) if metrics is not None else None
             meter = server.meter if server is not None else None

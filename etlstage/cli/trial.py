@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from etlstage.cli.failure import complain
 from etlstage.cli.screen import Screen
-from etlstage.config.build import pipeline_from_here
+from etlstage.config.build import WHOLE, Only, pipeline_from_here
 from etlstage.config.fault import FaultKeys
 from etlstage.config.reading import Changes
 from etlstage.config.variant import DryRun
@@ -42,6 +42,7 @@ class Trial:
         most: Messages that are extracted, at most; None: all.
         until: The stage whose messages are printed, in place of being loaded; None: all
             is loaded.
+        only: What is run of a pipeline with durable edges.
 
     Raises:
         ConfigError: If nothing can be recorded in that folder.
@@ -57,8 +58,10 @@ class Trial:
         seed: int | None = None,
         most: int | None = None,
         until: str | None = None,
+        only: Only = WHOLE,
     ) -> None:
         self.until: str | None = until
+        self._only = only
         self._most = most
         self._recordings: RecordingFolder | None = None
         self._faults: InjectedFaults | None = None
@@ -92,6 +95,7 @@ class Trial:
             faults=self._faults is not None,
             trial=self._printing(stack),
             limit=self._most,
+            only=self._only,
         )
         if self._recordings is not None:
             self._recordings.secrets = pipeline.secrets

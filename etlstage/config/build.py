@@ -10,18 +10,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from etlstage.config.document import Document
 from etlstage.config.end import Site
+from etlstage.config.ends.journal import EdgeSinkKeys
 from etlstage.config.ends.spark import digest
 from etlstage.config.fault import FaultKeys
 from etlstage.config.loader import examine, load
 from etlstage.config.model import PipelineKeys
+from etlstage.config.parts import parts_of
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.stages import command_at, stage_of
 from etlstage.config.variant import DryRun
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
 from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
@@ -41,12 +43,56 @@ if TYPE_CHECKING:
     from etlstage.spark.sink import SparkSink
 
 __all__ = (
+    "WHOLE",
     "Builder",
+    "Only",
     "hidden_texts",
     "pipeline_from_here",
     "pipeline_from_yaml",
     "state_folder",
 )
+
+
+class Only(NamedTuple):
+    """Which part of a pipeline is run: that between durable edges of two stages."""
+
+    before: str | None = None
+    """The stage in whose journals it ends."""
+    behind: str | None = None
+    """The stage with whose journals it begins."""
+
+    def span(self, stages: Sequence[str]) -> tuple[int, int]:
+        """
+        Return the numbers of the first part and of the last.
+
+        Args:
+            stages: The stages that have durable edges.
+
+        Raises:
+            ConfigError: If one is named that has none, or nothing lies between.
+
+        """
+        first, last = 0, len(stages)
+        for option, name in (("before", self.before), ("behind", self.behind)):
+            if name is not None and name not in stages:
+                known = f", expected one of {', '.join(stages)}" if stages else ""
+                close = guess(name, stages) or known
+                raise ConfigError(
+                    f"--only-{option}: no stage {name!r} has a durable edge{close}"
+                )
+        if self.before is not None:
+            last = stages.index(self.before)
+        if self.behind is not None:
+            first = stages.index(self.behind) + 1
+        if first > last:
+            raise ConfigError(
+                f"--only-behind {self.behind} --only-before {self.before}: nothing lies"
+                " between"
+            )
+        return first, last
+
+
+WHOLE: Final = Only()
 
 
 def pipeline_from_yaml(
@@ -74,7 +120,7 @@ def pipeline_from_yaml(
     _refuse_faults(keys, document)
     if trial is not None:
         keys = trial.keys(keys)
-    return Builder(keys, document, spark, trial).runner()
+    return _runner(keys, document, spark=spark, trial=trial)
 
 
 def pipeline_from_here(
@@ -86,6 +132,7 @@ def pipeline_from_here(
     faults: bool = False,
     trial: DryRun | None = None,
     limit: int | None = None,
+    only: Only = WHOLE,
 ) -> Runner:
     """
     Build the same, once all that the file names is found on this machine.
@@ -99,10 +146,12 @@ def pipeline_from_here(
         faults: Whether its faults are wanted.
         trial: What to have in place of what the file says, so that nothing is loaded.
         limit: Messages that are extracted, at most; None: all.
+        only: What is run of a pipeline with durable edges.
 
     Raises:
         ConfigError: If anything is wrong, or is not there; or if there is a launch and
-            workers are started elsewhere, or a limit where all is read.
+            workers are started elsewhere, or a limit where all is read; or there is no
+            such edge.
 
     """
     keys, document = examine(path, changes, loads=trial is None)
@@ -128,7 +177,39 @@ def pipeline_from_here(
         keys = trial.keys(keys)
     if limit is not None:
         _check_limit(keys, document)
-    return Builder(keys, document, None, trial, meter, starts, limit=limit).runner()
+    given = {"trial": trial, "meter": meter, "launch": starts}
+    return _runner(keys, document, only, limit=limit, **given)
+
+
+def _runner(
+    keys: PipelineKeys,
+    document: Document,
+    only: Only = WHOLE,
+    *,
+    limit: int | None = None,
+    **given: Any,  # noqa: ANN401 - those of Builder
+) -> Runner:
+    """Return what runs a pipeline, or the parts that it has."""
+    durable = [stage.name for stage in keys.transform if stage.durable is not None]
+    first, last = only.span(durable)
+    if not durable:
+        return Builder(keys, document, limit=limit, **given).runner()
+    from etlstage.pipeline.divided import DividedPipeline  # Arrow is for few
+    from etlstage.pipeline.edge import DurableEdge
+
+    parts: list[Pipeline] = []
+    edges: list[DurableEdge] = []
+    shared: Session | None = None
+    for part in parts_of(keys):
+        builder = Builder(part, document, limit=limit, shared=shared, **given)
+        parts.append(builder.pipeline())
+        shared, limit = builder.site.shared, None
+        if isinstance(end := part.load.end, EdgeSinkKeys):
+            edges.append(end.durable(durable[len(edges)], builder.site))
+    release = shared.release if shared is not None else None
+    return DividedPipeline(
+        keys.name, parts, edges, first=first, last=last, release=release
+    )
 
 
 def _check_limit(keys: PipelineKeys, document: Document) -> None:
@@ -211,24 +292,29 @@ class Builder:
 
     def runner(self) -> Runner:
         """Return what runs the pipeline."""
-        stages = self._stages()
         if self._keys.engine == "spark":
-            return self._on_executors(stages)
+            return self._on_executors(self._stages())
         if self._keys.engine == "streaming":
-            return self._on_a_stream(stages)
+            return self._on_a_stream(self._stages())
+        pipeline = self.pipeline()
+        shared = self.site.shared
+        pipeline.release = shared.release if shared is not None else None
+        return pipeline
+
+    def pipeline(self) -> Pipeline:
+        """Return what runs it on engine local, and lets go of no session."""
         keys, site = self._keys, self.site
         source = keys.extract.end.source(keys.extract, site)
         sink, letters = self._sink(), self._letter_sink()
         return Pipeline(
             name=keys.name,
             source=source,
-            stages=stages,
+            stages=self._stages(),
             sink=sink,
             dead_letters=site.letters,
             dead_letter_sink=letters,
             meter=site.meter,
             launch=site.launch,
-            release=site.shared.release if site.shared is not None else None,
             delivery=self._delivery(),
             limit=self._limit,
         )
@@ -324,8 +410,10 @@ class Builder:
     def _dead_letters(self) -> DeadLetters:
         document, trial = self._document, self._trial
         changed = len(document.sources) > 1
+        state = self._keys.state  # of a part another than the file's
+        folder = document.folder / state if state else state_folder(document)
         return DeadLetters(
-            state_folder(document) if trial is None else trial.state,
+            folder if trial is None else trial.state,
             pipeline=self._keys.name,
             # The file alone may name another state.
             shown=str(state_folder(document) if changed else document.path),

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from etlstage.config.case import CaseKeys
 from etlstage.config.end import Keys, SinkKeys, SourceKeys
+from etlstage.config.ends.journal import Durable, DurableKeys
 from etlstage.config.ends.spark import SparkLetterKeys
 from etlstage.config.fault import FaultKeys
 from etlstage.config.stages import StageKeys, Stages, stage_section
@@ -58,6 +59,9 @@ class TransformKeys(StageKeys):
     place: ClassVar[Place] = Place.TRANSFORM
     stage: Annotated[Stage, Instance(Stage), Place(0)]
     """What its worker is."""
+    durable: Annotated[DurableKeys | None, Durable(), Place.TRANSFORM] = None
+    """Whether what leaves it waits in journals in the state, so that it is not made
+    twice; true, or a mapping. Needs engine local, and state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

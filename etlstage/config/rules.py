@@ -18,7 +18,12 @@ from etlstage.settings.problem import Loc, Problem, dotted
 from etlstage.stage import Order
 
 if TYPE_CHECKING:
-    from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+    from etlstage.config.model import (
+        ExtractKeys,
+        LoadKeys,
+        PipelineKeys,
+        TransformKeys,
+    )
     from etlstage.config.stages import StageKeys
 
 __all__ = ("broken_rules", "case_rules")
@@ -108,6 +113,28 @@ def _source(keys: PipelineKeys) -> Iterator[Problem]:
     yield from keys.extract.end.wrong(keys.extract, keys)
 
 
+def _durable(keys: PipelineKeys) -> Iterator[Problem]:
+    for number, stage in enumerate(keys.transform):
+        yield from judged(_edge(keys, ("transform", number, "durable"), stage))
+
+
+def _edge(keys: PipelineKeys, loc: Loc, stage: TransformKeys) -> Iterator[Problem]:
+    durable = stage.durable
+    if durable is None:
+        return
+    if keys.engine != "local":
+        yield broken(loc, f"needs engine local, not {keys.engine}")
+    if keys.state is None:
+        yield broken(loc, "needs state, a folder for its journals")
+    order = stage.stage.order
+    if durable.partitions > 1 and durable.key is None and order is not Order.NONE:
+        text = (
+            f"several journals can't keep order {order.value}: set partitions: 1, a key,"
+            " a JSON pointer such as /id, or order: none"
+        )
+        yield broken((*loc, "partitions"), text)
+
+
 def _letters(keys: PipelineKeys) -> Iterator[Problem]:
     if keys.engine == "streaming" and keys.dead_letters is not None:
         text = "is not for engine streaming yet: read the files in the state"
@@ -175,6 +202,17 @@ def _tests(keys: PipelineKeys) -> Iterator[Problem]:
 
 
 _RULES: Final = (
-    *(_engine, _source, _letters, _sink, _delivery, _shipped, _orders, _names, _faults),
+    *(
+        _engine,
+        _source,
+        _durable,
+        _letters,
+        _sink,
+        _delivery,
+        _shipped,
+        _orders,
+        _names,
+        _faults,
+    ),
     _tests,
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from etlstage.config.model import PipelineKeys
+from etlstage.config.parts import uncut
 from etlstage.config.stages import StageKeys
 from etlstage.errors import ConfigError, guess
 from etlstage.pipeline.interfaces import Sink
@@ -47,6 +48,8 @@ class DryRun(NamedTuple):
             "state": str(self.state),
             "extract": replace(keys.extract, every=None, end=keys.extract.end.tried()),
             "dead_letters": None,
+            # What it makes is made once.
+            "transform": uncut(keys).transform,
         }
         if self.until is not None:
             *names, _ = [stage.name for _, stage in keys.stages()]
@@ -56,7 +59,7 @@ class DryRun(NamedTuple):
                     f"--until: no messages leave a stage {self.until!r}"
                     f"{guess(self.until, names) or f', expected one of {known}'}"
                 )
-            stages = keys.transform[: names.index(self.until)]
+            stages = changes["transform"][: names.index(self.until)]
             # Where nothing is loaded, once is no matter: and it needs a whole input.
             changes["delivery"] = "at-least-once"
             changes["transform"] = tuple(lenient(s, s.on_error.then) for s in stages)

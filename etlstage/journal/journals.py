@@ -322,12 +322,23 @@ class Journals:
                 yield self.select(labels)
             await anyio.sleep(every)
 
-    def add_partitions(self, count: int) -> None:
-        """Add journals; who has the set open sees them at its next refresh."""
+    def add_partitions(
+        self, count: int, *, labels: Mapping[str, str] | None = None
+    ) -> None:
+        """
+        Add journals; who has the set open sees them at its next refresh.
+
+        Args:
+            count: How many.
+            labels: In place of those that all have.
+
+        """
         with self.storage.locked("lock"):
             self.refresh()
             spec = json.loads(self._raw)
             spec["partitions"] += count
+            if labels is not None:
+                spec["labels"] = dict(labels)
             self.storage.replace(_SPEC, json.dumps(spec).encode())
             self.refresh()
 

@@ -130,6 +130,9 @@ class Source(ABC):
         """Return what tells its messages from others; blocks."""
         return self.input
 
+    def complete(self) -> None:
+        """Let :meth:`runs` end where there is no more, if it would wait there."""
+
     def drain(self) -> bool:
         """
         Let :meth:`runs` end at the next point from which reading can go on.
@@ -209,6 +212,10 @@ class Landing(ABC):
     def performs(self) -> bool:
         """Whether :meth:`perform` does anything."""
         return False
+
+    settles: bool = True
+    """Whether a load that has ended here is over; else it is so once it is read there,
+    as somebody else records."""
 
     @property
     def intents(self) -> object:

@@ -82,6 +82,7 @@ class JournalSink(Sink):
         limit: Of a new set: before an epoch is begun it is waited for readers that are
             farther behind.
         sync: When appended bytes are forced to the disk, besides at the end of an epoch.
+        most: Of the journals that there are, to how many is appended; None: to all.
 
     """
 
@@ -96,9 +97,13 @@ class JournalSink(Sink):
         keep: str | None = None,
         limit: str | None = None,
         sync: str = "commit",
+        most: int | None = None,
     ) -> None:
         super().__init__(name)
         self._path = path
+        self._most = most
+        # Of a durable edge: behind it somebody goes on with the load.
+        self.settles = most is None
         self._tokens = None if key is None else point(key)
         self._mapping = mapping
         self._settings = {
@@ -140,15 +145,14 @@ class JournalSink(Sink):
             await anyio.to_thread.run_sync(self._enter)
         except BaseException:
             # Of what was not entered nobody leaves the block.
-            with anyio.CancelScope(shield=True):
-                await self.aclose()
+            await self.aclose()
             raise
         return self
 
     async def aclose(self) -> None:
-        """Let the files go."""
+        """Let the files go, also of a run that is cancelled."""
         if hasattr(self, "_journals"):
-            with self._failing("sync"):
+            with self._failing("sync"), anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._journals.close)
 
     async def write(self, run: Run) -> None:
@@ -222,7 +226,7 @@ class JournalSink(Sink):
         self._publisher = Publisher(_Unlimited(self._journals), mapping=self._target)
         if self._tokens is not None:
             make = modulo if self._mapping == "modulo" else rendezvous
-            self._map = make(self._write_key, self._journals.partitions)
+            self._map = make(self._write_key, self._targets)
 
     def _acknowledge(self) -> None:
         known = {spec.name for spec in self._journals.partitions()}
@@ -273,7 +277,7 @@ class JournalSink(Sink):
         """Yield what goes to a journal as one frame."""
         for piece in _pieces(plain(run), self._too_large):
             if self._tokens is None:
-                specs = self._journals.partitions()
+                specs = self._targets()
                 yield specs[self._turn % len(specs)].name, piece
                 self._turn += 1
                 continue
@@ -281,6 +285,10 @@ class JournalSink(Sink):
             for message in piece:
                 parts.setdefault(self._map(message)[0], []).append(message)
             yield from parts.items()
+
+    def _targets(self) -> Sequence[JournalSpec]:
+        specs = self._journals.partitions()
+        return specs if self._most in (None, len(specs)) else specs[: self._most]
 
     def _write_key(self, message: bytes, hasher: Fnv1a) -> None:
         assert self._tokens is not None
@@ -413,6 +421,7 @@ class JournalSource(Source):
         yield Position(plain_checkpoint(reader.position()))
         read = False  # since the last position, or the last end
         while True:
+            follow = self._follow  # what is appended before that changes is read
             ended = await self._in_thread(self._read)
             read = read or bool(self._ready)
             while self._ready:
@@ -422,11 +431,15 @@ class JournalSource(Source):
             if (read and (ended or draining)) or self._over:
                 self._since, read = [0, 0], not ended
                 yield Position(plain_checkpoint(reader.position()))
-            if draining or (ended and not self._follow):
+            if draining or (ended and not follow):
                 return
             if ended:
                 with anyio.move_on_after(_POLL):
                     await self._draining.wait()
+
+    def complete(self) -> None:
+        """End where there is no more."""
+        self._follow = False
 
     def drain(self) -> bool:
         """End behind what is read, with a position."""

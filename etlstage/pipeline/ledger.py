@@ -17,7 +17,7 @@ from typing import Final
 from etlstage.errors import Fault, Faults, LedgerImbalance
 from etlstage.messages import StageKind
 
-__all__ = ("COUNTS", "Account", "Ledger")
+__all__ = ("COUNTS", "Account", "JoinedLedger", "Ledger")
 
 COUNTS: Final = (
     "received",
@@ -160,9 +160,14 @@ class Ledger:
         return any(account.moved for account in self._accounts)
 
     @property
+    def gaps(self) -> list[int]:
+        """Between each two stages, what the first made and the next never took in."""
+        return [a.produced - b.received for a, b in pairwise(self._accounts)]
+
+    @property
     def undelivered(self) -> int:
         """Messages that one stage made and the next never took in."""
-        return sum(a.produced - b.received for a, b in pairwise(self._accounts))
+        return sum(self.gaps)
 
     def settle(self) -> None:
         """Book what has no outcome as unprocessed: its worker is gone."""
@@ -194,3 +199,36 @@ class Ledger:
         ]
         if wrong:
             raise LedgerImbalance("; ".join(wrong))
+
+
+class JoinedLedger(Ledger):
+    """
+    Holds the accounts of pipelines that are one, cut in journals.
+
+    What one has appended the next may read in another run: between them nothing need be
+    the same, and their accounts of the journals are not shown.
+
+    Args:
+        ledgers: Those of the pipelines, in order.
+
+    """
+
+    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+        self._ledgers = ledgers
+        accounts = list(ledgers[0])
+        for ledger in ledgers[1:]:
+            accounts[-1:] = list(ledger)[1:]
+        super().__init__(accounts)
+
+    @property
+    def gaps(self) -> list[int]:
+        """As of all ledgers; in journals nothing is lost."""
+        first, *others = (ledger.gaps for ledger in self._ledgers)
+        for gaps in others:
+            first[-1:] = [first[-1] + gaps[0], *gaps[1:]]
+        return first
+
+    def check(self, *, whole: bool = True) -> None:
+        """Assert that for each; raises as they do."""
+        for ledger in self._ledgers:
+            ledger.check(whole=whole)

@@ -145,7 +145,8 @@ class Loading:
         delivery = self._delivery
         if delivery is not None and not self._doubtful():
             if exhausted and not self._source.goes_on:
-                delivery.commit(None, ended=True)
+                pending = not self._sink.settles
+                delivery.commit(None, ended=True, performs=pending)
                 await self._source.finished()
             else:
                 delivery.end()
@@ -270,7 +271,7 @@ class Loading:
             accounts=accounts,
             letters=letters,
             ended=ended,
-            performs=self._sink.performs,
+            performs=self._sink.performs or not self._sink.settles,
             intents=self._sink.intents,
         )
         await self._sink.commit(record.note)
@@ -278,4 +279,4 @@ class Loading:
         self._epochs.keep(record)
         if self._sink.performs:
             await self._sink.perform()
-            self._epochs.performed()
+            self._epochs.performed(settled=self._sink.settles)

@@ -168,6 +168,10 @@ class Pipeline(Runner):
             if not self._source.drain():
                 self._extracting.cancel()
 
+    def complete(self) -> None:
+        """End once all is read, where the source would wait for more."""
+        self._source.complete()
+
     @property
     def activity(self) -> str:
         """What is waited for: a worker, or else the output, or the first message."""
@@ -423,7 +427,7 @@ class Pipeline(Runner):
                 async with self._sink:
                     pass
             if self._delivery is not None:
-                self._delivery.performed()
+                self._delivery.performed(settled=self._sink.settles)
             await self._source.finished()
             return True
         if record.position is not None:

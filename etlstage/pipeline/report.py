@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
@@ -19,6 +19,7 @@ from etlstage.telemetry.terminal import harmless
 __all__ = (
     "ENDINGS",
     "Cell",
+    "EdgeReport",
     "KeptLetters",
     "Report",
     "Status",
@@ -63,6 +64,32 @@ class KeptLetters(NamedTuple):
     """What shows them."""
 
 
+class EdgeReport(NamedTuple):
+    """What passed a durable edge in a run, and what waits there."""
+
+    stage: str
+    """The stage whose messages it holds."""
+    next: str
+    appended: int
+    """Messages that were made durable there."""
+    read: int
+    """Messages that were read, from runs before, too."""
+    messages: int | None = None
+    """Messages that wait there at the end; None: they were not counted."""
+    bytes: int = 0
+    """Of the journals, that are not read."""
+    seconds: float = 0.0
+    """Since the oldest of them was appended."""
+
+    def __str__(self) -> str:
+        text = f"edge {self.stage} -> {self.next}: {self.appended:,} appended, {self.read:,} read"
+        if self.messages is None:
+            return text
+        wait = f"{self.messages:,} {'waits' if self.messages == 1 else 'wait'}"
+        age = f" for up to {self.seconds:.0f} s" if self.messages else ""
+        return f"{text}, {wait}{age}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Report:
     """
@@ -88,6 +115,8 @@ class Report:
     """What reached the destination, in one line."""
     output: Output
     """The destination."""
+    durable: Sequence[EdgeReport] = ()
+    """The durable edges."""
     dead_letters: KeptLetters = field(default_factory=KeptLetters)
     secrets: Secrets = field(default_factory=Secrets, repr=False)
     """What is not to be shown of ``error``, ``landed`` and places."""
@@ -126,6 +155,20 @@ class Report:
             lines += (f"  {conceal(line)}" for line in self._story)
         return lines
 
+    def _edges(self) -> Iterator[dict[str, Any]]:
+        durable = {edge.stage: edge for edge in self.durable}
+        for (a, b), gap in zip(pairwise(self.ledger), self.ledger.gaps, strict=True):
+            edge: dict[str, Any] = {
+                "name": f"{a.stage} -> {b.stage}",
+                "from": a.stage,
+                "to": b.stage,
+                "messages": b.received,
+                "undelivered": gap,
+            }
+            if (found := durable.get(a.stage.partition("/")[0])) is not None:
+                edge["journals"] = found._asdict()
+            yield edge
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON, without secrets."""
         concealed = self.secrets.concealed
@@ -139,7 +182,7 @@ class Report:
             "ended": self.ended.isoformat(timespec="milliseconds"),
             "seconds": round(self.seconds, 3),
             "stages": [_stage(account) for account in self.ledger],
-            "edges": [_edge(a, b) for a, b in pairwise(self.ledger)],
+            "edges": list(self._edges()),
             "output": {
                 **concealed(self.output._asdict()),
                 "messages": self.ledger[-1].made,
@@ -226,7 +269,7 @@ def as_html(
 def closing_lines(report: Report) -> list[str]:
     """Return what stands below the table, without secrets; not the error."""
     conceal = report.secrets.conceal
-    lines = [balance(report), conceal(report.landed)]
+    lines = [balance(report), *map(str, report.durable), conceal(report.landed)]
     if report.dead_letters.messages:
         look = conceal(str(report.dead_letters.command))
         look += " --group" if report.dead_letters.messages > LISTED else ""
@@ -271,14 +314,4 @@ def _stage(account: Account) -> dict[str, Any]:
         "restarts": account.restarts,
         "failures": account.failures,
         "seconds": round(account.seconds, 3),
-    }
-
-
-def _edge(start: Account, end: Account) -> dict[str, Any]:
-    return {
-        "name": f"{start.stage} -> {end.stage}",
-        "from": start.stage,
-        "to": end.stage,
-        "messages": end.received,
-        "undelivered": start.produced - end.received,
     }

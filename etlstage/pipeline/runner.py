@@ -8,7 +8,7 @@ the same report; how they move messages is theirs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -23,7 +23,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Landing
-from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.ledger import COUNTS, Account, Ledger
 from etlstage.pipeline.report import (
     Cell,
     KeptLetters,
@@ -87,12 +87,14 @@ class Runner(ABC):
         self._dead_letters = dead_letters
         self._number = dead_letters.run if dead_letters is not None else token_hex(4)
         self._error: Exception | None = None
+        # What starts that broke off have counted, by stage.
+        self._carried: Mapping[str, Sequence[int]] = {}
         self._phase: Literal["before", "running", "over"] = "before"
         self._started = self._ended = 0.0
         self._began = self._was_over = datetime.now(UTC)
         self._landing = sink
         self._letter_sink = dead_letter_sink
-        self._release = release
+        self.release = release
         self._delivery = delivery
         self._check()
 
@@ -159,8 +161,8 @@ class Runner(ABC):
         finally:
             with anyio.CancelScope(shield=True):
                 await self._close_letters()
-                if self._release is not None:
-                    await self._release(self._error)
+                if self.release is not None:
+                    await self.release(self._error)
             self._phase = "over"
             self._ended, self._was_over = anyio.current_time(), datetime.now(UTC)
             # What a whole run can't account for is a fault, and no loss.
@@ -170,6 +172,12 @@ class Runner(ABC):
             return self.report("failed")
         self.ledger.check(whole=status != "forced")
         return self.report(status)
+
+    def count(self, account: Account, name: str) -> int:
+        """Return a count of one of its accounts, without that of starts that broke off."""
+        before = self._carried.get(account.stage)
+        count: int = getattr(account, name)
+        return count - (before[COUNTS.index(name)] if before else 0)
 
     def letters(self) -> Iterator[DeadLetter]:
         """Yield the dead letters of the run, which is over; blocks."""
@@ -205,6 +213,7 @@ class Runner(ABC):
             self._number = record.run
             if letters is not None:
                 letters.resume(record.run, record.letters)
+            self._carried = record.accounts
             for account in self.ledger:
                 if counts := record.accounts[account.stage]:
                     account.add(counts)

@@ -7,18 +7,31 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from etlstage.config.end import End, SinkKeys, Site, SourceKeys, unrecorded
+from etlstage.config.end import End, Keys, SinkKeys, Site, SourceKeys, unrecorded
 from etlstage.errors import ConfigError
-from etlstage.settings.definition import broken
+from etlstage.pipeline.delivery.delivery import Bounds
+from etlstage.settings.definition import Section, broken
+from etlstage.settings.kind import Flag, Maybe, Schema
 from etlstage.settings.problem import Loc, Problem
 from etlstage.settings.units import Argument, Count, Pointer
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
     from etlstage.config.presence import Look
+    from etlstage.pipeline.edge import DurableEdge
     from etlstage.pipeline.interfaces import Sink, Source
 
-__all__ = ("JOURNAL", "JournalSinkKeys", "JournalSourceKeys")
+__all__ = (
+    "JOURNAL",
+    "Durable",
+    "DurableKeys",
+    "EdgeSinkKeys",
+    "JournalSinkKeys",
+    "JournalSourceKeys",
+)
+
+EPOCH: Final = Bounds(messages=100_000, bytes=16 << 20, seconds=1.0)
+"""Of a durable edge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,13 +130,9 @@ class JournalSourceKeys(SourceKeys):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JournalSinkKeys(SinkKeys):
-    """A set of journals to append to, which any number of pipelines read."""
+class _SetKeys(Keys):
+    """How messages are appended to a set of journals."""
 
-    path: Argument
-    """Its folder, relative to the file's; a new set is made."""
-    partitions: Count | None = None
-    """Journals of a new set, by default 1; of a set that exists its number."""
     key: Pointer | None = None
     """A JSON pointer such as /customer: messages with one key are in one journal, in
     order; those without it, too. Without it runs of messages go to the journals in
@@ -131,9 +140,6 @@ class JournalSinkKeys(SinkKeys):
     mapping: Literal["modulo", "rendezvous"] = "modulo"
     """How the journal of a key is found; with rendezvous few keys move when journals
     are added."""
-    keep: str | None = None
-    """Of a new set, what is kept besides what readers have not read: a time such as 7d,
-    a size such as 100GiB, or read for nothing; without it all is kept."""
     limit: str | None = None
     """Of a new set, what a reader may have unread of a journal, such as 20GiB; an epoch
     is begun when it has read on."""
@@ -156,6 +162,55 @@ class JournalSinkKeys(SinkKeys):
                     check(value)
             except ConfigError as error:
                 yield Problem((key,), str(error).removeprefix(f"{key} "), value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DurableKeys(_SetKeys):
+    """
+    Journals in the state, in which what leaves a stage waits for the next.
+
+    The pipeline is two then, which run together or apart, and what is waiting outlives
+    a run.
+    """
+
+    partitions: Count = 1
+    """Journals; with more than one, messages of different keys overtake each other."""
+    keep: str = "read"
+    """What is kept besides what was not loaded yet: a time such as 7d, a size such as
+    100GiB, or read for nothing."""
+
+    @classmethod
+    def unfold(cls, value: Any) -> Any:  # noqa: ANN401 - whatever a user wrote
+        """Return true as a mapping of nothing."""
+        return {} if value in ("true", True) else value
+
+    @classmethod
+    def short_forms(cls) -> list[Schema]:
+        """Describe true and false."""
+        return [Flag().schema()]
+
+
+class Durable(Maybe):
+    """The keys of a durable edge, or that it is none."""
+
+    def __init__(self) -> None:
+        super().__init__(Section.of(DurableKeys))
+
+    def read(self, value: Any) -> Any:  # noqa: ANN401, D102 - as Kind has it
+        return None if value in ("false", False) else super().read(value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalSinkKeys(_SetKeys, SinkKeys):
+    """A set of journals to append to, which any number of pipelines read."""
+
+    path: Argument
+    """Its folder, relative to the file's; a new set is made."""
+    partitions: Count | None = None
+    """Journals of a new set, by default 1; of a set that exists its number."""
+    keep: str | None = None
+    """Of a new set, what is kept besides what readers have not read: a time such as 7d,
+    a size such as 100GiB, or read for nothing; without it all is kept."""
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield why the set can't be made, if it can't."""
@@ -187,12 +242,7 @@ class JournalSinkKeys(SinkKeys):
         return JournalSink(
             site.folder / self.path,
             name=stage.name,
-            key=self.key,
-            mapping=self.mapping,
-            partitions=self.partitions,
-            keep=self.keep,
-            limit=self.limit,
-            sync=self.sync,
+            **self.given("key", "mapping", "partitions", "keep", "limit", "sync"),
         )
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
@@ -213,6 +263,28 @@ class JournalSinkKeys(SinkKeys):
     ) -> tuple[JournalSinkKeys, str]:
         """Return what appends, at least once: a retry has no record of epochs."""
         return self, "at-least-once"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeSinkKeys(JournalSinkKeys):
+    """The journals of a durable edge, which its two halves have for themselves."""
+
+    def durable(self, stage: str, site: Site) -> DurableEdge:
+        """Return what both halves have in common; ``site`` is that of the first."""
+        from etlstage.pipeline.edge import DurableEdge
+
+        assert site.state is not None
+        given = self.given("key", "mapping", "keep", "limit", "sync", "partitions")
+        behind = (site.folder / self.path).parent
+        return DurableEdge(stage, site.state, behind, **given)
+
+    def sink(self, stage: LoadKeys, site: Site) -> Sink:
+        """Return what appends."""
+        return self.durable(stage.name.partition("/")[0], site).sink()
+
+    def bounds(self) -> Bounds:
+        """Return small ones: the half behind it waits for each epoch."""
+        return EPOCH
 
 
 def _start(text: str) -> Literal["beginning", "end"] | float:

@@ -215,9 +215,11 @@ class Delivery:
             intents=intents,
         )
 
-    def commit(self, position: object, *, ended: bool = False) -> None:
+    def commit(
+        self, position: object, *, ended: bool = False, performs: bool = False
+    ) -> None:
         """Record what :meth:`next` returns; raises as :meth:`keep`."""
-        self.keep(self.next(position, ended=ended))
+        self.keep(self.next(position, ended=ended, performs=performs))
 
     def keep(self, record: Record) -> None:
         """
@@ -255,11 +257,25 @@ class Delivery:
         if record.epoch > self.record.epoch:
             self.keep(record)
 
-    def performed(self) -> None:
-        """Record that what belongs behind the record is done; raises as :meth:`keep`."""
+    def performed(self, *, settled: bool = True) -> None:
+        """
+        Record that what belongs behind the record is done; raises as :meth:`keep`.
+
+        Args:
+            settled: Whether that is all, and a load that has ended is over.
+
+        """
         self.at("performed")
-        if self.record.pending:
+        if settled and self.record.pending:
             self._store(replace(self.record, pending=False))
+
+    def renew(self) -> None:
+        """Have the next run begin another load, from where this one has read."""
+        now = self.record
+        last = {"load": now.load, "epoch": now.epoch}
+        last |= {"input": now.input, "output": now.output}
+        load = secrets.token_hex(4)
+        self._store(replace(now, load=load, epoch=0, last=last if now.load else {}))
 
     def end(self) -> None:
         """Record that the run has come to its end; raises as :meth:`keep`."""

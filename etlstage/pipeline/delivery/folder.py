@@ -17,6 +17,11 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 __all__ = (
+    "EDGES",
+    "JOURNALS",
+    "READER",
+    "edge_folder",
+    "edge_name",
     "make",
     "make_inside",
     "make_ours",
@@ -27,7 +32,24 @@ __all__ = (
     "sync_up",
 )
 
+EDGES: Final = "edge-*"
+"""The state directories of what is behind durable edges, in that of the whole."""
+JOURNALS: Final = "journals"
+"""In such a folder, that of the journals of the edge."""
+READER: Final = "behind"
+"""What reads them is called there."""
+
 _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def edge_folder(state: str, stage: str) -> str:
+    """Return the state directory of what is behind the durable edge of a stage."""
+    return f"{state}/{EDGES.removesuffix('*')}{stage}"
+
+
+def edge_name(stage: str) -> str:
+    """Return what both ends at the edge are called: no stage has a slash."""
+    return f"{stage}/edge"
 
 
 def make(folder: Path) -> None:

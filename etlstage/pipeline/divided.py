@@ -1,0 +1,234 @@
+"""
+A pipeline that is cut at durable edges: its parts run side by side, each by itself.
+
+Each part is a pipeline with a state of its own. One that fails stops no other: those
+before it go on until the journals are at their limit, those behind it load what has
+come so far. A part ends when the one before it has, and all is read.
+
+A load is over when the last part has loaded all of it. Until then a first part that has
+come to the end of an input, which each run would read anew, is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from etlstage.errors import LedgerImbalance
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.edge import DurableEdge, Waiting
+from etlstage.pipeline.ledger import JoinedLedger
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import EdgeReport, KeptLetters, Report, Status
+from etlstage.pipeline.runner import Runner
+from etlstage.pipeline.secret import Secrets
+from etlstage.telemetry.log import Log
+
+__all__ = ("DividedPipeline",)
+
+_log = Log()
+
+_LOOK: Final = 0.2
+"""Seconds between two looks at what another process does, and at the journals."""
+_WORST: Final = ("done", "drained", "forced")
+
+
+class DividedPipeline(Runner):
+    """
+    Pipelines of which each reads what the one before it appends.
+
+    Args:
+        name: As the report calls it.
+        parts: The pipelines in order. All but the last end in the sink of an edge, all
+            but the first begin with the source of one.
+        edges: What lies between them: one less.
+        first: The first part that is run; those before it may run elsewhere.
+        last: The last that is; None: that of the pipeline.
+        release: Called behind all else, with the error of the run if there is one.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[Pipeline],
+        edges: Sequence[DurableEdge],
+        *,
+        first: int = 0,
+        last: int | None = None,
+        release: Callable[[Exception | None], Awaitable[None]] | None = None,
+    ) -> None:
+        self._edges = edges
+        self._first = first
+        self._last = len(parts) - 1 if last is None else last
+        self._whole = parts
+        self._parts = parts[first : self._last + 1]
+        # The numbers of parts that are under way, and what became of the others.
+        self._running: set[int] = set()
+        self._reports: dict[int, Report] = {}
+        # By the number of the edge, from the beginning and at the end.
+        self._before: dict[int, Waiting] = {}
+        self._after: dict[int, Waiting] = {}
+        super().__init__(
+            name,
+            source=self._parts[0].ledger[0].stage,
+            stages=[stage for part in self._parts for stage in part._stages],
+            sink=self._parts[-1]._landing,
+            dead_letters=None,
+            dead_letter_sink=None,
+            release=release,
+        )
+        self.ledger = JoinedLedger([part.ledger for part in self._parts])
+
+    def drain(self) -> None:
+        """Stop extracting, and reading; what is read is loaded, the rest waits."""
+        for part in self._parts:
+            part.drain()
+
+    @property
+    def activity(self) -> str:
+        """What the parts wait for that do."""
+        parts = enumerate(self._parts, self._first)
+        waits = [part.activity for n, part in parts if n in self._running]
+        return "; ".join(filter(None, waits))
+
+    @property
+    def secrets(self) -> Secrets:
+        """What is not to be shown, the same for all parts."""
+        return self._parts[0].secrets
+
+    def letters(self) -> Iterator[DeadLetter]:
+        """Yield the dead letters of all parts; blocks."""
+        return chain.from_iterable(part.letters() for part in self._parts)
+
+    def report(self, status: Status) -> Report:
+        """Return the report of all parts as one."""
+        kept = [part.report(status).dead_letters for part in self._parts]
+        some = [one for one in kept if one.messages] or [KeptLetters()]
+        return replace(
+            super().report(status),
+            run="+".join(part._number for part in self._parts),
+            dead_letters=some[0]._replace(messages=sum(one.messages for one in some)),
+            durable=[self._passed(number) for number in self._touched],
+        )
+
+    async def _run(self) -> Status:
+        again = await anyio.to_thread.run_sync(self._prepare)
+        self._running = set(range(self._first + (not again), self._last + 1))
+        async with anyio.create_task_group() as tasks:
+            if self._first:
+                tasks.start_soon(self._complete_later)
+            elif not again:
+                self._whole[1].complete()
+            for number in sorted(self._running):
+                tasks.start_soon(self._run_part, number, tasks)
+        await anyio.to_thread.run_sync(self._balance)
+        if self._error is not None:
+            raise self._error
+        await anyio.to_thread.run_sync(self._settle)
+        statuses = [report.status for report in self._reports.values()]
+        return max(statuses, key=_WORST.index, default="done")
+
+    async def _run_part(self, number: int, tasks: TaskGroup) -> None:
+        report = self._reports[number] = await self._whole[number].run()
+        self._running.remove(number)
+        if number < self._last:
+            self._whole[number + 1].complete()
+        if report.error is not None:
+            self._fail(report.error)
+            if number > self._first:
+                tasks.start_soon(self._stop_at_limit, number - 1)
+
+    async def _stop_at_limit(self, number: int) -> None:
+        """Have a part that nobody reads from wait for no reader."""
+        edge = self._edges[number]
+        while number in self._running:
+            if await anyio.to_thread.run_sync(edge.full):
+                self._whole[number].drain()
+                return
+            await anyio.sleep(_LOOK)
+
+    async def _complete_later(self) -> None:
+        """End where there is no more once nobody runs the part before."""
+        edge = self._edges[self._first - 1]
+        while self._first in self._running:
+            if not await anyio.to_thread.run_sync(edge.held):
+                self._parts[0].complete()
+                return
+            await anyio.sleep(_LOOK)
+
+    @property
+    def _touched(self) -> range:
+        """The numbers of the edges of the parts that are run."""
+        return range(max(0, self._first - 1), min(self._last + 1, len(self._edges)))
+
+    def _prepare(self) -> bool:
+        """Prepare the edges; return whether the first part is to be run."""
+        for number in self._touched:
+            self._edges[number].prepare()
+        inner = range(self._first, self._last)
+        self._before = {number: self._edges[number].unread() for number in inner}
+        record = Record.latest(self._edges[0].before)
+        if self._first or (record.resumes and not record.pending):
+            return True
+        if record.pending:
+            _log.info(
+                "not read again: what was read before is not all loaded yet",
+                stage=self.ledger[0].stage,
+            )
+            return False
+        # All of the load before is loaded: the next is another for all parts.
+        for edge in self._edges:
+            edge.renew()
+        return True
+
+    def _settle(self) -> None:
+        """Record that a load is over, if the last part has come to its end."""
+        pending = Record.latest(self._edges[0].before).pending
+        whole = self._last == len(self._edges) and pending
+        if whole and not any(edge.waits for edge in self._edges):
+            self._edges[0].settle()
+
+    def _balance(self) -> None:
+        """Count what waits, and assert that what was appended is what was read."""
+        self._after = {number: self._edges[number].unread() for number in self._touched}
+        if self._error is not None:
+            return
+        for number, before in self._before.items():
+            edge, after = self._edges[number], self._after[number]
+            appended, read = self._appended(number), self._read(number)
+            if before.messages + appended != read + after.messages:
+                raise LedgerImbalance(
+                    f"edge {edge.stage}: {before.messages} waited, and {appended} were"
+                    f" appended, but {read} were read and {after.messages} wait"
+                )
+
+    def _appended(self, number: int) -> int:
+        """Return how many messages this run has appended to an edge."""
+        part = self._whole[number]
+        return part.count(part.ledger[-1], "done")
+
+    def _read(self, number: int) -> int:
+        """Return how many it has read from there."""
+        part = self._whole[number + 1]
+        return part.count(part.ledger[0], "produced")
+
+    def _passed(self, number: int) -> EdgeReport:
+        edge, after = self._edges[number], self._after.get(number)
+        return EdgeReport(
+            stage=edge.stage,
+            next=self._whole[number + 1].ledger[1].stage,
+            appended=self._appended(number),
+            read=self._read(number),
+            **({} if after is None else after._asdict()),
+        )
+
+    def _covered(self, status: Status) -> str:
+        return "" if self._first else self._parts[0]._covered(status)

@@ -1,0 +1,237 @@
+"""
+What lies between two halves of a pipeline that is cut at a durable edge.
+
+The half before it appends to journals, as to any others, and the half behind it reads
+them; here is what both together are to know: how many messages wait there, and that how
+they are spread over the journals changes only while there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from time import time
+from typing import Any, Final, Literal, NamedTuple
+
+from etlstage.errors import EtlstageError, StateUnusable
+from etlstage.journal import Journals, RunMessage
+from etlstage.journal.reader import checkpoint_of
+from etlstage.journal.run import RunFraming
+from etlstage.messages import counted
+from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.folder import JOURNALS, READER, edge_name, make_ours
+from etlstage.pipeline.delivery.holder import holder_of
+from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.journal import CUT, JournalSink, JournalSource
+from etlstage.sequencing import Checkpoint
+
+__all__ = (
+    "Changed",
+    "DurableEdge",
+    "Waiting",
+)
+
+_LABELS: Final = ("partitions", "key", "mapping")
+"""What journals are labelled with: how messages are spread over them."""
+
+
+class Waiting(NamedTuple):
+    """What waits in the journals of an edge."""
+
+    messages: int = 0
+    bytes: int = 0
+    """Of the journals, what is not committed and heads of frames included."""
+    seconds: float = 0.0
+    """Since the oldest was appended."""
+
+    def __str__(self) -> str:
+        if not self.messages:
+            return "no messages wait"
+        wait = "waits" if self.messages == 1 else "wait"
+        size = f"{self.bytes:,} bytes, the oldest for {self.seconds:.0f} s"
+        return f"{counted(self.messages, 'message')} {wait} ({size})"
+
+
+class Changed(NamedTuple):
+    """A setting that is another than that of the messages that wait."""
+
+    setting: str
+    was: str
+    wanted: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"was {self.was}, and {self.why}"
+
+
+class DurableEdge:
+    """
+    The journals between two halves of a pipeline.
+
+    Args:
+        stage: Name of the stage whose messages they hold.
+        before: State directory of the half that appends.
+        behind: That of the half that reads.
+        partitions: How many journals are appended to.
+        key: See :class:`~etlstage.pipeline.journal.JournalSink`.
+        mapping: Likewise.
+        keep: Of new journals, likewise.
+        limit: Likewise.
+        sync: Likewise.
+
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        before: Path,
+        behind: Path,
+        *,
+        partitions: int = 1,
+        key: str | None = None,
+        mapping: Literal["modulo", "rendezvous"] = "modulo",
+        keep: str | None = "read",
+        limit: str | None = None,
+        sync: str = "commit",
+    ) -> None:
+        self.stage = stage
+        self.before = before
+        self.behind = behind
+        self.path: Path = behind / JOURNALS
+        self._mapped: dict[str, Any] = {
+            "key": key,
+            "mapping": mapping,
+            "most": partitions,
+        }
+        by = (key or "", mapping) if partitions > 1 else ("", "")
+        self._wanted = dict(zip(_LABELS, (str(partitions), *by), strict=True))
+        self._settings = {"keep": keep, "limit": limit}
+        self._sync = sync
+
+    def sink(self) -> JournalSink:
+        """Return where the half before it ends."""
+        name = edge_name(self.stage)
+        return JournalSink(self.path, name=name, sync=self._sync, **self._mapped)
+
+    def source(self, cut: tuple[int, int] = CUT) -> JournalSource:
+        """Return where the half behind it begins: it ends once that before it has."""
+        name = edge_name(self.stage)
+        return JournalSource(self.path, name=name, reader=READER, follow=True, cut=cut)
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever appended, or is about to be."""
+        return (self.path / "spec.json").exists()
+
+    def held(self) -> bool:
+        """Whether a run of the half before it is under way, in whatever process."""
+        return holder_of(self.before)[0]
+
+    @property
+    def waits(self) -> bool:
+        """Whether the half behind it has something to load, or broke off."""
+        return not Record.latest(self.behind).ended or bool(self.unread().messages)
+
+    def settle(self) -> None:
+        """Record that a load that the half before it has ended is over."""
+        with Delivery(self.before) as delivery:
+            delivery.performed()
+
+    def renew(self) -> None:
+        """Have the half behind it begin another load with what is appended next."""
+        with Delivery(self.behind) as delivery:
+            delivery.renew()
+
+    def changed(self) -> Changed | None:
+        """Return what can't be changed now, and why, if anything is to be."""
+        if not self.exists:
+            return None
+        with Journals.open(self.path, create=False) as journals:
+            found = _labels(journals)
+        for name, wanted in self._wanted.items():
+            if found[name] != wanted:
+                why = self._busy()
+                return (
+                    Changed(name, found[name] or "none", wanted, why) if why else None
+                )
+        return None
+
+    def prepare(self) -> None:
+        """
+        Make the journals, or have them as they are wanted; commit what is recorded.
+
+        Raises:
+            StateUnusable: If messages wait, and they are wanted otherwise; or the state
+                is of no use.
+            JournalError: If the journals are of no use.
+
+        """
+        if (changed := self.changed()) is not None:
+            raise StateUnusable(
+                f"stage {self.stage}: durable.{changed.setting} {changed}"
+            )
+        make_ours(self.before)
+        make_ours(self.behind)
+        with Journals.open(
+            self.path,
+            content_type=RunFraming.content_type,
+            partitions=None if self.exists else int(self._wanted["partitions"]),
+            labels=self._wanted,
+            **self._settings,
+        ) as journals:
+            if _labels(journals) != self._wanted:
+                with Delivery(self.before), Delivery(self.behind):
+                    missing = int(self._wanted["partitions"]) - len(journals.select())
+                    journals.add_partitions(max(0, missing), labels=self._wanted)
+            if READER not in {one.name for one in journals.readers()}:
+                # What it has not read is kept for it from the beginning on.
+                journals.read_committed(READER).close()
+            for journal, intent in _intents(Record.latest(self.before)):
+                journals.append(journal, bytes.fromhex(intent))
+
+    def unread(self) -> Waiting:
+        """Return what is committed there and not recorded to be loaded."""
+        if not self.exists:
+            return Waiting()
+        record, messages, size, seconds = Record.latest(self.behind), 0, 0, 0.0
+        position = Checkpoint({}, [])
+        if record.position is not None:
+            position = checkpoint_of(record.position)
+        with Journals.open(self.path, create=False) as journals:
+            for spec in journals.select():
+                log = journals.log(spec.name)
+                begin = max(position.offsets.get(spec.name, 0), log.first())
+                size += log.end() - begin
+                if (first := next(log.groups(begin, skip=True), None)) is not None:
+                    seconds = max(seconds, time() - first.time / 1e9)
+            if size:
+                reader = journals.read_committed(position=position, on_error=_pass)
+                while (envelope := reader.poll()) is not None:
+                    assert isinstance(envelope.message, RunMessage)
+                    messages += len(envelope.message.run)
+        return Waiting(messages, size, seconds) if messages else Waiting()
+
+    def full(self) -> bool:
+        """Whether so much waits that no more is appended."""
+        with Journals.open(self.path, create=False) as journals:
+            return not journals.has_room()
+
+    def _busy(self) -> str:
+        if not (Record.latest(self.before).ended and Record.latest(self.behind).ended):
+            return "a run broke off: run it to its end first, as it was"
+        if (unread := self.unread()).messages:
+            return f"{unread}: load them first, by --only-behind {self.stage}"
+        return ""
+
+
+def _labels(journals: Journals) -> dict[str, str]:
+    labels = journals.partitions()[0].labels
+    return {name: labels.get(name, "") for name in _LABELS}
+
+
+def _intents(record: Record) -> Iterable[tuple[str, str]]:
+    return record.intents if isinstance(record.intents, list) else ()
+
+
+def _pass(_error: EtlstageError) -> None:
+    """Count damage for nothing: who reads is told of it."""

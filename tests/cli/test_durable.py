@@ -1,0 +1,168 @@
+"""A pipeline file with durable edges: run together, apart, and killed at any time."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Etlstage, command, environment, left_behind
+from tests.cli.test_kills import wait_until
+from tests.readme import runs
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+PIPELINE = """\
+name: dear
+state: state
+delivery: exactly-once
+extract: {files: {path: in.txt, format: text}}
+transform:
+  - name: translate
+    worker: {command: [python, -S, salt.py]}
+    durable: DURABLE
+    on_error: {budget: 50%}
+  - name: polish
+    worker: {command: [python, -S, salt.py]}
+    on_error: {budget: 50%}
+load: {files: {path: out, format: text, mode: append, epoch: {messages: 200}}}
+"""
+# What it makes of a message is never the same; some it refuses, until it is mended.
+SALT = """\
+import os, random, sys
+for line in sys.stdin.buffer:
+    if line.startswith(b"x") and not os.path.exists("mended"):
+        sys.stdout.buffer.write(b"no x\\x15")
+    else:
+        salt = b" %d" % random.randrange(10**9)
+        sys.stdout.buffer.write(line.rstrip(b"\\n") + salt + b"\\n\\0")
+    sys.stdout.flush()
+"""
+
+
+def pipeline(
+    folder: Path, lines: list[str], durable: str = "true", more: str = ""
+) -> Path:
+    """Write a pipeline, its worker and its input."""
+    text = PIPELINE.replace("DURABLE", durable)
+    (folder / "p.yaml").write_text(text + more)
+    (folder / "salt.py").write_text(SALT)
+    (folder / "in.txt").write_text("".join(f"{line}\n" for line in lines))
+    return folder / "p.yaml"
+
+
+def loaded(folder: Path, salts: int = 2) -> list[str]:
+    """Return the messages that were loaded, without what was added."""
+    lines = [
+        line.split()
+        for part in (folder / "out").glob("part-*")
+        for line in part.read_text().splitlines()
+    ]
+    assert all(len(line) == 1 + salts for line in lines)
+    return sorted(line[0] for line in lines)
+
+
+@runs("Durable edges 1")
+def test_halves_of_the_manual(
+    blocks: list[str], etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """Together, and one after the other."""
+    (tmp_path / "dear.yaml").write_text(blocks[0])
+    (tmp_path / "fetch.py").write_text(
+        "import json, sys\n"
+        "for line in sys.stdin.buffer:\n"
+        "    asked = json.loads(line)\n"
+        "    numbers = range(asked['start'], asked['end'])\n"
+        "    sys.stdout.write(''.join(f'{n}\\n' for n in numbers) + '\\0')\n"
+        "    sys.stdout.flush()\n"
+    )
+    (tmp_path / "dear.py").write_text(SALT)
+    done = etlstage("run", "dear.yaml")
+    assert (done.returncode, len(loaded(tmp_path, 1))) == (0, 1000)
+    assert "edge translate -> load: 1,000 appended, 1,000 read, 0 wait" in done.stdout
+
+
+def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
+    """And what waits is in the report of either."""
+    lines = [str(n) for n in range(1000)]
+    pipeline(tmp_path, lines, "{partitions: 4, key: /id}")
+    done = etlstage("run", "p.yaml", "--only-before", "translate", "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    (edge,) = (edge for edge in report["edges"] if "journals" in edge)
+    assert edge["name"] == "translate -> translate/edge"
+    assert edge["journals"]["messages"] == 1000
+    done = etlstage("run", "p.yaml", "--only-behind", "translate")
+    assert "0 appended, 1,000 read, 0 wait" in done.stdout
+    assert loaded(tmp_path) == sorted(lines)
+    done = etlstage("run", "p.yaml", "--only-before", "polish")
+    assert done.returncode == 2
+    assert "no stage 'polish' has a durable edge, expected one of translate" in (
+        done.stderr
+    )
+
+
+def check_kills(folder: Path, kills: int, durable: str, *, seed: int) -> None:
+    """Kill the runner, or workers of it, at any time, until it comes to its end."""
+    lines = [f"{'x' if n % 100 == 7 else ''}{n}" for n in range(kills * 400)]
+    pipeline(folder, lines, durable)
+    chance, done, ended = random.Random(seed), 0, False  # noqa: S311
+    while not ended:
+        run = subprocess.Popen(
+            command(["run", "p.yaml", "-q"]),
+            cwd=folder,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        if done < kills:
+            try:
+                run.wait(chance.uniform(0.4, 1.4))
+            except subprocess.TimeoutExpired:
+                done += 1
+                ours = [] if chance.random() < 0.7 else workers(folder)
+                for pid in ours:
+                    os.kill(pid, signal.SIGKILL)
+                if not ours:
+                    run.kill()
+        _, said = run.communicate()
+        assert run.returncode in {0, -signal.SIGKILL}, said.decode()
+        ended = run.returncode == 0
+        wait_until(lambda: not left_behind(folder))
+    assert done
+    assert loaded(folder) == sorted(line for line in lines if line[0] != "x")
+    letters = (folder / "state/dead_letters/translate.jsonl").read_text().splitlines()
+    dead = [base64.b64decode(json.loads(letter)["message"]) for letter in letters]
+    assert sorted(dead) == sorted(x.encode() for x in lines if x[0] == "x")
+
+
+def workers(folder: Path) -> list[int]:
+    """Return the workers of a run."""
+    found = []
+    for pid in left_behind(folder):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"salt.py" in words and b"-S" in words:
+            found.append(pid)
+    return found
+
+
+def test_run_that_is_killed(tmp_path: Path) -> None:
+    """A few times."""
+    check_kills(tmp_path, 3, "true", seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("durable", ["true", "{partitions: 3, key: /id, keep: read}"])
+def test_run_that_is_killed_many_times(tmp_path: Path, durable: str) -> None:
+    """Each message once through both halves, each refusal once."""
+    check_kills(tmp_path, 20, durable, seed=2)

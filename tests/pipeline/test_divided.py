@@ -1,0 +1,348 @@
+"""Pipelines that are cut at durable edges: each message once, whatever breaks off."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from etlstage.errors import LedgerImbalance, SinkFailed, StateUnusable
+from etlstage.journal import Journals
+from etlstage.messages import Position, Run
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.divided import DividedPipeline
+from etlstage.pipeline.edge import DurableEdge
+from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.journal import JournalSink
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import Report
+from etlstage.testing import MemorySink
+from tests.pipeline.test_journal import committed, counting
+from tests.pipeline.test_loading import Numbers, Stopped, numbers
+
+STEPS = ["begin", "written", "aside", "recorded", "performed"]
+
+
+class Salted(JournalSink):
+    """Appends what never comes again, as a stage does whose replies differ."""
+
+    async def write(self, run: Run) -> None:
+        """Append it."""
+        await super().write([b"%s %d" % (m, random.randrange(10**9)) for m in run])  # noqa: S311
+
+
+class SaltedEdge(DurableEdge):
+    """Ends the half before it like this."""
+
+    def sink(self) -> JournalSink:
+        """Return that end."""
+        return Salted(self.path, name=f"{self.stage}/edge", **self._mapped)
+
+
+def edges_in(state: Path, count: int, **settings: Any) -> list[DurableEdge]:  # noqa: ANN401
+    """Return edges one behind the other."""
+    states = [state, *(state / f"edge-{n}" for n in range(count))]
+    return [
+        SaltedEdge(f"stage-{n}", states[n], states[n + 1], **settings)
+        for n in range(count)
+    ]
+
+
+def divided(
+    state: Path,
+    sink: Sink,
+    *,
+    edges: int = 1,
+    size: int = 5,
+    count: int = 50,
+    at: dict[int, Callable[[str], None]] | None = None,
+    once: bool = True,
+    first: int = 0,
+    last: int | None = None,
+    **settings: Any,  # noqa: ANN401 - those of an edge
+) -> DividedPipeline:
+    """Return numbers into a sink, through edges."""
+    between = edges_in(state, edges, **settings)
+    sources = [
+        Numbers(count, size),
+        *(edge.source((size, 1 << 20)) for edge in between),
+    ]
+    sinks = [*(edge.sink() for edge in between), sink]
+    states = [state, *(edge.behind for edge in between)]
+    bounds = Bounds(messages=2 * size, seconds=3600)
+    parts = []
+    for n, (source, end) in enumerate(zip(sources, sinks, strict=True)):
+        delivery = Delivery(states[n], exactly_once=once, bounds=bounds)
+        delivery.at = (at or {}).get(n, delivery.at)
+        parts.append(Pipeline(name="p", source=source, sink=end, delivery=delivery))
+    return DividedPipeline("p", parts, between, first=first, last=last)
+
+
+async def run(made: DividedPipeline) -> Report:
+    """Run it, for no longer than it may take."""
+    with anyio.fail_after(20):
+        return await made.run()
+
+
+def plain(messages: list[bytes], edges: int = 1) -> list[bytes]:
+    """Return messages without their salt, in order; each has some of each edge."""
+    assert all(message.count(b" ") == edges for message in messages)
+    return sorted(message.split()[0] for message in messages)
+
+
+CRASH = st.tuples(
+    st.integers(0, 2), st.sampled_from(STEPS), st.integers(1, 5), st.booleans()
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(size=st.integers(1, 12), crashes=st.lists(CRASH, max_size=4))
+@example(size=10, crashes=[(0, "recorded", 5, True), (1, "recorded", 1, True)])
+@example(size=10, crashes=[(1, "begin", 1, True), (2, "begin", 1, False)])
+@example(size=3, crashes=[(2, "recorded", 3, False), (1, "aside", 2, True)])
+def test_each_message_is_loaded_once_wherever_parts_break_off(
+    *, size: int, crashes: list[tuple[int, str, int, bool]]
+) -> None:
+    """One part, or all of them at once; a stage's replies are never the same."""
+
+    async def all_runs(folder: Path) -> None:
+        for part, step, number, whole in [*crashes, (0, "never", 1, False)]:
+            scope = anyio.CancelScope()
+            count = counting(step, number)
+
+            def at(now: str, count: Any = count, scope: Any = scope) -> None:  # noqa: ANN401
+                try:
+                    count(now)
+                except Stopped:
+                    scope.cancel()
+                    raise
+
+            sink = JournalSink(folder / "out")
+            made = divided(
+                folder / "state",
+                sink,
+                edges=2,
+                size=size,
+                at={part: at if whole else count},
+                partitions=2,
+            )
+            with scope:
+                report = await run(made)
+            if scope.cancelled_caught:
+                continue
+            if report.status == "done":
+                return
+            assert isinstance(report.error, Stopped), report.error
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        anyio.run(all_runs, path)
+        assert plain(committed(path / "out"), 2) == sorted(numbers(50))
+        for n in (0, 1):
+            assert len(committed(path / f"state/edge-{n}/journals")) == 50
+
+
+async def test_report_names_edges_and_what_waits(tmp_path: Path) -> None:
+    """The accounts of both halves are one ledger, without those of the journals."""
+    sink = MemorySink()
+    report = await run(divided(tmp_path, sink, edges=2))
+    assert (report.status, len(sink.messages)) == ("done", 50)
+    assert [account.stage for account in report.ledger] == ["source", "sink"]
+    assert [str(edge) for edge in report.durable] == [
+        "edge stage-0 -> stage-1/edge: 50 appended, 50 read, 0 wait",
+        "edge stage-1 -> sink: 50 appended, 50 read, 0 wait",
+    ]
+    assert report.ledger.gaps == [0]
+
+
+async def test_halves_are_run_one_after_the_other(tmp_path: Path) -> None:
+    """What was appended waits; until it is loaded, it is not read and appended again."""
+    for appended in (50, 0):
+        report = await run(divided(tmp_path, MemorySink(), last=0))
+        assert report.status == "done"
+        (edge,) = report.durable
+        assert (edge.appended, edge.read, edge.messages) == (appended, 0, 50)
+    sink = MemorySink()
+    report = await run(divided(tmp_path, sink, first=1))
+    assert report.status == "done"
+    (edge,) = report.durable
+    assert (edge.appended, edge.read, edge.messages) == (0, 50, 0)
+    assert plain(sink.messages) == sorted(numbers(50))
+    sink = MemorySink()
+    assert (await run(divided(tmp_path, sink, first=1))).status == "done"
+    assert sink.messages == []
+
+
+async def test_next_run_is_another_load(tmp_path: Path) -> None:
+    """Of all parts: where output is replaced, that of the last run is."""
+    loads = set()
+    for _ in range(2):
+        sink = MemorySink()
+        assert (await run(divided(tmp_path, sink))).status == "done"
+        assert len(sink.messages) == 50
+        record = Record.latest(tmp_path / "edge-0")
+        loads.add(record.load)
+        assert record.epoch == 5
+    assert len(loads) == 2
+    assert record.last["load"] in loads - {record.load}
+
+
+async def test_part_that_fails_stops_no_other(tmp_path: Path) -> None:
+    """The one behind it loads what was committed, the next run all the rest."""
+    sink = MemorySink()
+    made = divided(tmp_path, sink, at={0: counting("recorded", 3)})
+    report = await run(made)
+    assert isinstance(report.error, Stopped)
+    assert len(sink.messages) == 20  # what is recorded is committed by the next start
+    rest = MemorySink()
+    report = await run(divided(tmp_path, rest))
+    assert report.status == "done"
+    assert plain(sink.messages + rest.messages) == sorted(numbers(50))
+    assert report.durable[0].read == 30
+
+
+async def test_first_half_goes_on_without_the_other(tmp_path: Path) -> None:
+    """To its end, without a limit."""
+    made = divided(tmp_path, MemorySink(), at={1: counting("begin", 1)})
+    report = await run(made)
+    assert isinstance(report.error, Stopped)
+    (edge,) = report.durable
+    assert (edge.appended, edge.messages) == (50, 50)
+
+
+async def test_first_half_ends_at_the_limit_without_the_other(tmp_path: Path) -> None:
+    """It does not wait for a reader that is gone, and all is loaded later."""
+    made = divided(
+        tmp_path,
+        MemorySink(),
+        at={1: counting("begin", 1)},
+        count=300,
+        limit="8KiB",
+    )
+    report = await run(made)
+    assert isinstance(report.error, Stopped)
+    (edge,) = report.durable
+    assert 0 < edge.appended < 300
+    sink = MemorySink()
+    report = await run(divided(tmp_path, sink, count=300, limit="8KiB"))
+    assert report.status == "done"
+    assert plain(sink.messages) == sorted(numbers(300))
+
+
+async def test_halves_are_drained_together(tmp_path: Path) -> None:
+    """What was appended by then waits for the next run."""
+
+    class Draining(MemorySink):
+        async def write(self, run: Run) -> None:
+            await super().write(run)
+            made.drain()
+
+    sink = Draining()
+    made = divided(tmp_path, sink, count=300)
+    report = await run(made)
+    assert report.status == "drained", report.error
+    rest = MemorySink()
+    report = await run(divided(tmp_path, rest, count=300))
+    assert report.status == "done"
+    assert plain(sink.messages + rest.messages) == sorted(numbers(300))
+
+
+async def test_half_behind_reads_on_while_the_other_is_run(tmp_path: Path) -> None:
+    """Elsewhere, as it seems: it ends when nobody holds its state any more."""
+    sink = MemorySink()
+    behind = divided(tmp_path, sink, first=1)
+    with Delivery(tmp_path):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, behind)
+            await anyio.sleep(0.3)
+            assert "reading the journals" in behind.activity
+            tasks.cancel_scope.cancel()
+    assert (await run(divided(tmp_path, MemorySink(), last=0))).status == "done"
+    report = await run(divided(tmp_path, sink, first=1))
+    assert (report.status, len(sink.messages)) == ("done", 50)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"partitions": 3, "key": "/id"}, "durable.partitions was 2"),
+        ({"partitions": 2, "key": "/n"}, "durable.key was /id"),
+        (
+            {"partitions": 2, "key": "/id", "mapping": "rendezvous"},
+            "mapping was modulo",
+        ),
+        ({"partitions": 1}, "durable.partitions was 2"),
+    ],
+)
+async def test_mapping_changes_only_while_nothing_waits(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    """Else messages of one key would be in two journals; the error comes first."""
+    before: dict[str, Any] = {"partitions": 2, "key": "/id"}
+    await run(divided(tmp_path, MemorySink(), last=0, **before))
+    report = await run(divided(tmp_path, MemorySink(), **changed))
+    assert isinstance(report.error, StateUnusable)
+    assert said in str(report.error)
+    assert "50 messages wait" in str(report.error)
+    await run(divided(tmp_path, MemorySink(), first=1, **before))
+    sink = MemorySink()
+    assert (await run(divided(tmp_path, sink, **changed))).status == "done"
+    assert len(sink.messages) == 50
+    with Journals.open(tmp_path / "edge-0" / "journals") as journals:
+        assert len(journals.partitions()) == max(2, changed["partitions"])
+
+
+async def test_fewer_journals_are_appended_to(tmp_path: Path) -> None:
+    """Those that there are stay, for what was read there is known of them."""
+    await run(divided(tmp_path, MemorySink(), partitions=3))
+    sink = MemorySink()
+    assert (await run(divided(tmp_path, sink, partitions=2))).error is None
+    assert len(sink.messages) == 50
+    with Journals.open(tmp_path / "edge-0" / "journals") as journals:
+        names = [envelope.journal[-1] for envelope in journals.read_committed()]
+    assert names.count("2") == 3
+    assert names.count("0") > 3
+
+
+async def test_message_that_is_lost_in_an_edge_fails_the_run(tmp_path: Path) -> None:
+    """The ledger balances over the edge, or the run has not succeeded."""
+    made = divided(tmp_path, MemorySink())
+    source = made._whole[1]._source
+    taken = source.runs
+
+    async def fewer() -> Any:  # noqa: ANN401
+        async for item in taken():
+            whole = isinstance(item, Position) or b"7" not in plain(list(item))
+            yield item if whole else item[1:]
+
+    source.runs = fewer  # type: ignore[method-assign]
+    report = await run(made)
+    assert isinstance(report.error, LedgerImbalance)
+    assert "edge stage-0: 0 waited, and 50 were appended, but 49 were read" in str(
+        report.error
+    )
+
+
+async def test_at_least_once_balances_too(tmp_path: Path) -> None:
+    """Also behind a run that broke off."""
+
+    class Broken(MemorySink):
+        async def write(self, run: Run) -> None:
+            if len(self.messages) > 20:
+                raise SinkFailed("broken", stage="memory")
+            await super().write(run)
+
+    report = await run(divided(tmp_path, Broken(), once=False))
+    assert isinstance(report.error, SinkFailed)
+    sink = MemorySink()
+    report = await run(divided(tmp_path, sink, once=False))
+    assert report.error is None
+    assert set(plain(sink.messages)) <= set(numbers(50))
