@@ -101,7 +101,7 @@ spark = SparkSession.builder.master("local[2]").getOrCreate()
 
 @runs(
     "Transform a DataFrame in a notebook 1",
-    "Transform a DataFrame in a notebook 2",
+    "On a cluster 1",
     "Read and write as a Spark data source 1",
 )
 def test_programs_for_spark(
