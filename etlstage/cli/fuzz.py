@@ -49,7 +49,7 @@ from etlstage.testing.check.subject import examine_sample
 from etlstage.testing.fuzzing.case import CaseFailed
 from etlstage.testing.fuzzing.failures import Failure, FailureOrigin, Failures
 from etlstage.testing.fuzzing.oracle import Oracles, model_of
-from etlstage.testing.fuzzing.sessions import SessionCase, case_class
+from etlstage.testing.fuzzing.steps import has_sessions
 
 try:
     from etlstage.testing.fuzzing.fuzz import (
@@ -214,7 +214,7 @@ def _fuzz(
 def _examine(stage: Stage, wanted: FuzzRequest) -> None:
     """Raise ConfigError for what can't be asked of such a worker."""
     oracles = wanted.oracles
-    if wanted.vary_markers and case_class(stage.dialect) is SessionCase:
+    if wanted.vary_markers and has_sessions(stage.dialect):
         raise ConfigError(f"--vary-markers: dialect {stage.dialect.name} has none")
     if stage.kind is StageKind.EXTRACT:
         raise ConfigError(
@@ -245,7 +245,7 @@ def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
     full = stage.batch.size if written or wanted.options.stage else _SIZE
     dialect, size = stage.dialect, full if written else min(full, _SIZE)
     searched: st.SearchStrategy[Any]
-    if case_class(dialect) is SessionCase:
+    if has_sessions(dialect):
         own = drawn() if sample or wanted.json_in else None
         searched = session_cases(dialect, size=size, drawn=own)
     else:

@@ -67,11 +67,11 @@ if TYPE_CHECKING:
     from etlstage.testing.fault import Moment as Moment
     from etlstage.testing.faulty.launch import FaultyLaunch as FaultyLaunch
     from etlstage.testing.fuzzing.case import Case as Case
-    from etlstage.testing.fuzzing.case import Step as Step
+    from etlstage.testing.fuzzing.case import SessionCase as SessionCase
     from etlstage.testing.fuzzing.oracle import verify as verify
-    from etlstage.testing.fuzzing.sessions import Call as Call
-    from etlstage.testing.fuzzing.sessions import Calls as Calls
-    from etlstage.testing.fuzzing.sessions import SessionCase as SessionCase
+    from etlstage.testing.fuzzing.steps import Call as Call
+    from etlstage.testing.fuzzing.steps import Calls as Calls
+    from etlstage.testing.fuzzing.steps import Step as Step
     from etlstage.testing.machine import WorkerMachine as WorkerMachine
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
     from etlstage.testing.properties import given_worker as given_worker
@@ -164,11 +164,11 @@ _HOMES = {
     "WorkerMisbehaved": "etlstage.testing.conversation",
     "WorkerUnderTest": "etlstage.testing.conversation",
     "Case": "etlstage.testing.fuzzing.case",
-    "Step": "etlstage.testing.fuzzing.case",
+    "Step": "etlstage.testing.fuzzing.steps",
     "verify": "etlstage.testing.fuzzing.oracle",
-    "Call": "etlstage.testing.fuzzing.sessions",
-    "Calls": "etlstage.testing.fuzzing.sessions",
-    "SessionCase": "etlstage.testing.fuzzing.sessions",
+    "Call": "etlstage.testing.fuzzing.steps",
+    "Calls": "etlstage.testing.fuzzing.steps",
+    "SessionCase": "etlstage.testing.fuzzing.case",
     "hostile_worker": "etlstage.testing.worker",
     "run_virtually": "etlstage.testing.clock",
     "virtual_time": "etlstage.testing.clock",

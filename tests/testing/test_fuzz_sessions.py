@@ -12,11 +12,11 @@ import pytest
 
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.stage import Stage
-from etlstage.testing import Call, Calls, ScriptedLaunch, SessionCase
+from etlstage.testing import Call, Calls, Case, ScriptedLaunch, SessionCase
 from etlstage.testing.fuzzing.case import FailureKind
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, session_cases
 from etlstage.testing.fuzzing.oracle import Oracles
-from etlstage.testing.fuzzing.sessions import case_class
+from etlstage.testing.fuzzing.steps import has_sessions
 from tests.testing.check.sessions import Worker
 
 pytestmark = pytest.mark.core
@@ -152,9 +152,10 @@ def test_case_reads_as_a_program() -> None:
     """What is printed, and what is kept, is the case (issue 15)."""
     step = Calls((Call((b"x",)), Call((), cancelled=True)), turns=(0, 1), cuts=(3,))
     case = SessionCase((step, Calls((ONE,))))
+    assert SessionCase is Case
     assert eval(repr(case)).to_plain() == case.to_plain()  # noqa: S307
     assert repr(case) == (
-        "SessionCase([Calls([Call([b'x']), Call([], cancelled=True)], turns=[0, 1],"
+        "Case([Calls([Call([b'x']), Call([], cancelled=True)], turns=[0, 1],"
         " cuts=[3]), Calls([Call([b''])])])"
     )
     assert SessionCase.from_plain(case.to_plain()) == case
@@ -171,7 +172,7 @@ def test_case_reads_as_a_program() -> None:
 def test_batch_is_a_session() -> None:
     """Of as many chunks; what is asked of batches is asked of it (issue 15)."""
     dialect = CocaineDialect(batches=True)
-    assert case_class(dialect) is SessionCase
+    assert has_sessions(dialect)
     said = Calls((Call((b"a", b"b")),)).of([b"A", b"B"], batches=True)
     assert said == Calls((Call((b"A", b"B")),))
     said = Calls((Call((b"a", b"b")),)).of([b"A", b"B"], batches=False)

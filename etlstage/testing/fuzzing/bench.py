@@ -18,16 +18,9 @@ import anyio.abc
 
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
-from etlstage.testing.fuzzing.case import (
-    AnyCase,
-    Case,
-    CaseFailed,
-    Said,
-    Saying,
-    converse,
-    end,
-)
+from etlstage.testing.fuzzing.case import Case, CaseFailed, Said, converse, end
 from etlstage.testing.fuzzing.oracle import Oracles, compare, judge
+from etlstage.testing.fuzzing.steps import Saying
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("Bench",)
@@ -39,11 +32,11 @@ class _Place(NamedTuple):
     stage: Stage
     worker: WorkerUnderTest
     left: anyio.Event
-    case: AnyCase
+    case: Case
     """One of those that it is for."""
     seen: list[Saying]
 
-    def everything(self) -> AnyCase:
+    def everything(self) -> Case:
         """Return all that the process has seen, as one case."""
         return self.case.having(self.seen)
 
@@ -97,7 +90,7 @@ class Bench:
                 place.left.set()
         await self._tasks.__aexit__(None, None, None)
 
-    async def fresh(self, case: AnyCase) -> CaseFailed | None:
+    async def fresh(self, case: Case) -> CaseFailed | None:
         """Play a case to a process that has seen nothing; return how it failed."""
         stage = case.on(self._stage)
         try:
@@ -107,7 +100,7 @@ class Bench:
             return failed
         return None
 
-    async def again(self, case: AnyCase) -> tuple[CaseFailed | None, AnyCase]:
+    async def again(self, case: Case) -> tuple[CaseFailed | None, Case]:
         """
         Play a case to the process that has seen the cases before.
 
@@ -134,7 +127,7 @@ class Bench:
             return failed, kept.everything()
         return None, kept.everything()
 
-    async def renew(self) -> tuple[CaseFailed | None, AnyCase]:
+    async def renew(self) -> tuple[CaseFailed | None, Case]:
         """End the process that is kept, if there is one; return as :meth:`again`."""
         kept, self._kept = self._kept, None
         if kept is None:
@@ -153,9 +146,7 @@ class Bench:
             self.refused += sum(reply.refused is not None for reply in replies)
 
     @asynccontextmanager
-    async def _fresh(
-        self, stage: Stage, case: AnyCase
-    ) -> AsyncIterator[WorkerUnderTest]:
+    async def _fresh(self, stage: Stage, case: Case) -> AsyncIterator[WorkerUnderTest]:
         place, self._next = self._next, None
         if place is not None and place.stage != stage:
             place.left.set()
@@ -168,7 +159,7 @@ class Bench:
         finally:
             place.left.set()
 
-    async def _start(self, stage: Stage, case: AnyCase) -> _Place:
+    async def _start(self, stage: Stage, case: Case) -> _Place:
         worker = WorkerUnderTest(stage, launch=self._launch)
         place = _Place(stage, worker, anyio.Event(), case, [])
         await self._tasks.start(self._host, place)

@@ -11,31 +11,26 @@ import re
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, NoReturn, Protocol, Self, TypeAlias
+from typing import Any, Final, NoReturn, Self, TypeAlias
 
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
-from etlstage.testing.dialect import kit_of
+from etlstage.testing.fuzzing.steps import Saying, shown_steps, step_of
 from etlstage.testing.replies import Reply
-from etlstage.testing.transcript import clipped, cut
 from etlstage.transport.base import describe_status
 
 __all__ = (
-    "AnyCase",
     "Case",
     "CaseFailed",
     "FailureKind",
     "Said",
-    "Saying",
-    "Step",
+    "SessionCase",
     "converse",
     "end",
     "fail",
-    "literal",
-    "shown_steps",
 )
 
 
@@ -43,7 +38,6 @@ _VALUES: Final = re.compile(r"b?'[^']*'|b?\"[^\"]*\"|[0-9,]+|:.*", re.DOTALL)
 _SURPLUS: Final = re.compile(r"too many|more than its reply")
 _ENDED: Final = re.compile(r"status [0-9]+|SIG[A-Z]+")
 _RAISED: Final = re.compile(r"^ {20}([A-Za-z_.]+)(?=:|$)", re.MULTILINE)
-_RUN: Final = re.compile(rb"(.)\1{99,}", re.DOTALL)
 
 
 class FailureKind(StrEnum):
@@ -101,104 +95,6 @@ class CaseFailed(WorkerMisbehaved):
         return self.kind, *ended, *raised[-1:]
 
 
-class Saying(Protocol):
-    """What is said at once, and the replies to it waited for, in any dialect."""
-
-    @property
-    def messages(self) -> Sequence[bytes]:
-        """All of them."""
-        ...
-
-    async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
-        """Say it; return the replies."""
-        ...
-
-    def alone(
-        self, replies: Sequence[Reply], *, batches: bool
-    ) -> Iterator[tuple[Saying, list[Reply]]]:
-        """Yield each exchange with its reply."""
-        ...
-
-    def turned(self) -> Saying:
-        """Return the same in the opposite order, as far as that is one exchange."""
-        ...
-
-    def of(self, outputs: Sequence[bytes], *, batches: bool) -> Saying:
-        """Return what says outputs again."""
-        ...
-
-
-class AnyCase(Protocol):
-    """A conversation to be had with a worker of any dialect; see :class:`Case`."""
-
-    @property
-    def steps(self) -> Sequence[Saying]:
-        """What is said."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """How many messages there are."""
-        ...
-
-    def on(self, stage: Stage) -> Stage:
-        """Return a stage whose workers it is for."""
-        ...
-
-    def having(self, steps: Sequence[Any]) -> Self:
-        """Return the same with other steps."""
-        ...
-
-    def written(self, dialect: Dialect) -> Iterator[str]:
-        """Yield what is written at once, as text; and the end."""
-        ...
-
-    def imports(self) -> Iterator[str]:
-        """Yield what a program imports that has it."""
-        ...
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """What is written at once, before the replies to all of it are waited for."""
-
-    messages: Sequence[bytes]
-    """In a dialect with batches, those of one batch."""
-    cuts: Sequence[int] = ()
-    """Before which of the bytes another write begins, counted from 0; each is written
-    when the worker has read the one before."""
-
-    def __repr__(self) -> str:
-        more = f", cuts={[*self.cuts]}" if self.cuts else ""
-        return f"Step([{', '.join(map(literal, self.messages))}]{more})"
-
-    async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
-        """Say it; return the replies."""
-        return await worker.exchange(self.messages, cuts=self.cuts)
-
-    def alone(
-        self, replies: Sequence[Reply], *, batches: bool
-    ) -> Iterator[tuple[Step, list[Reply]]]:
-        """Yield each exchange with its reply."""
-        if batches:
-            yield self, [*replies]
-            return
-        for message, reply in zip(self.messages, replies, strict=True):
-            yield Step((message,)), [reply]
-
-    def turned(self) -> Step:
-        """Return the same with the messages in the opposite order."""
-        return replace(self, messages=self.messages[::-1], cuts=())
-
-    def of(self, outputs: Sequence[bytes], *, batches: bool) -> Step:
-        """Return what says outputs again."""
-        return Step(tuple(outputs))
-
-
 Said: TypeAlias = list[tuple[Saying, list[Reply]]]
 """What was said, and the replies to it."""
 
@@ -207,8 +103,10 @@ Said: TypeAlias = list[tuple[Saying, list[Reply]]]
 class Case:
     """A conversation to be had with a worker, from its start to its end."""
 
-    steps: Sequence[Step]
+    steps: Sequence[Saying]
+    """Each a :class:`Step`, or where exchanges have names, :class:`Calls`."""
     markers: Markers = field(default_factory=Markers)
+    """Of a dialect that has some."""
 
     def __repr__(self) -> str:
         steps = shown_steps(self.steps)
@@ -223,72 +121,45 @@ class Case:
         return sum(len(step.messages) for step in self.steps)
 
     def on(self, stage: Stage) -> Stage:
-        """Return a stage whose workers speak with the case's markers."""
-        assert isinstance(stage.dialect, MarkerDialect)
+        """Return a stage whose workers speak with the case's markers, if with any."""
+        if not isinstance(stage.dialect, MarkerDialect):
+            return stage
         return replace(stage, dialect=replace(stage.dialect, markers=self.markers))
 
-    def having(self, steps: Sequence[Any]) -> Self:
+    def having(self, steps: Sequence[Saying]) -> Self:
         """Return the same with other steps."""
         return replace(self, steps=(*steps,))
 
     def written(self, dialect: Dialect) -> Iterator[str]:
         """Yield what is written at once, as text; and the end."""
-        kit = kit_of(dialect)
+        first = 1
         for step in self.steps:
-            wire = kit.raw(step.messages)
-            parts = cut(wire, step.cuts)
-            yield " | ".join(clipped(part, kit.shown) for part in parts)
-        yield "the end of the input"
+            yield step.shown(dialect, first)
+            first += step.exchanges
+        connected = dialect.connection is not None
+        yield "a terminate" if connected else "the end of the input"
 
     def imports(self) -> Iterator[str]:
         """Yield what a program imports that has it."""
-        names = "Case, Step, verify" if self.steps else "Case, verify"
+        names = {"Case", "verify"}.union(*(step.names() for step in self.steps))
         if self.markers != Markers():
             yield "from etlstage.protocol.marker import Markers"
-        yield f"from etlstage.testing import {names}"
+        yield f"from etlstage.testing import {', '.join(sorted(names))}"
 
     def to_plain(self) -> dict[str, Any]:
         """Return what :meth:`from_plain` reads, as plain JSON."""
-        steps = [
-            {
-                "messages": [message.decode("latin-1") for message in step.messages],
-                "cuts": [*step.cuts],
-            }
-            for step in self.steps
-        ]
+        steps = [step.to_plain() for step in self.steps]
         return {"steps": steps, "markers": self.markers.to_text()}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Build from plain JSON."""
-        steps = [
-            Step(
-                tuple(message.encode("latin-1") for message in step["messages"]),
-                tuple(step["cuts"]),
-            )
-            for step in plain["steps"]
-        ]
-        return cls(tuple(steps), Markers.from_text(**plain["markers"]))
+        steps = tuple(map(step_of, plain["steps"]))
+        return cls(steps, Markers.from_text(**plain.get("markers", {})))
 
 
-def literal(message: bytes) -> str:
-    """Return a message as Python has it; what is one byte many times, as a product."""
-    pieces, at = [], 0
-    for run in _RUN.finditer(message):
-        if run.start() > at:
-            pieces.append(repr(message[at : run.start()]))
-        pieces.append(f"{run[1]!r} * {len(run[0])}")
-        at = run.end()
-    if at < len(message) or not message:
-        pieces.append(repr(message[at:]))
-    return " + ".join(pieces)
-
-
-def shown_steps(steps: Sequence[object]) -> str:
-    """Return steps as Python has them; of those that are all the same, one."""
-    if len(steps) > 2 and all(step == steps[0] for step in steps):
-        return f"[{steps[0]}] * {len(steps)}"
-    return f"[{', '.join(map(repr, steps))}]"
+SessionCase: TypeAlias = Case
+"""The same, by the name that it once had for sessions."""
 
 
 async def converse(worker: WorkerUnderTest, steps: Iterable[Saying]) -> Said:

@@ -28,14 +28,13 @@ from etlstage.protocol.registry import dialect_from_plain
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import (
-    AnyCase,
+    Case,
     CaseFailed,
     FailureKind,
     converse,
     end,
 )
 from etlstage.testing.fuzzing.oracle import Oracles, verify
-from etlstage.testing.fuzzing.sessions import case_class
 from etlstage.testing.recording.recorder import RecordedLaunch
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.transcript import Entry
@@ -68,7 +67,7 @@ class Failure:
     stage: Stage
     """Command and dialect."""
     origin: FailureOrigin
-    case: AnyCase
+    case: Case
     oracles: Oracles
     kind: FailureKind
     """What the worker was found to do."""
@@ -239,7 +238,7 @@ class Failures:
             return Failure(
                 stage,
                 origin,
-                case_class(stage.dialect).from_plain(plain["case"]),
+                Case.from_plain(plain["case"]),
                 Oracles(**plain["oracles"]),
                 {kind.label: kind for kind in FailureKind}[plain["found"]],
                 plain["timeout"],

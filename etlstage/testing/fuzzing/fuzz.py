@@ -26,16 +26,10 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.fuzzing.bench import Bench
-from etlstage.testing.fuzzing.case import AnyCase, Case, CaseFailed, FailureKind, Step
+from etlstage.testing.fuzzing.case import Case, CaseFailed, FailureKind
 from etlstage.testing.fuzzing.oracle import Oracles
-from etlstage.testing.fuzzing.sessions import (
-    Call,
-    Calls,
-    SessionCase,
-    case_class,
-    ready,
-)
-from etlstage.testing.fuzzing.shortening import shorten, shorten_calls
+from etlstage.testing.fuzzing.shortening import shorten
+from etlstage.testing.fuzzing.steps import Call, Calls, Step, has_sessions, ready
 from etlstage.testing.sessions import chunks
 from etlstage.testing.strategies import cuts, messages
 from etlstage.transport import Launch, launch_worker
@@ -76,7 +70,7 @@ class Budget:
 class Found:
     """A case that a worker does not stand."""
 
-    case: AnyCase
+    case: Case
     failure: CaseFailed
     steady: bool = True
     """It fails whenever it is played to a fresh process."""
@@ -128,7 +122,7 @@ class Fuzzer:
         *,
         size: int = 0,
         as_json: bool = False,
-        given: Iterable[AnyCase] = (),
+        given: Iterable[Case] = (),
         timeout: float = 5.0,
         launch: Launch = launch_worker,
     ) -> None:
@@ -157,7 +151,7 @@ class Fuzzer:
         ):
             yield self
 
-    def play(self, case: AnyCase) -> CaseFailed | None:
+    def play(self, case: Case) -> CaseFailed | None:
         """Play a case to a fresh process; return how it failed."""
         return self._portal.call(self._bench.fresh, case)
 
@@ -205,7 +199,7 @@ class Fuzzer:
             verbosity=Verbosity.quiet,
         )
         @given(self._drawn)
-        def trial(case: AnyCase) -> None:
+        def trial(case: Case) -> None:
             if monotonic() > self._until:
                 self.progress.stopped = True
                 raise _Over
@@ -216,7 +210,7 @@ class Fuzzer:
 
         trial()
 
-    def _try(self, case: AnyCase) -> None:
+    def _try(self, case: Case) -> None:
         self.progress.examples += 1
         self.progress.messages += case.count
         number = self.progress.examples
@@ -242,7 +236,7 @@ class Fuzzer:
         if failure is not None and not self._is_known(failure):
             self._blame_all(failure, everything)
 
-    def _blame_all(self, failure: CaseFailed, everything: AnyCase) -> None:
+    def _blame_all(self, failure: CaseFailed, everything: Case) -> None:
         """Take all that a process has seen for the case."""
         again = self.play(everything)
         self._note(Found(everything, again or failure, steady=again is not None))
@@ -280,7 +274,7 @@ class Fuzzer:
         if kind is FailureKind.HANGS:
             self._bench.patience = min(_QUICK, self._timeout)
 
-        def fails(case: AnyCase) -> bool:
+        def fails(case: Case) -> bool:
             nonlocal found
             if monotonic() > self._until:
                 raise _Over
@@ -298,10 +292,7 @@ class Fuzzer:
             return True
 
         with suppress(_Over):
-            if isinstance(found.case, SessionCase):
-                shorten_calls(found.case, fails, as_json=self._as_json)
-            elif isinstance(found.case, Case):
-                shorten(found.case, fails, size=self._size, as_json=self._as_json)
+            shorten(found.case, fails, size=self._size, as_json=self._as_json)
         return found
 
 
@@ -360,7 +351,7 @@ def session_cases(
     *,
     size: int = 3,
     drawn: st.SearchStrategy[bytes] | None = None,
-) -> SessionCase:
+) -> Case:
     """
     Draw a case for a worker whose exchanges have names.
 
@@ -385,22 +376,21 @@ def session_cases(
         step = Calls(tuple(calls), tuple(turns))
         places = draw(cuts(len(step.wire(dialect))))
         steps.append(replace(step, cuts=tuple(places)))
-    return SessionCase(tuple(steps))
+    return Case(tuple(steps))
 
 
-def large_cases(dialect: Dialect, *, as_json: bool = False) -> list[AnyCase]:
+def large_cases(dialect: Dialect, *, as_json: bool = False) -> list[Case]:
     """Return cases of one message each for which no pipe has room."""
     markers = getattr(dialect, "markers", Markers())
     fillers = (b"x", b"-", b"0", b" ")
     filler = next(f for f in fillers if not any(f in m for m in markers if m))
-    found: list[AnyCase] = []
+    found: list[Case] = []
     for size in _SIZES:
         text = filler * size
         message = b'"%b"' % text if as_json else text
-        if case_class(dialect) is SessionCase:
-            found.append(SessionCase((Calls((Call((message,)),)),)))
-        else:
-            found.append(Case((Step((message,)),), markers))
+        sessions = has_sessions(dialect)
+        step = Calls((Call((message,)),)) if sessions else Step((message,))
+        found.append(Case((step,), markers))
     return found
 
 

@@ -26,14 +26,14 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import (
-    AnyCase,
+    Case,
     FailureKind,
     Said,
-    Saying,
     converse,
     end,
     fail,
 )
+from etlstage.testing.fuzzing.steps import Saying
 from etlstage.testing.replies import Reply
 
 __all__ = ("Open", "Oracles", "compare", "judge", "model_of", "verify")
@@ -89,7 +89,7 @@ class Oracles:
 
 def verify(
     command: Sequence[str] | Stage,
-    case: AnyCase,
+    case: Case,
     *,
     batch: Literal["supervisor", "worker"] | None = None,
     kind: Literal["transform", "load"] = "transform",
@@ -126,7 +126,7 @@ def verify(
     anyio.run(judge, start, case, Oracles(**oracles))
 
 
-async def judge(start: Open, case: AnyCase, oracles: Oracles) -> Said:
+async def judge(start: Open, case: Case, oracles: Oracles) -> Said:
     """
     Have fresh processes stand a case, and return what was said; see :func:`verify`.
 

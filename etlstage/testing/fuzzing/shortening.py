@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from etlstage.testing.fewest import fewest
-from etlstage.testing.fuzzing.case import AnyCase, Case, Step
-from etlstage.testing.fuzzing.sessions import Call, Calls, SessionCase
+from etlstage.testing.fuzzing.case import Case
+from etlstage.testing.fuzzing.steps import Call, Calls, Saying, Step
 
-__all__ = ("shorten", "shorten_calls")
+__all__ = ("shorten",)
 
+S = TypeVar("S", Step, Calls)
+T = TypeVar("T")
 _SIMPLE: Final = (b"", b"x")
 _LONG: Final = 4096  # bytes of a message from which on it is halved only
-_C = TypeVar("_C", bound=AnyCase)
-_S = TypeVar("_S", bound=Step | Calls)
 
 
 def shorten(
@@ -41,43 +41,52 @@ def shorten(
         as_json: Whether messages are to stay JSON documents.
 
     """
-    return _OfMessages(case, fails, size, as_json=as_json).run()
+    return _Shortening(case, fails, size, as_json=as_json).run()
 
 
-class _Shortening(Generic[_C, _S]):
-    def __init__(self, case: _C, fails: Callable[[_C], bool], *, as_json: bool) -> None:
+class _Shortening:
+    def __init__(
+        self, case: Case, fails: Callable[[Case], bool], size: int, *, as_json: bool
+    ) -> None:
         self._case = case
         self._fails = fails
+        self._size = size
         self._as_json = as_json
-        self._tried: dict[tuple[_S, ...], bool] = {}
+        self._tried: dict[tuple[Saying, ...], bool] = {}
 
-    def run(self) -> _C:
-        before: _C | None = None
+    def run(self) -> Case:
+        before: Case | None = None
         while before != self._case:
             before = self._case
             self._all_at_once()
-            fewest(self._steps, self._takes)
-            for at in range(len(self._steps)):
+            fewest(self._case.steps, self._takes)
+            for at in range(len(self._case.steps)):
                 self._simplify(at)
         return self._case
 
-    @property
-    def _steps(self) -> Sequence[_S]:
-        steps: Sequence[Any] = self._case.steps
-        return steps
-
     def _all_at_once(self) -> None:
         """Make all steps simpler."""
-        self._takes([replace(step, cuts=()) for step in self._steps])
+        steps = self._case.steps
+        if not self._size and all(isinstance(step, Step) for step in steps):
+            simplest = b"0" if self._as_json else b""
+            messages = [message for step in steps for message in step.messages]
+            if self._takes([Step((simplest,))] * len(messages)):
+                return
+            self._takes([Step((message,)) for message in messages])
+        self._takes([step.uncut() for step in self._case.steps])
 
     def _simplify(self, at: int) -> None:
         """Make one step simpler."""
-        raise NotImplementedError
+        match self._case.steps[at]:
+            case Step() as step:
+                self._simplify_messages(_Place(self, at, step))
+            case Calls() as step:
+                self._simplify_calls(_Place(self, at, step))
 
-    def _takes(self, steps: Sequence[_S]) -> bool:
+    def _takes(self, steps: Sequence[Saying]) -> bool:
         """Go on with these steps if they fail, too."""
         key = tuple(steps)
-        if key == tuple(self._steps):
+        if key == tuple(self._case.steps):
             return True
         if key not in self._tried:
             self._tried[key] = self._fails(self._case.having(key))
@@ -85,106 +94,56 @@ class _Shortening(Generic[_C, _S]):
             self._case = self._case.having(key)
         return self._tried[key]
 
-    def _puts(self, at: int, step: _S) -> bool:
-        return self._takes([*self._steps[:at], step, *self._steps[at + 1 :]])
-
-    def _cut_less(self, at: int) -> None:
-        step = self._steps[at]
-        if step.cuts and not self._puts(at, replace(step, cuts=(1,))):
-            fewest(step.cuts, lambda left: self._puts(at, replace(step, cuts=(*left,))))
-
-
-class _OfMessages(_Shortening[Case, Step]):
-    def __init__(
-        self, case: Case, fails: Callable[[Case], bool], size: int, *, as_json: bool
-    ) -> None:
-        super().__init__(case, fails, as_json=as_json)
-        self._size = size
-
-    def _all_at_once(self) -> None:
+    def puts(self, at: int, step: Saying) -> bool:
+        """Go on with that step in its place if that fails, too."""
         steps = self._case.steps
-        if not self._size:
-            simplest = b"0" if self._as_json else b""
-            messages = [message for step in steps for message in step.messages]
-            if self._takes([Step((simplest,))] * len(messages)):
-                return
-            self._takes([Step((message,)) for message in messages])
-        super()._all_at_once()
+        return self._takes([*steps[:at], step, *steps[at + 1 :]])
 
-    def _simplify(self, at: int) -> None:
-        """Make one step simpler."""
-        for candidate in self._boldly(self._case.steps[at]):
-            if self._puts(at, candidate):
-                break
-        step = self._case.steps[at]
-        if len(step.messages) > 1:
-            fewest(step.messages, lambda left: self._has(at, left))
-        step = self._case.steps[at]
-        self._puts(at, replace(step, messages=tuple(sorted(step.messages, key=len))))
-        self._cut_less(at)
-        for place in range(len(self._case.steps[at].messages)):
-            self._simplify_message(at, place)
+    # --- messages -----------------------------------------------------------
 
-    def _boldly(self, step: Step) -> Iterator[Step]:
-        if self._as_json:
-            return
-        for message in _SIMPLE:
-            for cuts in ((), (1,)):
-                yield replace(step, messages=(message,) * len(step.messages), cuts=cuts)
+    def _simplify_messages(self, place: _Place[Step]) -> None:
+        if not self._as_json:
+            many = len(place.step.messages)
+            bold = ((m, cuts) for m in _SIMPLE for cuts in ((), (1,)))
+            any(place.puts(messages=(m,) * many, cuts=cuts) for m, cuts in bold)
+        if len(place.step.messages) > 1:
+            fewest(
+                place.step.messages,
+                lambda left: (
+                    place.puts(messages=(*left,))
+                    or place.puts(messages=(*left,), cuts=())
+                ),
+            )
+        place.puts(messages=tuple(sorted(place.step.messages, key=len)))
+        place.cut_less()
+        for number in range(len(place.step.messages)):
 
-    def _simplify_message(self, at: int, place: int) -> None:
-        def puts(message: bytes) -> bool:
-            step = self._case.steps[at]
-            messages = [*step.messages]
-            messages[place] = message
-            return self._puts(at, replace(step, messages=tuple(messages)))
+            def puts(message: bytes, number: int = number) -> bool:
+                return place.puts(messages=_with(place.step.messages, number, message))
 
-        message = self._case.steps[at].messages[place]
-        _simplify(message, puts, as_json=self._as_json)
+            _simplify(place.step.messages[number], puts, as_json=self._as_json)
 
-    def _has(self, at: int, messages: Sequence[bytes]) -> bool:
-        step = Step(tuple(messages), self._case.steps[at].cuts)
-        return self._puts(at, step) or self._puts(at, replace(step, cuts=()))
+    # --- sessions -----------------------------------------------------------
 
-
-def shorten_calls(
-    case: SessionCase, fails: Callable[[SessionCase], bool], *, as_json: bool = False
-) -> SessionCase:
-    """Return the simplest case that fails; see :func:`shorten`."""
-    return _OfSessions(case, fails, as_json=as_json).run()
-
-
-class _OfSessions(_Shortening[SessionCase, Calls]):
-    def _simplify(self, at: int) -> None:
-        """Make one step simpler."""
-        step = self._case.steps[at]
-        fewest(range(len(step.calls)), lambda left: self._puts(at, step.only(left)))
-        for number in range(len(self._case.steps[at].calls)):
-            self._simplify_call(at, number)
-        step = self._case.steps[at]
+    def _simplify_calls(self, place: _Place[Calls]) -> None:
+        whole = place.step
+        fewest(range(len(whole.calls)), lambda left: place.becomes(whole.only(left)))
+        for number in range(len(place.step.calls)):
+            self._simplify_call(place, number)
         # One behind the other; or all at once, and then one behind the other.
-        orders: list[tuple[int, ...]] = [(), tuple(range(len(step.calls)))]
-        if not any(self._puts(at, replace(step, turns=turns)) for turns in orders):
-            fewest(
-                step.turns,
-                lambda left: self._puts(at, replace(step, turns=(*left,))),
-            )
-        step = self._case.steps[at]
-        if step.turns in orders:
-            fewest(
-                step.turns, lambda left: self._puts(at, replace(step, turns=(*left,)))
-            )
-        self._cut_less(at)
+        orders: list[tuple[int, ...]] = [(), tuple(range(len(place.step.calls)))]
+        if not any(place.puts(turns=turns) for turns in orders):
+            fewest(place.step.turns, lambda left: place.puts(turns=(*left,)))
+        if place.step.turns in orders:
+            fewest(place.step.turns, lambda left: place.puts(turns=(*left,)))
+        place.cut_less()
 
-    def _simplify_call(self, at: int, number: int) -> None:
+    def _simplify_call(self, place: _Place[Calls], number: int) -> None:
         def puts(call: Call) -> bool:
-            step = self._case.steps[at]
-            calls = [*step.calls]
-            calls[number] = call
-            return self._puts(at, replace(step, calls=tuple(calls)))
+            return place.puts(calls=_with(place.step.calls, number, call))
 
         def call() -> Call:
-            return self._case.steps[at].calls[number]
+            return place.step.calls[number]
 
         if call().cancelled:
             puts(replace(call(), cancelled=False))
@@ -194,14 +153,41 @@ class _OfSessions(_Shortening[SessionCase, Calls]):
         if puts(Call()):
             return
         fewest(call().chunks, lambda left: puts(replace(call(), chunks=(*left,))))
-        for place in range(len(call().chunks)):
+        for at in range(len(call().chunks)):
 
-            def puts_chunk(chunk: bytes, place: int = place) -> bool:
-                chunks = [*call().chunks]
-                chunks[place] = chunk
-                return puts(replace(call(), chunks=tuple(chunks)))
+            def puts_chunk(chunk: bytes, at: int = at) -> bool:
+                return puts(replace(call(), chunks=_with(call().chunks, at, chunk)))
 
-            _simplify(call().chunks[place], puts_chunk, as_json=self._as_json)
+            _simplify(call().chunks[at], puts_chunk, as_json=self._as_json)
+
+
+class _Place(Generic[S]):
+    """One step of the case that is made shorter."""
+
+    def __init__(self, shortening: _Shortening, at: int, step: S) -> None:
+        self.step: S = step
+        self._at = at
+        self._shortening = shortening
+
+    def puts(self, **changes: Any) -> bool:  # noqa: ANN401 - those of a step
+        """Go on with the step so changed if that fails, too."""
+        return self.becomes(replace(self.step, **changes))
+
+    def becomes(self, step: S) -> bool:
+        """Go on with another step if that fails, too."""
+        if not self._shortening.puts(self._at, step):
+            return False
+        self.step = step
+        return True
+
+    def cut_less(self) -> None:
+        """Have it cut at fewer places."""
+        if self.step.cuts and not self.puts(cuts=(1,)):
+            fewest(self.step.cuts, lambda left: self.puts(cuts=(*left,)))
+
+
+def _with(items: Sequence[T], at: int, item: T) -> tuple[T, ...]:
+    return (*items[:at], item, *items[at + 1 :])
 
 
 def _simplify(message: bytes, puts: Callable[[bytes], bool], *, as_json: bool) -> None:
