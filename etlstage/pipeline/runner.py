@@ -219,7 +219,7 @@ class Runner(ABC):
                     account.add(counts)
         if record.epoch:
             _log.info(
-                "goes on behind what was loaded",
+                "resuming after what was loaded",
                 epoch=record.epoch,
                 position=record.position,
                 run=record.run,
