@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any, Final, get_args
 
 import pytest
 
-from etlstage import errors
+import etlstage
+from etlstage import Stage, errors
 from etlstage.errors import EtlstageError, FailureCause
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.record import Record
@@ -85,3 +87,20 @@ def test_errors_name_topics_that_there_are() -> None:
     named = set(re.findall(r"etlstage help ([a-z][\w-]+)", SOURCE))
     assert len(named) >= 3
     assert named <= {path.stem for path in PAGES}
+
+
+def test_names_of_the_python_api_are_there() -> None:
+    """Each in its module, and the fields of a stage in their class (issue 27)."""
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| (.*?) \|",
+        PAGES[DOCS / "reference" / "python.md"],
+        re.MULTILINE,
+    )
+    for module, text in rows:
+        names = re.findall(r"`(\w+)`", text)
+        if module.startswith("etlstage"):
+            found = importlib.import_module(module)
+            assert [name for name in names if name not in found.__all__] == []
+        else:
+            assert module in Stage.__dataclass_fields__
+            assert [name for name in names if name not in etlstage.__all__] == []
