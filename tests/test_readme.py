@@ -443,9 +443,9 @@ def test_cocaine(blocks: list[str], folder: Path) -> None:
 
 @runs(
     "Run a Kinesis record processor 1",
-    "Run a Kinesis record processor 2",
-    "Run a Kinesis record processor 3",
-    "Run a Kinesis record processor 4",
+    "Simulate a daemon 1",
+    "Load with a processor 1",
+    "Load with a processor 2",
 )
 def test_record_processor(blocks: list[str], folder: Path) -> None:
     """It runs, and the file shows all keys with what holds without them (issue 25)."""
