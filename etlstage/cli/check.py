@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Annotated
 
 import anyio
 import structlog
+import typer
 
 from etlstage.cli.failure import FAILED
 from etlstage.cli.junit import XmlCase, junit, write
@@ -35,12 +37,26 @@ from etlstage.testing.check.suite import (
     Subject,
     Verdict,
     check_worker,
+    known_checks,
     summary,
 )
 
 __all__ = ("app",)
 
 app = new_app()
+
+
+def _list(wanted: bool) -> None:
+    """List all checks, and whom they are for."""
+    if not wanted:
+        return
+    screen = Screen()
+    for whose, checks in known_checks():
+        screen.tell(f"{whose}:")
+        for check in checks:
+            screen.tell(f"  {check.name}")
+            screen.tell(f"      {check.purpose}")
+    raise typer.Exit
 
 
 @app.command("check")
@@ -58,6 +74,12 @@ def _check(
     timeout: Timeout = 5.0,
     junit_file: JunitFile = None,
     as_json: Json = False,
+    listed: Annotated[
+        bool,
+        typer.Option(
+            "--list", callback=_list, is_eager=True, help="List all checks that exist."
+        ),
+    ] = False,
 ) -> int:
     """
     Check that a worker, in whatever language, follows the protocol.

@@ -39,6 +39,23 @@ def test_sound_worker_is_0(etlstage: Etlstage, tmp_path: Path) -> None:
     assert suite.attrib["skipped"] == "6"
 
 
+def test_all_checks_are_listed(etlstage: Etlstage) -> None:
+    """By whom they are for, each with what it wants; no worker is needed (issue 26)."""
+    done = etlstage("check", "--list")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "workers that are given messages:",
+        "workers that extract:",
+        *("dialect marker:", "dialect cocaine:", "dialect kcl:"),
+    ]
+    at = lines.index("  takes an empty message")
+    assert lines[at + 1] == (
+        "      A message may have no bytes; it is answered, or refused, like any other."
+    )
+    assert "  initializes" in lines
+
+
 @pytest.mark.timeout(60)
 def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
     """It shows what went both ways, and is an object for a program (issue 12)."""

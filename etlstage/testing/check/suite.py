@@ -20,7 +20,7 @@ import anyio
 from etlstage.errors import ConfigError, InvalidMessage, WorkerStartFailed
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
-from etlstage.protocol.registry import DEFAULT, dialect_class
+from etlstage.protocol.registry import DEFAULT, dialect_class, dialect_names
 from etlstage.stage.stage import Stage
 from etlstage.testing.check.subject import (
     Advice,
@@ -37,6 +37,7 @@ __all__ = (
     "Verdict",
     "assert_conforms",
     "check_worker",
+    "known_checks",
     "summary",
 )
 
@@ -75,6 +76,12 @@ class Check:
     def name(self) -> str:
         """As users know it."""
         return self.function.__name__.strip("_").replace("_", " ")
+
+    @property
+    def purpose(self) -> str:
+        """The first paragraph of that, on one line."""
+        first = self.meaning.partition("\n\n")[0].replace("``", "")
+        return " ".join(first.split())
 
     @property
     def meaning(self) -> str:
@@ -228,12 +235,27 @@ def _checks(subject: Subject) -> list[Check]:
     checks = [*(extracting.CHECKS if extracts else speaking.CHECKS)]
     if subject.shape is Shape.COMMITTED:
         checks = []  # these compare replies, and such a worker has none
-    name = f"{__package__}.{subject.dialect.name}"
-    own: Sequence[Check] = ()
-    if find_spec(name) is not None:
-        own = import_module(name).CHECKS
+    own = _own(subject.dialect.name)
     gates = [check for check in own if check.gate]
     return [*gates, *checks, *(check for check in own if not check.gate)]
+
+
+def _own(dialect: str) -> Sequence[Check]:
+    """Return the checks of a dialect beside those of any."""
+    name = f"{__package__}.{dialect}"
+    checks: Sequence[Check] = import_module(name).CHECKS if find_spec(name) else ()
+    return checks
+
+
+def known_checks() -> Iterator[tuple[str, Sequence[Check]]]:
+    """Yield all checks that there are, by whom they are for."""
+    from etlstage.testing.check import extracting, speaking
+
+    yield "workers that are given messages", speaking.CHECKS
+    yield "workers that extract", extracting.CHECKS
+    for dialect in dialect_names():
+        if own := _own(dialect):
+            yield f"dialect {dialect}", own
 
 
 def _examine(subject: Subject) -> None:
