@@ -376,7 +376,7 @@ def test_files_are_loaded(blocks: list[str], folder: Path) -> None:
         load(folder / "pipeline.yaml")
 
 
-@runs("etlstage 3", "The pipeline file 2")
+@runs("etlstage 3", "Errors 1")
 def test_wrong_file(blocks: list[str], folder: Path) -> None:
     """The first page's, with two typing errors (issue 11)."""
     text, dialogue = blocks
