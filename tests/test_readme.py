@@ -195,10 +195,17 @@ def test_function_in_this_process(
     del sys.modules["shout"]
 
 
+AUTO: Final = ("-o", "asyncio_mode=auto", "-p", "no:anyio")
+
+
 @runs("Test workers in a test suite 2")
 def test_fixtures(blocks: list[str], folder: Path) -> None:
-    """In a pytest of its own (issue 12)."""
-    pass_in_pytest(blocks[0], folder, 3)
+    """In a pytest of its own, as it is copied, or without the mark (issues 12, 26)."""
+    unmarked = re.sub("^pytestmark.*", "", blocks[0], flags=re.MULTILINE)
+    assert unmarked != blocks[0]
+    pass_in_pytest(unmarked, folder, 3, *AUTO)
+    # Without pytest-asyncio, and without a word of configuration.
+    pass_in_pytest(blocks[0], folder, 5, "-p", "no:asyncio", "-c", os.devnull)
 
 
 @pytest.mark.slow  # a hundred processes and more, one after the other
@@ -206,13 +213,12 @@ def test_fixtures(blocks: list[str], folder: Path) -> None:
 @runs("Test workers in a test suite 3")
 def test_properties(blocks: list[str], folder: Path) -> None:
     """Likewise."""
-    pass_in_pytest(blocks[0], folder, 2)
+    pass_in_pytest(blocks[0], folder, 2, *AUTO)
 
 
-def pass_in_pytest(program: str, folder: Path, count: int) -> None:
+def pass_in_pytest(program: str, folder: Path, count: int, *mode: str) -> None:
     """Run tests."""
     (folder / "test_clean.py").write_text(program)
-    mode = ("-o", "asyncio_mode=auto", "-p", "no:anyio")
     # By its module, so that this is about this tree, whatever is installed.
     plugin = ("-p", "no:etlstage", "-p", "etlstage.testing.plugin")
     ended = subprocess.run(

@@ -150,7 +150,7 @@ def _line(
     if said == WORKER_LINE:
         who = event.get("worker", event.get("stage", "worker"))
         line.append(f"{harmless(str(who))} ({event.get('pid')}) ", "cyan")
-        line.append(harmless(str(event.get("line", ""))))
+        line.append(harmless(str(event.get("line", "")), lines=True))
         return fitted(line, None)
     line.append(f"{level} ", STYLES.get(level, ""))
     line.append(harmless(said))

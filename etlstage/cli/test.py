@@ -1,17 +1,29 @@
-"""``etlstage test``: the tests of a pipeline file, with nothing loaded for real."""
+"""
+``etlstage test``: the tests of a pipeline file, with nothing loaded for real.
+
+Each stage in turn is given all that the one before has made. A test is about what a
+worker does with messages, and not about the machine: there is one worker, nothing
+waits before a restart, and every message that can't be processed is a dead letter,
+however many there are. Rows are those of the two ends, with Spark on this machine if
+it is asked.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import anyio
+import anyio.to_thread
 import structlog
 
 from etlstage.cli import junit as xml
-from etlstage.cli.case import CaseFailure, CaseRun
 from etlstage.cli.failure import FAILED
 from etlstage.cli.logs import configure
 from etlstage.cli.options import (
@@ -24,15 +36,25 @@ from etlstage.cli.options import (
     changes_of,
     new_app,
 )
-from etlstage.cli.rows import RowEnds
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
+from etlstage.cli.subject import drop
 from etlstage.config.build import hidden_texts
+from etlstage.config.case import Items, LetterKeys, MessageText, flat
+from etlstage.config.document import Document
+from etlstage.config.end import Site
 from etlstage.config.loader import LoadedCase, cases_of, load
-from etlstage.config.model import PipelineKeys
-from etlstage.errors import ConfigError
-from etlstage.messages import counted
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.stages import StageKeys, stage_of
+from etlstage.config.variant import lenient
+from etlstage.errors import ConfigError, EtlstageError
+from etlstage.messages import Position, StageKind, counted
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.secret import Secrets
+from etlstage.pipeline.worker_source import WorkerSource
+from etlstage.stage import PoolPolicy, Stage
+from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry.terminal import harmless
 from etlstage.transport.watchdog import scratch
 
@@ -68,7 +90,7 @@ def _test(
     if debug:
         configure(Screen(stderr=True), Verbosity(debug=True), secrets=secrets)
     else:
-        structlog.configure(processors=[_drop])
+        structlog.configure(processors=[drop])
     outcomes = []
     with interruptible(), scratch("test") as folder, _rows(keys) as rows:
         for i, case in enumerate(cases):
@@ -92,10 +114,6 @@ def _rows(keys: PipelineKeys) -> Iterator[RowEnds]:
         yield rows
     finally:
         rows.stop()
-
-
-def _drop(*_: object) -> NoReturn:
-    raise structlog.DropEvent
 
 
 def _outcome(trial: CaseRun, case: LoadedCase, secrets: Secrets) -> CaseResult:
@@ -124,3 +142,329 @@ def _case(outcome: CaseResult) -> xml.XmlCase:
         for failure in outcome.failures
     ]
     return xml.XmlCase(outcome.case.keys.name, outcome.seconds, failures)
+
+
+# --- one test -------------------------------------------------------------------------
+
+DELAY: Final = 0.001  # seconds before a restart
+SHOWN: Final = 20  # lines of a difference
+
+
+class CaseFailure(NamedTuple):
+    """What was otherwise than expected."""
+
+    where: str
+    """File, line and column of what was expected."""
+    what: str
+    lines: tuple[str, ...] = ()
+    """The difference: with ``-`` what was expected, with ``+`` what came."""
+
+
+class Letter(NamedTuple):
+    """A message that could not be processed."""
+
+    message: bytes
+    error: str
+
+
+class CaseRun:
+    """
+    One run of a test.
+
+    Args:
+        keys: The pipeline.
+        document: Its file.
+        case: The test.
+        folder: A folder that only this test has.
+        rows: What makes messages of rows, and rows of messages.
+
+    """
+
+    def __init__(
+        self,
+        keys: PipelineKeys,
+        document: Document,
+        case: LoadedCase,
+        folder: Path,
+        *,
+        rows: RowEnds,
+    ) -> None:
+        self._keys = keys
+        self._rows = rows
+        self._loaded: list[bytes] = []
+        self._folder = document.folder
+        self._case = case
+        self._own = folder
+        wanted = case.keys
+        self._stages = [
+            stage for _, stage in keys.stages() if wanted.stage in (None, stage.name)
+        ]
+        if wanted.stage is None and wanted.input is not None:
+            del self._stages[0]
+        loads = wanted.files or wanted.output_rows is not None
+        if wanted.stage is None and not loads:
+            del self._stages[-1]
+        self._letters: list[Letter] = []
+
+    async def run(self) -> list[CaseFailure]:
+        """Run the test; return what was wrong, nothing if it has passed."""
+        wanted = self._case.keys
+        try:
+            if wanted.input_rows is not None or wanted.output_rows is not None:
+                await self._rows.start()
+            with anyio.fail_after(wanted.timeout):
+                batches = await self._outputs()
+        except TimeoutError:
+            return [self._failure("", f"took more than {wanted.timeout:g} s")]
+        except EtlstageError as error:
+            return [self._failure("", str(error))]
+        return [
+            *self._wrong_output(batches),
+            *self._wrong_rows(),
+            *self._wrong_letters(),
+            *self._files(),
+        ]
+
+    async def _outputs(self) -> list[list[bytes]]:
+        given = self._case.keys.input
+        batches = [[]] if given is None else _batches(given)
+        for keys in self._stages:
+            if isinstance(keys, ExtractKeys) and keys.end.rows:
+                rows = [row.data for row in self._case.keys.input_rows or ()]
+                batches = [await self._rows.extracted(keys, rows, self._own)]
+                continue
+            if isinstance(keys, LoadKeys) and keys.end.rows:
+                messages = [message for batch in batches for message in batch]
+                self._loaded, letters = await self._rows.loaded(
+                    keys, messages, self._own
+                )
+                self._letters += [Letter(x.message, x.error) for x in letters]
+                continue
+            stage = self._prepared(keys)
+            if stage.kind is StageKind.EXTRACT:
+                batches = [await self._extracted(stage)]
+                continue
+            made = await self._processed(stage, batches)
+            # A load worker's output is discarded; what has reached it is not.
+            batches = batches if stage.kind is StageKind.LOAD else made
+        return batches
+
+    def _prepared(self, keys: StageKeys) -> Stage:
+        stage, case = stage_of(keys, self._folder), self._case.keys
+        env = {k: v.replace("{folder}", str(self._own)) for k, v in case.env.items()}
+        restart = replace(stage.restart, delay=DELAY, max_delay=DELAY)
+        stage = replace(
+            stage,
+            worker=replace(stage.program, env={**stage.program.env, **env}),
+            restart=restart,
+        )
+        if stage.kind is StageKind.EXTRACT:
+            return stage
+        stage = replace(stage, workers=PoolPolicy())
+        longest = max(map(len, _batches(case.input or ())), default=0)
+        if _is_nested(case.input) and longest:
+            stage = replace(stage, batch=replace(stage.batch, size=longest))
+        return stage
+
+    async def _extracted(self, stage: Stage) -> list[bytes]:
+        source, messages = WorkerSource(stage, offsets=self._keys.extract.offsets), []
+        async with aclosing(source.runs()) as runs:
+            async for run in runs:
+                messages += [] if isinstance(run, Position) else list(run)
+        return messages
+
+    async def _processed(
+        self, stage: Stage, batches: list[list[bytes]]
+    ) -> list[list[bytes]]:
+        made: list[list[bytes]] = []
+        async with AsyncSupervisor(stage) as supervisor:
+            for batch in batches:
+                results = await supervisor.submit(batch)
+                made.append([output for r in results for output in r.outputs])
+                self._letters += [
+                    Letter(r.message, str(r.error)) for r in results if r.error
+                ]
+        if (doubt := supervisor.doubt) is not None:
+            raise doubt
+        return made
+
+    # --- what is wrong --------------------------------------------------------------
+
+    def _wrong_output(self, batches: list[list[bytes]]) -> Iterator[CaseFailure]:
+        wanted = self._case.keys.output
+        if wanted is None:
+            return
+        if not _is_nested(wanted):
+            made = [message for batch in batches for message in batch]
+            yield from self._different("output", list(flat(wanted)), made)
+            return
+        for i, (expected, made) in enumerate(zip(wanted, batches, strict=True), 1):
+            assert not isinstance(expected, MessageText)
+            yield from self._different("output", expected, made, f" of batch {i}")
+
+    def _different(
+        self, key: str, wanted: Sequence[MessageText], made: list[bytes], what: str = ""
+    ) -> Iterator[CaseFailure]:
+        same = [w.matches(m) for w, m in zip(wanted, made, strict=False)]
+        if len(wanted) == len(made) and all(same):
+            return
+        # What fits is shown as it was written, so that only the rest differs.
+        found = [
+            str(wanted[i]) if i < len(same) and same[i] else _shown(message)
+            for i, message in enumerate(made)
+        ]
+        yield self._failure(key, f"{key}{what} differs", _diff(map(str, wanted), found))
+
+    def _wrong_rows(self) -> Iterator[CaseFailure]:
+        wanted = self._case.keys.output_rows
+        if wanted is None:
+            return
+        made, missing = list(self._loaded), []
+        for row in wanted:
+            found = next((i for i, x in enumerate(made) if row.matches(x)), None)
+            if found is None:
+                missing.append(f"- {row}")
+            else:
+                del made[found]
+        if missing or made:
+            lines = [*missing, *(f"+ {_shown(row)}" for row in made)]
+            yield self._failure("output_rows", "rows differ", lines)
+
+    def _wrong_letters(self) -> Iterator[CaseFailure]:
+        wanted, letters = self._case.keys.dead_letters, self._letters
+        fits = (_fits(w, x) for w, x in zip(wanted, letters, strict=False))
+        if len(wanted) == len(letters) and all(fits):
+            return
+        expected = [f"{w.message or '(any)'}: {w.reason or '(any)'}" for w in wanted]
+        found = [f"{_shown(x.message)}: {x.error}" for x in letters]
+        lines = [f"- {line}" for line in expected] + [f"+ {line}" for line in found]
+        yield self._failure("dead_letters", "dead letters differ", lines)
+
+    def _files(self) -> Iterator[CaseFailure]:
+        for name, wanted in self._case.keys.files.items():
+            try:
+                made = (self._own / name).read_bytes()
+            except OSError as error:
+                said = (error.strerror or str(error)).lower()
+                yield self._failure("files", f"file {name}: {said}")
+                continue
+            if not wanted.matches(made):
+                lines = _diff(str(wanted).splitlines(), _shown(made).splitlines())
+                yield self._failure("files", f"file {name} differs", lines)
+
+    def _failure(self, key: str, what: str, lines: Sequence[str] = ()) -> CaseFailure:
+        if len(lines) > SHOWN:
+            lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} lines more"]
+        return CaseFailure(self._case.where(key), what, tuple(lines))
+
+
+def _batches(items: Items) -> list[list[bytes]]:
+    if not _is_nested(items):
+        return [[item.data for item in flat(items)]]
+    return [[one.data for one in flat([item])] for item in items]
+
+
+def _is_nested(items: Items | None) -> bool:
+    return bool(items) and not isinstance((items or ())[0], MessageText)
+
+
+def _fits(wanted: LetterKeys, letter: Letter) -> bool:
+    message = wanted.message is None or wanted.message.matches(letter.message)
+    return message and re.search(wanted.reason, letter.error) is not None
+
+
+def _diff(wanted: Iterator[str] | Sequence[str], made: Sequence[str]) -> list[str]:
+    """Return the lines of both, those with a sign in front that only one has."""
+    lines = difflib.ndiff(list(wanted), list(made))
+    return [line for line in lines if not line.startswith("?")]
+
+
+def _shown(message: bytes) -> str:
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        return repr(message)
+
+
+# --- rows -----------------------------------------------------------------------------
+
+
+class RowEnds:
+    """
+    One Spark session for all tests that have rows; started with the first.
+
+    Args:
+        keys: The pipeline; where its session runs is not heeded.
+
+    """
+
+    def __init__(self, keys: PipelineKeys) -> None:
+        session = replace(keys.spark, master="local[2]", remote=None)
+        self._keys = replace(keys, engine="local", state=None, spark=session)
+        self._site: Site | None = None
+
+    async def start(self) -> None:
+        """Start the session, if an end needs one: that counts for no test's time."""
+        ends = self._keys.extract.end, self._keys.load.end
+        if any(end.rows and end.needs_spark for end in ends):
+            site = self._at(Path.cwd())
+            await anyio.to_thread.run_sync(lambda: site.session().start())
+
+    def stop(self) -> None:
+        """Stop the session, if there is one."""
+        if self._site is not None and self._site.shared is not None:
+            self._site.shared.stop()
+
+    async def extracted(
+        self, keys: ExtractKeys, rows: Sequence[bytes], folder: Path
+    ) -> list[bytes]:
+        """
+        Return the messages that rows become.
+
+        Args:
+            keys: The extract stage; what it reads from is replaced.
+            rows: JSON objects.
+            folder: Where they may be written.
+
+        """
+        path = folder / "rows.json"
+        path.write_bytes(b"".join(row.replace(b"\n", b" ") + b"\n" for row in rows))
+        source = keys.end.reading(path).source(keys, self._at(folder))
+        messages: list[bytes] = []
+        async with aclosing(source.runs()) as runs:
+            async for run in runs:
+                messages += [] if isinstance(run, Position) else list(run)
+        return messages
+
+    async def loaded(
+        self, keys: LoadKeys, messages: list[bytes], folder: Path
+    ) -> tuple[list[bytes], list[DeadLetter]]:
+        """
+        Return the rows that messages become, and those that do not fit.
+
+        Args:
+            keys: The load stage; where it writes to is replaced.
+            messages: What it loads.
+            folder: Where it may write.
+
+        """
+        end = keys.end.writing(folder)
+        keys = replace(lenient(keys), end=end)
+        letters = DeadLetters(folder / "state", pipeline="test")
+        site = self._at(folder, letters)
+        async with end.sink(keys, site) as sink:
+            await sink.write(messages)
+            await sink.finish()
+        await letters.sync()
+        try:
+            rows = await anyio.to_thread.run_sync(end.rows_in, folder, site)
+            return rows, list(letters.letters())
+        finally:
+            letters.close()
+
+    def _at(self, folder: Path, letters: DeadLetters | None = None) -> Site:
+        """Return what an end is given; all have one session."""
+        letters = letters or DeadLetters(folder / "state", pipeline="test")
+        shared = self._site.shared if self._site is not None else None
+        self._site = Site(self._keys, folder, letters, shared=shared)
+        return self._site

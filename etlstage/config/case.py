@@ -1,7 +1,7 @@
 """
 Tests of a pipeline, as its file has them: what goes in, and what is to come out.
 
-How they are run is in ``cli/case.py``.
+How they are run is in ``cli/test.py``.
 """
 
 from __future__ import annotations

@@ -43,10 +43,12 @@ __all__ = (
 _LINE: Final = 8192  # bytes of a line; a longer one comes in pieces
 _TAIL_LINES: Final = 10
 _TAIL_BYTES: Final = 8192
+_TRACE: Final = "Traceback (most recent call last):"
+_TRACE_LINES: Final = 100
 
 
 class LineWritten(NamedTuple):
-    """A line, safe to be shown on a terminal."""
+    """A line, or those of a traceback, safe to be shown on a terminal."""
 
     level: Level
     text: str
@@ -70,13 +72,14 @@ class DiagnosticReader:
         self._rest = b""
         self._dropped = LinesDropped(0, 0)
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._trace: list[str] = []
         self.lines: int = 0
         """Lines so far, dropped or not; pieces of a long one count one each."""
 
     @property
     def owing(self) -> bool:
-        """Whether lines were dropped, and that was not reported yet."""
-        return self._dropped.lines > 0
+        """Whether lines were dropped, or held for more, and not reported yet."""
+        return self._dropped.lines > 0 or bool(self._trace)
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -103,14 +106,16 @@ class DiagnosticReader:
         return seen
 
     def settle(self) -> list[Diagnostic]:
-        """Return how much was dropped, if that was not reported yet."""
-        if not self.owing:
-            return []
-        owed, self._dropped = self._dropped, LinesDropped(0, 0)
-        return [owed]
+        """Return what was held, and how much was dropped, if not reported yet."""
+        seen: list[Diagnostic] = []
+        self._end_trace(seen)
+        if self._dropped.lines:
+            seen.append(self._dropped)
+            self._dropped = LinesDropped(0, 0)
+        return seen
 
     def finish(self, now: float) -> list[Diagnostic]:
-        """Return what has no line end, and how much was dropped."""
+        """Return what has no line end, was held, and how much was dropped."""
         seen: list[Diagnostic] = []
         rest, self._rest = self._rest, b""
         self._cut(rest, now, seen)
@@ -125,13 +130,30 @@ class DiagnosticReader:
         self.lines += 1
         self._tail.append(line)
         if not self._throttle.allows(len(line), now):
+            self._end_trace(seen)
             lines, size = self._dropped
             self._dropped = LinesDropped(lines + 1, size + len(line))
             return
-        if self.owing:
+        if self._dropped.lines:
             seen.extend(self.settle())
         text = _text(line)
-        seen.append(LineWritten(level_of(text), text))
+        if text == _TRACE:
+            self._end_trace(seen)
+            self._trace.append(text)
+        elif self._trace:
+            self._trace.append(text)
+            # Its frames are indented; the exception is not, and is its last line.
+            if not text.startswith(" ") or len(self._trace) == _TRACE_LINES:
+                self._end_trace(seen)
+        else:
+            seen.append(LineWritten(level_of(text), text))
+
+    def _end_trace(self, seen: list[Diagnostic]) -> None:
+        """Report the lines of a traceback as one."""
+        if self._trace:
+            level = level_of(self._trace[-1])
+            seen.append(LineWritten(level, "\n".join(self._trace)))
+            self._trace = []
 
 
 def _text(line: bytes) -> str:

@@ -61,6 +61,52 @@ def test_long_line_comes_in_pieces() -> None:
     assert [len(text) for text in whole] == [8192, 8192, 20_000 - 2 * 8192]
 
 
+TRACE = [
+    "Traceback (most recent call last):",
+    '  File "w.py", line 3, in <module>',
+    "    int(line)",
+    "ValueError: x",
+]
+
+
+def test_traceback_is_one() -> None:
+    """Whatever the chunks; what comes behind it is not (issue 26)."""
+    whole = LineWritten("info", "\n".join(TRACE))
+    data = "\n".join(["a", *TRACE, "b", ""]).encode()
+    around = [LineWritten("info", "a"), whole, LineWritten("info", "b")]
+    assert reader().receive(data, 0.0) == around
+    r = reader()
+    seen = [x for n in range(len(data)) for x in r.receive(data[n : n + 1], 0.0)]
+    assert seen == around
+    assert not r.owing
+    twice = "\n".join([*TRACE[:2], *TRACE, ""]).encode()
+    assert reader().receive(twice, 0.0) == [
+        LineWritten("info", "\n".join(TRACE[:2])),
+        whole,
+    ]
+
+
+def test_traceback_without_an_end() -> None:
+    """It is not held for ever, nor without bounds (issue 26)."""
+    r = reader()
+    assert r.receive("\n".join(TRACE[:3]).encode() + b"\n", 0.0) == []
+    assert r.owing
+    assert r.settle() == [LineWritten("info", "\n".join(TRACE[:3]))]
+    assert not r.owing
+    assert r.receive(f"{TRACE[0]}\n  File".encode(), 0.0) == []
+    assert r.finish(0.0) == [LineWritten("info", f"{TRACE[0]}\n  File")]
+    many = reader().receive(f"{TRACE[0]}\n".encode() + b"  x\n" * 150, 0.0)
+    assert [text.count("\n") for text in texts(many)] == [99] + [0] * 51
+
+
+def test_traceback_of_which_lines_are_dropped() -> None:
+    """What passed comes before the count (issue 26)."""
+    r = reader(rate=2, burst=2)
+    seen = r.receive("\n".join([*TRACE, ""]).encode(), 0.0)
+    assert seen == [LineWritten("info", "\n".join(TRACE[:2]))]
+    assert r.settle() == [LinesDropped(2, len(TRACE[2]) + len(TRACE[3]))]
+
+
 def test_dropped_lines_are_counted() -> None:
     """It is told before the next line that passes."""
     r = reader(rate=2, burst=2)

@@ -24,6 +24,7 @@ from typing import Any, Final
 from etlstage.errors import Attempt
 
 __all__ = (
+    "OTHERS",
     "Causes",
     "DeadLetter",
     "LetterGroup",

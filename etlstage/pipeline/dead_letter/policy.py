@@ -8,6 +8,7 @@ The one place that judges an error budget.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -28,7 +29,12 @@ from etlstage.errors import (
     WorkerRefusal,
 )
 from etlstage.messages import Run, counted
-from etlstage.pipeline.dead_letter.letter import DeadLetter, first_clause
+from etlstage.pipeline.dead_letter.letter import (
+    OTHERS,
+    DeadLetter,
+    first_clause,
+    folded,
+)
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
 from etlstage.protocol.base import Dialect
@@ -60,6 +66,7 @@ _AT_ONCE: Final = 256  # letters
 _SOON: Final = 0.05  # seconds: what comes more slowly is written at once
 _RATE: Final = 10.0  # letters a second that are logged in the long run
 _BURST: Final = 100.0  # letters that are logged at once
+_CAUSES: Final = 1000  # that are counted apart
 
 
 class DeadLetterPolicy:
@@ -94,6 +101,7 @@ class DeadLetterPolicy:
         self._kept_at = -math.inf
         self._throttle = Throttle(rate=_RATE, burst=_BURST)
         self._unlogged = 0
+        self._causes: Counter[tuple[str, str]] = Counter()
 
     @property
     def keeps(self) -> bool:
@@ -211,6 +219,13 @@ class DeadLetterPolicy:
 
     def _log(self, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:
+            cause = letter.kind, folded(letter.error)
+            if cause not in self._causes and len(self._causes) >= _CAUSES:
+                cause = "", OTHERS
+            self._causes[cause] += 1
+            count = self._causes[cause]
+            if not _is_news(count):
+                continue
             if not self._throttle.allows(0, self._kept_at):
                 self._unlogged += 1
                 continue
@@ -222,6 +237,7 @@ class DeadLetterPolicy:
                 id=letter.id,
                 # Of the letter: what the error itself says may hold a secret.
                 error=first_clause(letter.error) or letter.kind,
+                **({"of_this_cause": count} if count > 1 else {}),
                 **({"not_logged_before": unlogged} if unlogged else {}),
             )
 
@@ -229,6 +245,11 @@ class DeadLetterPolicy:
         # What has no other outcome at the end of a run is unprocessed: not counted here.
         if isinstance(error, OF_A_MESSAGE) and not isinstance(error, WorkerLost):
             self._account.failed += count
+
+
+def _is_news(count: int) -> bool:
+    """Return whether so many letters of one cause are to be logged: powers of ten."""
+    return str(count).strip("0") == "1"
 
 
 def allows(budget: ErrorBudget, account: Account, more: int, judged_of: int) -> bool:

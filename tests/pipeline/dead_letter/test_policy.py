@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice, product
 from pathlib import Path
 from typing import NoReturn
 
@@ -129,6 +130,27 @@ async def test_message_that_is_dead_lettered_is_logged(
         "error": "was killed by SIGSEGV",
     }
     assert (logs[1]["id"], logs[1]["error"]) == (second.id, "RemoteProtocolError")
+
+
+async def test_dead_letters_are_logged_by_cause(
+    account: Account, letters: DeadLetters
+) -> None:
+    """The first of each, then how many they are, by powers of ten (issue 26)."""
+    account.received = 10**6
+    policy = made(account, letters, policy=ErrorPolicy(budget=ErrorBudget(share=0.5)))
+    with capture_logs() as logs:
+        for n in range(250):
+            error = RemoteProtocolError(f"no date in row {n}")
+            await policy.settle(error, [b"a"], place=n)
+        await policy.settle(RemoteProtocolError("no name"), [b"a"], place=250)
+    seen = [(x["message"], x["error"], x.get("of_this_cause")) for x in logs]
+    assert seen == [
+        (1, "no date in row 0", None),
+        (10, "no date in row 9", 10),
+        (100, "no date in row 99", 100),
+        (251, "no name", None),
+    ]
+    assert letters.count == 251
 
 
 async def test_log_that_is_gone(account: Account, letters: DeadLetters) -> None:
@@ -357,16 +379,25 @@ async def test_what_is_held_is_kept_when_the_run_ends_otherwise(
 async def test_flood_of_letters_does_not_flood_the_log(
     account: Account, letters: DeadLetters
 ) -> None:
-    """All are kept; the log tells of the first ones, and how many it left out."""
+    """Of many causes the first ones are logged; causes are bounded, too (issue 26)."""
     account.received = 100_000
     policy = made(account, letters, policy=ErrorPolicy(budget=ErrorBudget(share=1)))
+    names = islice(product("abcdefghijk", repeat=4), 5000)
     with capture_logs() as logs:
-        await policy.settle(RemoteProtocolError("p"), [b"x"] * 5000, place=0)
+        for place, name in enumerate(names):
+            error = RemoteProtocolError("".join(name))
+            await policy.hold(error, [b"x"], place=place)
+        await policy.flush()
         assert len(logs) == 100
         policy._throttle = Throttle(rate=1, burst=1)
-        await policy.settle(RemoteProtocolError("p"), [b"x"], place=5000)
-    assert logs[-1]["not_logged_before"] == 4900
-    assert letters.count == 5001
+        for place in range(6000):
+            await policy.hold(RemoteProtocolError("p"), [b"x"], place=5000 + place)
+        await policy.flush()
+    # A thousand causes, and four times one of the others: the 10,000th is logged.
+    (last,) = logs[100:]
+    assert last["of_this_cause"] == 10_000
+    assert last["not_logged_before"] == 900 + 4
+    assert letters.count == 11_000
 
 
 async def test_letter_that_can_not_be_written(account: Account, tmp_path: Path) -> None:
