@@ -119,3 +119,18 @@ def test_index_lists_every_page() -> None:
         if DOCS in path.parents and path.parent != DOCS
     }
     assert links == pages
+
+
+PRIVATE: Final = (
+    "takes? note|nobody asked|throws? other dice|gives dice|tease|despair|broke off"
+    "|put aside|goes? on behind|whoever|is told of|are told of|has nobody|who was told"
+)
+"""Words that the field does not use; the glossary has others."""
+
+
+def test_words_are_those_of_the_field() -> None:
+    """On all pages, but for what is generated of docstrings (issue 27)."""
+    for path, text in PAGES.items():
+        prose = re.sub(r"<!-- (\w+) -->.*<!-- end of \1 -->", "", text, flags=re.DOTALL)
+        found = re.findall(rf".*\b(?:{PRIVATE})\b.*", prose)
+        assert found == [], path
