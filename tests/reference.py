@@ -31,10 +31,19 @@ def schemas(schema: Mapping[str, Any], *above: str) -> Iterator[tuple[str, Any]]
             yield from schemas(inner, *above, key)
 
 
+UNITS: Final = {
+    "|m|h)": "duration",
+    "|kB|": "size",
+    "^[0-9]+$|^(": "whole number or share",
+    "*%$": "share",
+}
+"""What is in a pattern, and what it is about."""
+
+
 def keys() -> str:
     """Return the table; a key that all stages have is there once."""
     known = dict(schemas(pipeline_schema()))
-    lines = ["| key | default | |", "| --- | --- | --- |"]
+    lines = ["| key | type | default | |", "| --- | --- | --- | --- |"]
     for key, schema in known.items():
         end, _, rest = key.partition(".")
         if end in ("extract", "load") and known.get(f"transform.{rest}") == schema:
@@ -46,8 +55,30 @@ def keys() -> str:
         if "default" not in schema and not inner:
             shown = "required"
         text = schema["description"].replace("|", r"\|").removesuffix(".")
-        lines.append(f"| `{key}` | {shown} | {text} |")
+        lines.append(f"| `{key}` | {_type(schema)} | {shown} | {text} |")
     return "\n".join([*lines, ""])
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """Return what a value is, in words; a reference may stand for any."""
+    if "anyOf" in schema:
+        kinds = [_type(form) for form in schema["anyOf"]]
+        return " or ".join(dict.fromkeys(kind for kind in kinds if kind))
+    if "enum" in schema:
+        return ", ".join(dict.fromkeys(f"`{value}`" for value in schema["enum"]))
+    kind, pattern = schema["type"], schema.get("pattern", "")
+    for part_of_it, name in UNITS.items():
+        if part_of_it in pattern:
+            return name
+    if kind == "array":
+        return f"list of {_type(schema['items'])}"
+    if kind in ("object", "null"):
+        return {"object": "mapping", "null": "null"}[kind]
+    if "integer" in kind:
+        return "whole number"
+    if "boolean" in kind and "number" not in kind:
+        return "true, false"
+    return "" if pattern == r"\$\{" else "text"
 
 
 def commands() -> dict[str, Any]:
