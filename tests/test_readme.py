@@ -183,7 +183,7 @@ def test_model(blocks: list[str]) -> None:
     assert worker.run(clean, [b" a b\t", b" "]) == [[b"a b"], worker.Refuse("no name")]
 
 
-@runs("Test workers in a test suite 1", "etlstage 2")
+@runs("Call the function 1", "etlstage 2")
 def test_function_in_this_process(
     blocks: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +198,7 @@ def test_function_in_this_process(
 AUTO: Final = ("-o", "asyncio_mode=auto", "-p", "no:anyio")
 
 
-@runs("Test workers in a test suite 2")
+@runs("Run the program, by fixtures of pytest 1")
 def test_fixtures(blocks: list[str], folder: Path) -> None:
     """In a pytest of its own, as it is copied, or without the mark (issues 12, 26)."""
     unmarked = re.sub("^pytestmark.*", "", blocks[0], flags=re.MULTILINE)
@@ -210,7 +210,7 @@ def test_fixtures(blocks: list[str], folder: Path) -> None:
 
 @pytest.mark.slow  # a hundred processes and more, one after the other
 @pytest.mark.timeout(120)
-@runs("Test workers in a test suite 3")
+@runs("State properties, with Hypothesis 1")
 def test_properties(blocks: list[str], folder: Path) -> None:
     """Likewise."""
     pass_in_pytest(blocks[0], folder, 2, *AUTO)
