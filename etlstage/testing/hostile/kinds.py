@@ -11,7 +11,7 @@ does it is a process to itself (``program.py``), a script in memory
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +45,8 @@ class _Kind(NamedTuple):
     shapes: bool = False
     inside: bool = False
     size: int | None = None
+    writes: bytes | None = None
+    status: int | None = None
 
 
 class FaultKind(StrEnum):
@@ -58,6 +60,8 @@ class FaultKind(StrEnum):
         shapes: Whether it changes a reply; all others are done at once.
         inside: Whether only a process can do it to itself.
         size: What ``size`` is if nobody says it.
+        writes: What it writes, if that is always the same.
+        status: The exit status it ends with, likewise; negative for a signal.
 
     """
 
@@ -67,12 +71,15 @@ class FaultKind(StrEnum):
     shapes: bool
     inside: bool
     size: int | None
+    writes: bytes | None
+    status: int | None
 
     def __new__(cls, *said: Any) -> Self:  # noqa: ANN401 - those of _Kind
         """Make a member; one that is made is found by its name alone."""
         kind = str.__new__(cls, said[0])
         kind._value_ = said[0]
-        _, kind.meaning, kind.about, kind.at, kind.shapes, kind.inside, kind.size = said
+        _, kind.meaning, kind.about, kind.at, kind.shapes, kind.inside = said[:6]
+        kind.size, kind.writes, kind.status = said[6:]
         return kind
 
     @property
@@ -81,9 +88,13 @@ class FaultKind(StrEnum):
         return self.about == "a connection"
 
     # --- it dies
-    KILL = _Kind("kill", "Is killed by SIGKILL, as by the kernel when memory runs out.")
-    SEGFAULT = _Kind("segfault", "Is killed by SIGSEGV.")
-    ABORT = _Kind("abort", "Aborts itself (SIGABRT).")
+    KILL = _Kind(
+        "kill",
+        "Is killed by SIGKILL, as by the kernel when memory runs out.",
+        status=-9,
+    )
+    SEGFAULT = _Kind("segfault", "Is killed by SIGSEGV.", status=-11)
+    ABORT = _Kind("abort", "Aborts itself (SIGABRT).", status=-6)
     EXIT = _Kind("exit", "Exits with ``status``, which may be 0.")
     PARTIAL = _Kind(
         "partial",
@@ -241,8 +252,6 @@ else:
 """What a worker does next: it writes, waits for so many seconds, or is done with; text
 is for who tells its story."""
 
-_STATUS: Final = {FaultKind.KILL: -9, FaultKind.SEGFAULT: -11, FaultKind.ABORT: -6}
-
 
 def effect(fault: Fault, stray: bytes, eop: bytes) -> Step:
     """
@@ -255,9 +264,11 @@ def effect(fault: Fault, stray: bytes, eop: bytes) -> Step:
 
     """
     kind = FaultKind(fault["kind"])
+    if kind.writes is not None:
+        return kind.writes
+    if kind.status is not None:
+        return Exit(kind.status)
     match kind:
-        case FaultKind.KILL | FaultKind.SEGFAULT | FaultKind.ABORT:
-            return Exit(_STATUS[kind])
         case FaultKind.EXIT:
             return Exit(fault["status"])
         case FaultKind.PAUSE:
