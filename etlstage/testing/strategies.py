@@ -20,7 +20,7 @@ from etlstage.protocol.marker import Markers, Mode, escape
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Order, Stage
 from etlstage.testing.ends import MemorySink, MemorySource
-from etlstage.testing.fault import Fault, FaultKind, FaultPlan
+from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
 
 __all__ = (
     "DEADLY",
@@ -85,15 +85,6 @@ _SIZES: Final = {
     FaultKind.FLOOD: 1000,
     FaultKind.LEAK: 1_000_000,
 }
-_LATER: Final = frozenset(
-    {
-        FaultKind.NEVER_READY,
-        FaultKind.IGNORE_SIGTERM,
-        FaultKind.EXTRA_EOP,
-        FaultKind.LOSE_TERMINATE,
-    }
-)
-"""Kinds that don't happen at messages."""
 _USUAL: Final = frozenset(kind for kind in FaultKind if not kind.outside)
 _POISON: Final = (b"poison",)
 LINE_ENDS: Final = (
@@ -315,7 +306,9 @@ def faults(
     # In the order of the class, which is how they shrink.
     drawn = [kind for kind in FaultKind if kind in kinds]
     return st.sampled_from(drawn).flatmap(
-        lambda kind: st.builds(_fault, st.just(kind), start if kind in _LATER else when)
+        lambda kind: st.builds(
+            _fault, st.just(kind), start if kind.at is not Moment.MESSAGE else when
+        )
     )
 
 

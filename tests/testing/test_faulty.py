@@ -134,6 +134,8 @@ FAULTS = {
     "kill-by-chance": Fault(FaultKind.KILL, probability=0.05),
     "kill-at-start": Fault(FaultKind.KILL, at=Moment.START, start=1),
     "garbage-at-start": Fault(FaultKind.GARBAGE, at=Moment.START, start=1),
+    # At the start it depends on who is faster: whether a message is outstanding.
+    "byte-order-mark": once(FaultKind.BYTE_ORDER_MARK, at=Moment.MESSAGE),
     "slow-start": Fault(FaultKind.PAUSE, at=Moment.START),
     "exit-at-end": Fault(FaultKind.EXIT, at=Moment.END, status=4),
 }

@@ -136,6 +136,12 @@ class FaultKind(StrEnum):
         "Writes ``data``, by default a line of text and EOM: a stray print. While a"
         " message is to be answered, nobody can tell that from a part of the reply.",
     )
+    BYTE_ORDER_MARK = _Kind(
+        "byte_order_mark",
+        "Writes the byte order mark of UTF-8, as some languages do before all else.",
+        at=Moment.START,
+        writes=b"\xef\xbb\xbf",
+    )
     WRONG_MARKER = _Kind(
         "wrong_marker",
         "Ends its reply with ``data``, by default BNC, in place of EOP; with nothing, if"

@@ -36,6 +36,7 @@ FAILS = [
         UNASKED,
         "unsolicited output: stray print<EOM>; diagnostics belong",
     ),
+    (Fault(K.BYTE_ORDER_MARK), UNASKED, r"unsolicited output: \357\273\277"),
     (Fault(K.WRONG_MARKER), "answers", "the worker fills batches; set dialect.driver"),
     (Fault(K.HUGE), "answers", "message is more than 67108864 bytes long"),
     (Fault(K.CLOSE_STDOUT), "answers", "owes 1 reply: closed its stdout"),
