@@ -207,14 +207,18 @@ class _Plan:
 
     def _memory(self) -> str:
         held, keys = EXTRACTED, self._keys
+        shards = keys.load.shards
         for stage in self._workers:
+            loads = stage.kind is StageKind.LOAD and shards is not None
+            alike = shards.count if loads and shards is not None else 1
             if stage.kind is StageKind.EXTRACT:
                 continue
             if keys.engine == "local" or stage.kind is StageKind.TRANSFORM:
                 ahead = AHEAD
                 if stage.dialect.shape.batches:
                     ahead = max(AHEAD, stage.batch.bytes)
-                held += STREAM + stage.pool.max * (ahead + HELD + STDERR)
+                each = ahead + HELD + STDERR + stage.dialect.holds
+                held += alike * (STREAM + stage.pool.max * each)
         if keys.engine != "local":
             return (
                 f"{_MiB(held + TASK)} in each task of Spark's; {_beyond(self._workers)}"

@@ -29,7 +29,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from etlstage.errors import EtlstageError, NotCommitted, StateUnusable
+from etlstage.errors import EtlstageError, StateUnusable
 from etlstage.messages import AnnotatedRun, Position, Run, counted
 from etlstage.pipeline.dead_letter.policy import (
     OF_A_MESSAGE,
@@ -63,8 +63,9 @@ from etlstage.shard.lease import (
     Written,
 )
 from etlstage.shard.table import LeaseTable, News, TableGone
+from etlstage.shard.worker import ShardWorker
 from etlstage.stage import Stage
-from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
+from etlstage.supervisor import Assignment, CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.stream import Signal
 from etlstage.telemetry import Meter
@@ -78,6 +79,7 @@ _log = Log()
 _LOST: Final = "ShutdownException"
 """What a worker is answered that commits in a shard of another runner. Clients of the
 Kinesis library know it by this name."""
+_TICK: Final = 0.001  # seconds
 _OF: Final = "shard"
 """The column that says whose a record is; a shard that comes back is another one."""
 
@@ -187,7 +189,7 @@ class LeasedSink(Sink):
         shard.held += len(run)
         # One that is lost meanwhile has no use for them.
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await shard.runs.send(AnnotatedRun(run.messages, **columns))
+            await shard.worker.runs.send(AnnotatedRun(run.messages, **columns))
         shard.coming -= len(run)
         if shard.gone:
             self._leave_unprocessed(shard)
@@ -261,9 +263,10 @@ class LeasedSink(Sink):
         return everything or self._refused is not None
 
     def _end_if_done(self, shard: _LeasedShard) -> None:
-        if shard.exhausted and not (shard.coming or shard.gone or shard.stopping):
-            shard.supervisor.finish(why=self._why)
-            shard.runs.close()
+        if shard.exhausted and not (
+            shard.coming or shard.gone or shard.worker.stopping
+        ):
+            shard.worker.finish(self._why)
 
     # --- the leases -------------------------------------------------------------
 
@@ -271,12 +274,14 @@ class LeasedSink(Sink):
         """Report what happens to the keeper, and perform what it decides."""
         while True:
             event = self._events.popleft() if self._events else TimerRang()
-            for instruction in self._keeper.handle(event, anyio.current_time()):
+            now = anyio.current_time()
+            for instruction in self._keeper.handle(event, now):
                 self._perform(instruction)
             due = self._keeper.due()
             assert due is not None, "an event was handled"
             if not self._events:
-                with anyio.CancelScope(deadline=due):
+                # What is due in less than a float can tell is not due yet.
+                with anyio.CancelScope(deadline=max(due, now + _TICK)):
                     await self._reported.wait()
 
     def _report(self, event: Event) -> None:
@@ -364,35 +369,31 @@ class LeasedSink(Sink):
         """Have a worker for a shard until it has ended, or is another's."""
         position = None if lease.position is None else json.loads(lease.position)
         shard = _LeasedShard(lease.shard, position)
-        shard.supervisor = AsyncSupervisor(
+        shard.worker = ShardWorker(
             self._stage,
-            commit=partial(self._store, shard),
-            assignment=Assignment(shard.name, position),
+            Assignment(shard.name, position),
+            partial(self._store, shard),
             **self._of_supervisor,
         )
         _log.info("shard taken", stage=self.name, shard=shard.name, position=position)
-        with shard.runs, shard.given:
-            try:
-                await self._serve(shard)
-            except EtlstageError as error:
-                shard.failure = shard.failure or error
+        try:
+            await self._serve(shard)
+        except EtlstageError as error:
+            shard.failure = shard.failure or error
         self._end(shard)
 
     async def _serve(self, shard: _LeasedShard) -> None:
-        async with shard.supervisor as supervisor:
+        async with shard.worker as worker:
             self._shards[shard.name] = shard
             self._changed.set()
-            async with aclosing(supervisor.answers(shard.given)) as answers:
-                async for answer in answers:
-                    for part in answer.parts():
-                        await self._book(shard, part)
-            if not shard.stopping:
-                await supervisor.aclose(why=self._why)
+            async with aclosing(worker.answers()) as answers:
+                async for part in answers:
+                    await self._book(shard, part)
 
     async def _book(self, shard: _LeasedShard, part: Outcome) -> None:
         """Take what became of messages of a shard."""
         count, error = len(part.messages), part.error
-        if error is not None and shard.stopping:
+        if error is not None and shard.worker.stopping:
             return  # who has the shard next finds out what is wrong with them
         shard.held -= count
         if error is None:
@@ -407,17 +408,11 @@ class LeasedSink(Sink):
     def _end(self, shard: _LeasedShard) -> None:
         """Let go of a shard whose worker is gone."""
         shard.gone = True
-        self.account.add_faults(shard.supervisor.faults)
-        ends = self._why is FarewellReason.ENDED
-        if shard.stopping:
+        for faults in shard.worker.faults:
+            self.account.add_faults(faults)
+        if shard.worker.stopping:
             shard.failure = None  # what was not committed whoever has it next gives
-        elif shard.failure is None and ends and shard.name not in self._over:
-            shard.failure = NotCommitted(
-                f"stage {self.name}: the worker of shard {shard.name} has ended, and did"
-                " not commit the end of the shard",
-                stage=self.name,
-            )
-        if not shard.stopping:
+        else:
             self._over.add(shard.name)
         if shard.failure is not None:
             self._failures[shard.name] = shard.failure
@@ -430,7 +425,7 @@ class LeasedSink(Sink):
         else:
             self._leave_unprocessed(shard)
         self._shards.pop(shard.name, None)
-        self._report(WorkerEnded(shard.name, failed=not shard.stopping))
+        self._report(WorkerEnded(shard.name, failed=not shard.worker.stopping))
         self._changed.set()
 
     def _leave_unprocessed(self, shard: _LeasedShard) -> None:
@@ -441,10 +436,7 @@ class LeasedSink(Sink):
         if (shard := self._shards.get(name)) is None:
             return
         _log.info("shard lost" if lost else "shard handed over", shard=name)
-        shard.stopping = True
-        shard.runs.close()
-        why = FarewellReason.LOST if lost else FarewellReason.DRAIN
-        await shard.supervisor.aclose(why=why)
+        await shard.worker.stop(FarewellReason.LOST if lost else FarewellReason.DRAIN)
 
     async def _store(self, shard: _LeasedShard, request: CommitRequest) -> None:
         asked = CheckpointAsked(shard.name, json.dumps(request.position), request.ended)
@@ -514,7 +506,7 @@ class _LeasedShard:
 
     """
 
-    supervisor: AsyncSupervisor
+    worker: ShardWorker
 
     def __init__(self, name: str, position: object) -> None:
         self.name = name
@@ -524,15 +516,14 @@ class _LeasedShard:
         """Records that were read and are not written yet."""
         self.held = 0
         """Records that were written and have no outcome."""
-        self.exhausted = self.stopping = self.gone = False
+        self.exhausted = self.gone = False
         self.failure: EtlstageError | None = None
-        self.runs, self.given = anyio.create_memory_object_stream[Run](0)
         self._asked: _Asked | None = None
 
     @property
     def wants(self) -> bool:
         """Whether it needs input."""
-        return not (self.exhausted or self.stopping or self.gone)
+        return not (self.exhausted or self.worker.stopping or self.gone)
 
     async def ask(self, report: Callable[[], None]) -> bool:
         """Report that a checkpoint is asked for; return whether it was stored."""

@@ -18,7 +18,6 @@ from typing import Any, Final, Self, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
-from anyio.streams.memory import MemoryObjectSendStream
 
 from etlstage.errors import EtlstageError, NotCommitted, StateUnusable
 from etlstage.messages import Run, counted
@@ -32,8 +31,9 @@ from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.protocol.events import FarewellReason
 from etlstage.shard.cut import Cut, RecordRun
+from etlstage.shard.worker import ShardWorker
 from etlstage.stage import Stage
-from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
+from etlstage.supervisor import Assignment, CommitRequest
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
 
@@ -200,29 +200,25 @@ class ShardedSink(Sink):
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
         for shard in self._shards:
-            if shard.supervisor is not None:
-                self.account.add_faults(shard.supervisor.faults)
+            for faults in shard.worker.faults if shard.worker is not None else ():
+                self.account.add_faults(faults)
 
     async def _live(self, shard: _Shard, *, task_status: TaskStatus[None]) -> None:
         """Have the worker of a shard, and book what becomes of its messages."""
         share = Assignment(shard.name, self._file.position(shard.name))
-        commit = partial(self._store, shard)
-        shard.supervisor = AsyncSupervisor(
-            self._stage, commit=commit, assignment=share, **self._of_supervisor
-        )
-        shard.runs, runs = anyio.create_memory_object_stream[Run](0)
-        async with shard.supervisor as supervisor:
+        store = partial(self._store, shard)
+        shard.worker = ShardWorker(self._stage, share, store, **self._of_supervisor)
+        async with shard.worker as worker:
             task_status.started()
             try:
-                with runs:
-                    async with aclosing(supervisor.answers(runs)) as answers:
-                        async for answer in answers:
-                            for part in answer.parts():
-                                self._note(shard, part.messages, part.error)
-                            await self._advance()
+                async with aclosing(worker.answers()) as answers:
+                    async for part in answers:
+                        self._note(shard, part.messages, part.error)
+                        await self._advance()
             except EtlstageError as error:
                 self._failure = self._failure or error
             finally:
+                worker.runs.close()
                 shard.settled.set()
             await anyio.sleep_forever()  # until all are stopped
 
@@ -245,8 +241,10 @@ class ShardedSink(Sink):
             self._shards[which].places.append(place + at)
         for which, part in parts.items():
             shard = self._shards[which]
-            with suppress(anyio.BrokenResourceError):
-                await shard.runs.send(part.run())
+            assert shard.worker is not None, "it is started"
+            # One that has failed takes no more.
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await shard.worker.runs.send(part.run())
             self._check()
 
     async def _store(self, shard: _Shard, request: CommitRequest) -> None:
@@ -289,8 +287,8 @@ class ShardedSink(Sink):
 
         """
         for shard in self._shards:
-            shard.worker.finish(why=self._why)
-            shard.runs.close()
+            if shard.worker is not None:
+                shard.worker.finish(self._why)
         for shard in self._shards:
             await shard.settled.wait()
         self._check()
@@ -298,11 +296,10 @@ class ShardedSink(Sink):
 
     async def stop(self) -> None:
         """End the workers; what they do not commit then, the next run gives again."""
-        for shard in self._shards:
-            shard.runs.close()
         async with anyio.create_task_group() as tasks:
             for shard in self._shards:
-                tasks.start_soon(shard.worker.aclose)
+                if shard.worker is not None:
+                    tasks.start_soon(shard.worker.stop, FarewellReason.DRAIN)
         for shard in self._shards:
             await shard.settled.wait()
         if not isinstance(self._failure, NotCommitted):
@@ -327,16 +324,8 @@ class ShardedSink(Sink):
 class _Shard:
     """A part of the input, and its worker."""
 
-    runs: MemoryObjectSendStream[Run]
-
     def __init__(self, name: str) -> None:
         self.name = name
-        self.supervisor: AsyncSupervisor | None = None
+        self.worker: ShardWorker | None = None
         self.places: deque[int] = deque()  # of its messages that are open
         self.settled = anyio.Event()
-
-    @property
-    def worker(self) -> AsyncSupervisor:
-        """What has its worker, once that is started."""
-        assert self.supervisor is not None
-        return self.supervisor

@@ -187,7 +187,9 @@ class WorkerPool:
         self._complete = False
         self._tasks: TaskGroup  # from the start on
         self._observers = observers
-        self.state: PoolState = PoolState(stage, random.random)
+        share = self.commits.assignment
+        name = share.name if share is not None else stage.name
+        self.state: PoolState = PoolState(stage, random.random, name=name)
         """What decides; only :meth:`handle` may change it."""
         self._running: dict[str, WorkerProcess] = {}
         self._served: dict[WorkerProcess, None] = {}  # and what others left behind

@@ -237,6 +237,16 @@ def test_guarantees(tmp_path: Path, text: str, said: str) -> None:
     assert dict(plan(tmp_path, text).about)["delivery"].startswith(said)
 
 
+SHARDS = """\
+name: p
+extract: {worker: {command: [cat]}}
+load:
+  worker: {command: [cat]}
+  dialect: {name: kcl, max_uncommitted_bytes: 100MiB}
+  shards: {count: 3}
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -248,6 +258,11 @@ def test_guarantees(tmp_path: Path, text: str, said: str) -> None:
         # 1 + 128 + 2 + 8 + 2 * 128, and stderr
         (frames(), "up to 396 MiB, beside Spark's"),
         (frames("spark"), "up to 212 MiB in each task of Spark's"),
+        # 1 + 3 * (128 + 2 + 8 + 100), and stderr
+        (
+            SHARDS,
+            "up to 716 MiB; where",
+        ),
     ],
 )
 def test_memory(tmp_path: Path, text: str, said: str) -> None:

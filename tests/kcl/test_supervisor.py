@@ -160,8 +160,9 @@ async def test_prints_are_counted_and_logged_so_many(
             (outcome,) = [item async for item in supervisor.answers(runs())]
 
     assert outcome.error is None
-    assert 'etlstage_noise_lines_total{stage="load",worker="load-1"} 2000' in (
-        meter.render()
+    assert (
+        'etlstage_noise_lines_total{stage="load",worker="shardId-000000000000-1"} 2000'
+        in (meter.render())
     )
     logged = [
         r for r in caplog.records if "unexpected output ignored" in r.getMessage()

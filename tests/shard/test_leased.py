@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from etlstage.errors import ConfigError, StageError, StateUnusable
+from etlstage.errors import ConfigError, NotCommitted, StateUnusable
 from etlstage.messages import AnnotatedRun, Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
@@ -23,6 +24,7 @@ from etlstage.shard.cut import Cut
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import Lease
 from etlstage.shard.leased import LeasedSink
+from etlstage.shard.sink import ShardedSink
 from etlstage.shard.table import (
     NEWS,
     LeaseTable,
@@ -32,33 +34,44 @@ from etlstage.shard.table import (
     TableGone,
 )
 from etlstage.stage import BatchPolicy, Stage
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
+from etlstage.testing import (
+    MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
+    run_virtually,
+)
 
 pytestmark = pytest.mark.core
 
 COUNT = 60
+STAGE = Stage(
+    name="load",
+    worker=("processor",),
+    dialect=KclDialect(),
+    kind=StageKind.LOAD,
+    batch=BatchPolicy(size=3),
+)
 RECORDS = [json.dumps({"user": n % 7, "n": n}).encode() for n in range(COUNT)]
 
 
 class Numbered(Source):
     """The records, three a run, with their places as numbers."""
 
-    def __init__(self, pause: float = 0.0) -> None:
+    def __init__(self, pause: float = 0.0, *, begin: int = 0) -> None:
         super().__init__("records")
-        self._pause = pause
+        self._pause, self._begin = pause, begin
         self.begun: list[int] = []
         """Behind which number each pass has begun."""
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield nothing: it is read by numbers."""
-        nothing: list[Run] = []
-        for run in nothing:
-            yield run
+        """Yield them without numbers."""
+        for n in range(0, COUNT, 3):
+            yield RECORDS[n : n + 3]
 
     async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
         """Yield those behind a number."""
         self.begun.append(after)
-        for n in range(after + 1, COUNT, 3):
+        for n in range(max(after + 1, self._begin), COUNT, 3):
             await anyio.sleep(self._pause)
             numbers = range(n, min(n + 3, COUNT))
             yield AnnotatedRun(RECORDS[n : n + 3], sequence=numbers)
@@ -69,19 +82,28 @@ class Processors:
     Record processors, a process for each shard.
 
     Args:
-        ends: Whether they checkpoint the end of a shard.
+        at_end: What the first ``fails`` of each shard do at its end: exit with that
+            status, or, None, answer without a checkpoint.
         pause: Seconds for each record.
         every: Records between two checkpoints.
 
     """
 
     def __init__(
-        self, *, ends: bool = True, pause: float = 0.1, every: int = 2
+        self,
+        *,
+        at_end: int | None = None,
+        fails: int = 0,
+        pause: float = 0.1,
+        every: int = 2,
     ) -> None:
         self.done: dict[str, list[int]] = {}
+        self.numbers: dict[int, str] = {}
+        """The sequence number of each record."""
         self.actions: list[tuple[str, str]] = []
         self.errors: list[str | None] = []
-        self._ends, self._pause, self._every = ends, pause, every
+        self._at_end, self._fails = at_end, fails
+        self._pause, self._every = pause, every
 
     async def __call__(self, worker: ScriptedWorker) -> int:
         """Live as one of them."""
@@ -95,13 +117,17 @@ class Processors:
             for record in message.get("records", ()):
                 await anyio.sleep(self._pause)
                 number = json.loads(base64.b64decode(record["data"]))["n"]
-                assert record["sequenceNumber"] == str(number)
+                last = record["sequenceNumber"]
+                assert self.numbers.setdefault(number, last) == last
                 self.done.setdefault(shard, []).append(number)
-                last, since = record["sequenceNumber"], since + 1
+                since += 1
                 if since == self._every:
                     since = 0
                     await self._checkpoint(worker, lines, last)
-            if action == "shutdownRequested" or (action == "shardEnded" and self._ends):
+            fails = self.actions.count((shard, "initialize")) <= self._fails
+            if action == "shardEnded" and fails and self._at_end is not None:
+                return self._at_end
+            if action == "shutdownRequested" or (action == "shardEnded" and not fails):
                 await self._checkpoint(worker, lines, None)
             await _say(worker, action="status", responseFor=action)
         return 0
@@ -148,6 +174,11 @@ class Gone(MemoryLeases):
             raise TableGone("lease table: gone")
 
 
+def unshared(processors: Processors) -> ShardedSink:
+    """Return the same load by one runner that needs no leases."""
+    return ShardedSink(STAGE, cut=Cut(3, "/user"), launch=ScriptedLaunch(processors))
+
+
 def runner(
     table: LeaseTable,
     processors: Processors,
@@ -156,16 +187,9 @@ def runner(
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> Pipeline:
     """Return a runner of the load."""
-    stage = Stage(
-        name="load",
-        worker=("processor",),
-        dialect=KclDialect(),
-        kind=StageKind.LOAD,
-        batch=BatchPolicy(size=3),
-    )
     keeper = settings.pop("keeper", None)
-    sink = LeasedSink(
-        stage,
+    sink = settings.pop("sink", None) or LeasedSink(
+        STAGE,
         cut=Cut(3, "/user"),
         keeper=keeper or LeaseKeeper(name, "start", failover=3.0),
         leases=lambda _of: table,
@@ -338,13 +362,67 @@ async def test_database_that_is_gone_for_long() -> None:
 
 
 @virtually
-async def test_shard_that_fails_is_alone() -> None:
-    """The others are loaded; the error names it."""
-    table, processors = MemoryLeases(), Processors(ends=False)
-    (report,) = await run_all(runner(table, processors))
-    assert isinstance(report.error, StageError)
-    assert "shardId-" in str(report.error)
-    assert len(processors.done) == 3
+async def test_end_of_a_shard_is_tried_again() -> None:
+    """By a fresh worker, which is given what the one before had not committed."""
+    for status in (None, 0, 3, -9):
+        for shared in (True, False):
+            processors = Processors(at_end=status, fails=2, every=4)
+            sink = None if shared else unshared(processors)
+            (report,) = await run_all(runner(MemoryLeases(), processors, sink=sink))
+
+            assert report.status == "done", report.error
+            check_whole(processors)
+            lives = Counter(s for s, action in processors.actions if action[0] == "i")
+            assert lives == Counter(dict.fromkeys(processors.done, 3))
+            account = report.ledger[-1]
+            assert (account.done, account.unprocessed) == (COUNT, 0)
+            for done in processors.done.values():
+                assert len(done) <= len(set(done)) + 2 * 3
+
+
+@virtually
+async def test_shards_without_records_end() -> None:
+    """Their workers checkpoint that, too."""
+    for shared in (True, False):
+        table, processors = MemoryLeases(), Processors()
+        sink = None if shared else unshared(processors)
+        source = MemorySource([]) if sink else Numbered(begin=COUNT)
+        (report,) = await run_all(runner(table, processors, source=source, sink=sink))
+        assert report.status == "done", report.error
+        assert processors.errors == [None] * 3
+        assert all(lease.ended for lease in table.read())
+
+
+@virtually
+async def test_shard_that_never_ends_fails() -> None:
+    """Its error names it; what was committed of it stays."""
+    for shared in (True, False):
+        table, processors = MemoryLeases(), Processors(fails=99)
+        sink = None if shared else unshared(processors)
+        (report,) = await run_all(runner(table, processors, sink=sink))
+        assert isinstance(report.error, NotCommitted)
+        assert "the worker of shard shardId-" in str(report.error)
+        assert "without a checkpoint" in str(report.error)
+        assert len(processors.done) == 3
+        assert not any(lease.owner for lease in table.read())
+        lives = Counter(s for s, action in processors.actions if action[0] == "i")
+        assert set(lives.values()) == {6}
+
+
+@virtually
+async def test_runner_that_ends_while_a_worker_is_tried_again() -> None:
+    """It does not wait for that."""
+    table, processors = MemoryLeases(), Processors(fails=99)
+    first = runner(table, processors)
+
+    async def drain() -> None:
+        await anyio.sleep(8)
+        first.drain()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain)
+        (report,) = await run_all(first)
+    assert report.status == "drained", report.error
     assert not any(lease.owner for lease in table.read())
 
 

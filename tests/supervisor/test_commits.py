@@ -128,7 +128,7 @@ async def test_messages_end_when_they_are_committed() -> None:
 
     assert ended(found) == [*range(10)]
     assert [request.position for request in store.requests] == [4, 8, 10]
-    assert store.requests[1] == CommitRequest("t-1", Assignment("share", 4), 10, 8)
+    assert store.requests[1] == CommitRequest("share-1", Assignment("share", 4), 10, 8)
     assert committer.partings == ["ended"]
     assert done == [(n, f"{n}") for n in range(10)]
 

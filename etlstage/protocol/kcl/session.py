@@ -412,8 +412,9 @@ class KclSession:
     def _say_farewell(self, why: FarewellReason) -> None:
         if self._reason is None or _RANK[why] > _RANK[self._reason]:
             self._reason = why
-        if self.state is State.INITIALIZING:
-            # Daemons end without a word the life of who was never initialized.
+        if self.state is State.INITIALIZING and why is not FarewellReason.ENDED:
+            # Daemons end without a word the life of who was never initialized. A shard
+            # without records has to end like others.
             self._leave()
         self._part()
 

@@ -37,6 +37,7 @@ class KclDialect(Definition, Dialect):
     """The protocol of the Kinesis Client Library's multi-language daemon."""
 
     name: ClassVar[str] = "kcl"
+    commits_end: ClassVar[bool] = True
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     version: Version = Version.V2
     """What is written: as daemons since 2.1 do (v2), from 1.7.2 to 1.15 (v1), before
@@ -69,6 +70,11 @@ class KclDialect(Definition, Dialect):
     def shape(self) -> Shape:
         """How exchanges are made from messages: each is one, until a checkpoint."""
         return Shape.COMMITTED
+
+    @property
+    def holds(self) -> int:
+        """Records that no checkpoint covers."""
+        return self.max_uncommitted_bytes
 
     @property
     def announces(self) -> bool:

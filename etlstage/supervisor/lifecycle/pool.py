@@ -76,10 +76,25 @@ class Silence(NamedTuple):
 
 
 class PoolState:
-    """Decides over the workers of a stage; ``random`` gives jitter, from 0 to 1."""
+    """
+    Decides over the workers of a stage.
 
-    def __init__(self, stage: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
+    Args:
+        stage: The stage.
+        random: Gives jitter, from 0 to 1.
+        name: Of the workers, in front of their numbers; by default that of the stage.
+
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        random: Callable[[], float] = lambda: 0.0,
+        *,
+        name: str = "",
+    ) -> None:
         self._stage = stage
+        self._name = name or stage.name
         self._random = random
         self._out: list[Instruction] = []
         self._lives: dict[str, WorkerLife] = {}
@@ -202,7 +217,7 @@ class PoolState:
         return [life for life in list(self._lives.values()) if life.wanted]
 
     def _add(self) -> WorkerLife:
-        name = f"{self._stage.name}-{len(self._lives) + 1}"
+        name = f"{self._name}-{len(self._lives) + 1}"
         life = WorkerLife(name, self._stage, self._random, self._out)
         self._lives[name] = life
         return life

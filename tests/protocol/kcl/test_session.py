@@ -430,16 +430,27 @@ def test_a_later_reason_overrides_an_earlier_one_upwards() -> None:
     assert said(session) == b'{"action":"leaseLost"}\n'
 
 
-def test_farewell_before_initialize_is_answered() -> None:
+@pytest.mark.parametrize("why", [FarewellReason.DRAIN, FarewellReason.LOST])
+def test_farewell_before_initialize_is_answered(why: FarewellReason) -> None:
     """Nothing is said; its input ends, and what it still says is noise."""
     session = KclSession(Assignment("s-1"))
     session.data_to_send()
-    session.send(Farewell(why=FarewellReason.ENDED), 0.0)
+    session.send(Farewell(why=why), 0.0)
     assert session.data_to_send() == [SEND_EOF]
     session.receive_data(status("initialize"), 0.0)
     session.receive_eof(0.0)
 
     assert typed(session.events_received()) == [("Noise", status("initialize")[:-1])]
+
+
+def test_shard_ends_before_initialize_is_answered() -> None:
+    """One without records ends like others, in its turn."""
+    session = KclSession(Assignment("s-1"))
+    session.data_to_send()
+    session.send(Farewell(why=FarewellReason.ENDED), 0.0)
+    assert session.data_to_send() == []
+    session.receive_data(status("initialize"), 0.0)
+    assert said(session) == b'{"action":"shardEnded"}\n'
 
 
 # --- what processors do wrong -----------------------------------------------------

@@ -1,0 +1,209 @@
+"""
+The worker of a shard, until the end of the shard is committed.
+
+A supervisor starts a worker again that is lost, but none that was told to end. A shard
+can't end without one: for what its worker had not committed when it ended another is
+started here, as often as ``restart`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from etlstage.errors import EtlstageError, Faults, NotCommitted
+from etlstage.messages import Run, counted
+from etlstage.protocol.events import FarewellReason
+from etlstage.stage import Stage
+from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
+from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.lifecycle.worker import wait_time
+from etlstage.supervisor.pool import StoreCommit
+from etlstage.telemetry.log import Log
+
+__all__ = ("ShardWorker",)
+
+_log = Log()
+
+
+class ShardWorker:
+    """
+    Has a worker process the records of a shard, in their order.
+
+    Args:
+        stage: Of the worker.
+        share: The shard, and what is committed of it.
+        store: Stores what is committed.
+        settings: Of its supervisors.
+
+    Attributes:
+        runs: Where records are given; closed by :meth:`finish` and :meth:`stop`.
+        ended: Whether the end of the shard is committed.
+        stopping: Whether it was stopped.
+        faults: How the workers of each supervisor have fared that is over.
+
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        share: Assignment,
+        store: StoreCommit,
+        **settings: Any,  # noqa: ANN401 - passed on
+    ) -> None:
+        self.runs, self._given = anyio.create_memory_object_stream[Run](0)
+        self.ended = self.stopping = False
+        self.faults: list[Faults] = []
+        self._stage = stage
+        self._share = share
+        self._store = store
+        self._settings = settings
+        self._why: FarewellReason | None = None
+        self._supervisor: AsyncSupervisor
+        self._running = False
+
+    async def __aenter__(self) -> Self:
+        """Start the worker."""
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop it."""
+        self.runs.close()
+        self._given.close()
+        if self._running:
+            await self._end(kind, error, trace)
+
+    async def _start(self) -> None:
+        self._supervisor = AsyncSupervisor(
+            self._stage, commit=self._commit, assignment=self._share, **self._settings
+        )
+        await self._supervisor.__aenter__()
+        self._running = True
+
+    async def _end(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self._running = False
+        await self._supervisor.__aexit__(kind, error, trace)
+        self.faults.append(self._supervisor.faults)
+
+    async def _commit(self, request: CommitRequest) -> None:
+        await self._store(request)
+        self._share = self._share._replace(position=request.position)
+        self.ended = request.ended
+
+    def finish(self, why: FarewellReason) -> None:
+        """Have it end when all is answered: there are no more records."""
+        self._why = why
+        self.runs.close()
+
+    async def stop(self, why: FarewellReason) -> None:
+        """Have it end now; what it does not commit then is not loaded."""
+        self.stopping = True
+        self.runs.close()
+        if self._running:
+            await self._supervisor.aclose(why=why)
+
+    async def answers(self) -> AsyncGenerator[Outcome, None]:
+        """
+        Yield what becomes of the records, in their order, up to the end.
+
+        Raises:
+            NotCommitted: If the end of the shard is not committed, by no worker.
+
+        """
+        tries, source = 0, self._told_of(self._given)
+        while True:
+            supervisor, last = self._supervisor, tries == self._most
+            failures, left = supervisor.faults.failures, list[Run]()
+            async with aclosing(supervisor.answers(source)) as answers:
+                async for answer in answers:
+                    for part in answer.parts():
+                        if not last and self._is_of_end(part.error):
+                            left.append(part.messages)
+                        else:
+                            yield part
+            if self.stopping or self._why is None:
+                return
+            await supervisor.aclose(why=self._why)
+            failed = supervisor.faults.failures > failures
+            has_to = failed or self._stage.dialect.commits_end
+            if not self._ends or not (left or (has_to and not self.ended)):
+                return
+            error = self._not_ended(left)
+            if last:
+                raise error
+            _log.warning(
+                "worker is started again for the end of its shard",
+                stage=self._stage.name,
+                shard=self._share.name,
+                error=str(error),
+            )
+            await self._end()
+            tries += 1
+            await anyio.sleep(wait_time(tries, self._stage.restart))
+            if self.stopping:
+                return
+            source = self._told_of(left)
+            await self._start()
+
+    @property
+    def _most(self) -> int:
+        """How often another worker is tried."""
+        policy = self._stage.restart
+        return 0 if policy.policy == "temporary" else policy.max
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the shard ends; else the next run gives what is not committed."""
+        return self._why is FarewellReason.ENDED and not self.stopping
+
+    def _is_of_end(self, error: EtlstageError | None) -> bool:
+        """Return whether it says only that the worker has ended."""
+        if error is None or not self._ends:
+            return False
+        return isinstance(error, NotCommitted) or not error.attempts
+
+    def _not_ended(self, left: Sequence[Run]) -> NotCommitted:
+        stage, shard = self._stage.name, self._share.name
+        what = counted(sum(map(len, left)), "message") if left else "its end"
+        last = self._supervisor.faults.last
+        why = f": {last[-1].what}" if last else ""
+        return NotCommitted(
+            f"stage {stage}: the worker of shard {shard} has ended and has not committed"
+            f" {what}{why}",
+            stage=stage,
+        )
+
+    async def _told_of(
+        self, runs: AsyncIterable[Run] | Sequence[Run]
+    ) -> AsyncGenerator[Run, None]:
+        """Yield runs, then tell the worker that there are no more, if that is so."""
+        if isinstance(runs, Sequence):
+            for run in runs:
+                yield run
+        else:
+            async for run in runs:
+                yield run
+        if self._why is not None:
+            await self._be_ready()
+            self._supervisor.finish(why=self._why)
+
+    async def _be_ready(self) -> None:
+        """Wait until the worker can be told: its start has a limit of its own."""
+        with self._supervisor.events() as events:
+            while self._supervisor.health.state not in ("ready", "failed"):
+                await events.receive()
