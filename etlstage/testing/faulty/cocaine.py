@@ -19,7 +19,7 @@ from etlstage.protocol.cocaine.sessions import WORKER_CATEGORY
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.testing.dialect.cocaine import PassedFrame, Passing
 from etlstage.testing.fault import FaultKind
-from etlstage.testing.faulty.wire import Act, Fault, FaultyWire
+from etlstage.testing.faulty.wire import Action, Fault, FaultyWire
 from etlstage.testing.hostile.kinds import Exit, Step, as_bytes
 from etlstage.testing.hostile.marked import BETWEEN, repeated
 from etlstage.transport import LaunchRequest
@@ -187,7 +187,7 @@ class CocaineWire(FaultyWire):
     def _shape(self, fault: Fault) -> None:
         self._shapes.setdefault(self._session, []).append(fault)
 
-    def _later(self, act: Act) -> None:
+    def _later(self, act: Action) -> None:
         self._queue.append(act)
 
     def _act(self, kind: FaultKind, fault: Fault) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 from etlstage.protocol.base import Shape, Side
 from etlstage.testing.dialect import kit_of
-from etlstage.testing.faulty.wire import Act, Fault, FaultyWire
+from etlstage.testing.faulty.wire import Action, Fault, FaultyWire
 from etlstage.testing.hostile.marked import MarkerBytes, Requests, SpoiledReplies
 from etlstage.transport import LaunchRequest
 
@@ -38,7 +38,7 @@ class MarkerWire(FaultyWire):
         self.eop: bytes = markers.eop
         self._requests = 0  # complete ones
         self._turns = 0  # replies that were complete
-        self._due: deque[tuple[int, Act]] = deque()  # by turns
+        self._due: deque[tuple[int, Action]] = deque()  # by turns
         self._shapes: deque[tuple[int, Fault]] = deque()  # likewise
         self._unfinished = b""  # of a reply that is not complete
         self._passed = 0  # bytes of it that were passed on
@@ -111,7 +111,7 @@ class MarkerWire(FaultyWire):
     def _shape(self, fault: Fault) -> None:
         self._shapes.append((self._turn, fault))
 
-    def _later(self, act: Act) -> None:
+    def _later(self, act: Action) -> None:
         self._due.append((self._turn, act))
         self._advance()
 

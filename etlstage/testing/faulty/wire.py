@@ -18,19 +18,18 @@ import anyio
 
 from etlstage.testing.fault import FaultKind
 from etlstage.testing.faulty.victim import Victim, WatchedStatus
-from etlstage.testing.hostile.kinds import Act as HostileAct
-from etlstage.testing.hostile.kinds import Exit, Step, as_bytes, effect
+from etlstage.testing.hostile.kinds import Act, Exit, Step, as_bytes, effect
 from etlstage.testing.hostile.plan import DueFaults
 from etlstage.transport import LaunchRequest, Wire
 
-__all__ = ("Act", "Fault", "FaultyWire", "Item")
+__all__ = ("Action", "Fault", "FaultyWire", "Item")
 
 _IDLE: Final = 0.05  # seconds without input
 
 Fault: TypeAlias = Mapping[str, Any]
 """One of a plan, as JSON has it."""
-Act: TypeAlias = Callable[[], None]
-Item: TypeAlias = bytes | float | Act
+Action: TypeAlias = Callable[[], None]
+Item: TypeAlias = bytes | float | Action
 """What is read next, a pause in seconds, or what is done when nothing else is left."""
 
 
@@ -119,7 +118,7 @@ class FaultyWire(ABC):
         """Have a reply changed."""
 
     @abstractmethod
-    def _later(self, act: Act) -> None:
+    def _later(self, act: Action) -> None:
         """Have something done when its time has come."""
 
     # --- what the supervisor writes -----------------------------------------
@@ -271,7 +270,7 @@ class FaultyWire(ABC):
                 self._end(status)
             case bytes() | float() as item:
                 self._queue.appendleft(item)
-            case HostileAct(kind):
+            case Act(kind):
                 self._act(kind, fault)
 
     def _act(self, kind: FaultKind, fault: Fault) -> None:

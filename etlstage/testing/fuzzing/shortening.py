@@ -79,9 +79,9 @@ class _Shortening:
         """Make one step simpler."""
         match self._case.steps[at]:
             case Step() as step:
-                self._simplify_messages(_Place(self, at, step))
+                self._simplify_messages(_StepAt(self, at, step))
             case Calls() as step:
-                self._simplify_calls(_Place(self, at, step))
+                self._simplify_calls(_StepAt(self, at, step))
 
     def _takes(self, steps: Sequence[Saying]) -> bool:
         """Go on with these steps if they fail, too."""
@@ -101,7 +101,7 @@ class _Shortening:
 
     # --- messages -----------------------------------------------------------
 
-    def _simplify_messages(self, place: _Place[Step]) -> None:
+    def _simplify_messages(self, place: _StepAt[Step]) -> None:
         if not self._as_json:
             many = len(place.step.messages)
             bold = ((m, cuts) for m in _SIMPLE for cuts in ((), (1,)))
@@ -125,7 +125,7 @@ class _Shortening:
 
     # --- sessions -----------------------------------------------------------
 
-    def _simplify_calls(self, place: _Place[Calls]) -> None:
+    def _simplify_calls(self, place: _StepAt[Calls]) -> None:
         whole = place.step
         fewest(range(len(whole.calls)), lambda left: place.becomes(whole.only(left)))
         for number in range(len(place.step.calls)):
@@ -138,7 +138,7 @@ class _Shortening:
             fewest(place.step.turns, lambda left: place.puts(turns=(*left,)))
         place.cut_less()
 
-    def _simplify_call(self, place: _Place[Calls], number: int) -> None:
+    def _simplify_call(self, place: _StepAt[Calls], number: int) -> None:
         def puts(call: Call) -> bool:
             return place.puts(calls=_with(place.step.calls, number, call))
 
@@ -161,7 +161,7 @@ class _Shortening:
             _simplify(call().chunks[at], puts_chunk, as_json=self._as_json)
 
 
-class _Place(Generic[S]):
+class _StepAt(Generic[S]):
     """One step of the case that is made shorter."""
 
     def __init__(self, shortening: _Shortening, at: int, step: S) -> None:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from .kinds import Step
 
-__all__ = ("Program", "main")
+__all__ = ("HostileProcess", "main")
 
 _CHUNK: Final = 1024 * 1024  # bytes
 _IDLE: Final = 0.05  # seconds without input
 _FOR_EVER: Final = 3600.0  # seconds; nothing here outlives a test for longer
 
 
-class Program:
+class HostileProcess:
     """
     One process: reads, answers, and does what the plan says.
 
@@ -220,4 +220,4 @@ def main(arguments: list[str]) -> None:
         driver=driver,
         size=int(size),
     )
-    Program(worker, extracts=driver == "plain").run()
+    HostileProcess(worker, extracts=driver == "plain").run()
