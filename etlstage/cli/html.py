@@ -230,7 +230,13 @@ def _ledger(report: Report) -> Iterator[str]:
         [clean(a.stage), *(_number(a, word) for word in words), f"{a.seconds:.1f}"]
         for a in ledger
     ]
-    yield _table(["stage", *words, "seconds"], rows)
+    heads = ["stage", *words, "seconds"]
+    if any(a.busy for a in ledger):
+        # The share of the run in which a worker held a message: most in the slow stage.
+        heads.append("busy")
+        for a, row in zip(ledger, rows, strict=True):
+            row.append(f"{min(1.0, a.busy / report.seconds):.0%}" if a.busy else "-")
+    yield _table(heads, rows)
     yield f"<p>{clean(report.secrets.conceal(balance(report)))}</p>"
     yield f"<p>{clean(report.secrets.conceal(report.landed))}</p>"
 

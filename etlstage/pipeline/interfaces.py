@@ -55,6 +55,7 @@ class Source(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.faults: Faults = Faults()
+        self.busy: float = 0.0
         """How its workers have fared, if it has any; whole when :meth:`runs` ends."""
 
     supervisor: AsyncSupervisor | None = None

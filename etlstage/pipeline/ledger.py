@@ -67,6 +67,9 @@ class Account:
     """The last of these, where the workers were not on Spark's executors."""
     seconds: float = 0.0
     """Time from the stage's start to its end, or until now."""
+    busy: float = 0.0
+    """Time in which any of its workers held a message, in seconds, where they were not
+    on Spark's executors."""
 
     @property
     def counts(self) -> list[int]:

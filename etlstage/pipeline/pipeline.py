@@ -238,6 +238,7 @@ class Pipeline(Runner):
                 with anyio.CancelScope(shield=True):
                     await self._source.aclose()
                 self.ledger[0].add_faults(self._source.faults)
+                self.ledger[0].busy += self._source.busy
 
     async def _read(self, out: MemoryObjectSendStream[Item]) -> None:
         account = self.ledger[0]
@@ -297,6 +298,7 @@ class Pipeline(Runner):
             account.skipped += supervisor.skipped
             account.doubtful += supervisor.doubtful
             account.add_faults(supervisor.faults)
+            account.busy += supervisor.busy
             closed.set()
 
     async def _transformed(

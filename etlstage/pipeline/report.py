@@ -314,4 +314,5 @@ def _stage(account: Account) -> dict[str, Any]:
         "restarts": account.restarts,
         "failures": account.failures,
         "seconds": round(account.seconds, 3),
+        "busy": round(account.busy, 3),
     }

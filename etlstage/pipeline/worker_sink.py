@@ -90,6 +90,7 @@ class WorkerSink(Sink):
         self.account.skipped += self.supervisor.skipped
         self.account.doubtful += self.supervisor.doubtful
         self.account.add_faults(self.supervisor.faults)
+        self.account.busy += self.supervisor.busy
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""

@@ -69,6 +69,31 @@ class Deadline:
                 deadline._sleeps_until = -math.inf
 
 
+class BusyTime:
+    """Adds up the time in which any worker of a stage holds a message."""
+
+    def __init__(self) -> None:
+        self._holding = 0
+        self._since = 0.0
+        self._total = 0.0
+
+    def begin(self, now: float) -> None:
+        """Count a worker that holds messages from now on."""
+        if not self._holding:
+            self._since = now
+        self._holding += 1
+
+    def end(self, now: float) -> None:
+        """Count one less."""
+        self._holding -= 1
+        if not self._holding:
+            self._total += now - self._since
+
+    def until(self, now: float) -> float:
+        """Return the time so far, in seconds."""
+        return self._total + (now - self._since if self._holding else 0.0)
+
+
 class ResponseDeadlines(Deadline):
     """
     Follows what one worker has to answer, and by when.
@@ -79,6 +104,7 @@ class ResponseDeadlines(Deadline):
         in_order: Whether its exchanges end in the order in which they were opened:
             then progress that it reports gives it more time.
         now: The time, in seconds.
+        busy: Where to count that it holds something.
 
     Attributes:
         asked_at: Since when an answer is due; None if none is.
@@ -94,6 +120,7 @@ class ResponseDeadlines(Deadline):
         *,
         in_order: bool,
         now: float,
+        busy: BusyTime,
     ) -> None:
         super().__init__(ring)
         self._timeouts = timeouts
@@ -101,6 +128,8 @@ class ResponseDeadlines(Deadline):
         self.asked_at: float | None = None
         self.turn_at: float = 0.0
         self.idle_since: float | None = now
+        self._busy = busy
+        self._gone = False
         self._armed = False  # a time is set at which to look
         self._heard_at = 0.0  # when it was last seen to get on
         # Since when that was not so, or only by its own word, when it was reported.
@@ -112,13 +141,23 @@ class ResponseDeadlines(Deadline):
         self.turn_at = self._heard_at = now
         self.asked_at = since
         if busy:
+            if self.idle_since is not None and not self._gone:
+                self._busy.begin(now)
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
+            if not self._gone:
+                self._busy.end(now)
         # What is due later than before is seen when it rings too early: with each
         # reply something is due anew.
         if since is not None and not self._armed:
             self.look_again()
+
+    def close(self, now: float) -> None:
+        """Count the worker as idle: it is gone, whatever it holds."""
+        if self.idle_since is None and not self._gone:
+            self._busy.end(now)
+        self._gone = True
 
     def progressed(self, now: float) -> float | None:
         """

@@ -138,6 +138,7 @@ class Link:
             self._look_for_answer,
             in_order=session.in_order,
             now=anyio.current_time(),
+            busy=pool.busy,
         )
         self.answered: int = 0
         self.received: int = 0
@@ -718,7 +719,10 @@ class Link:
 
     async def watch(self) -> None:
         """Ring the deadlines until cancelled."""
-        await self.deadlines.run(self._batch_due, self._session_due)
+        try:
+            await self.deadlines.run(self._batch_due, self._session_due)
+        finally:
+            self.deadlines.close(self._clock())
 
     def _arm_deadlines(self, now: float) -> None:
         """Give the worker all its time for what is due now."""

@@ -33,7 +33,7 @@ from etlstage.errors import (
 )
 from etlstage.protocol.events import Assignment, CommitAsked, FarewellReason
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.deadlines import Deadline
+from etlstage.supervisor.deadlines import BusyTime, Deadline
 from etlstage.supervisor.diagnostic import SKIPPED
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.submission import Submission
@@ -206,6 +206,8 @@ class WorkerPool:
         self._doubtful = 0  # of workers that have ended
         self.doubt: StageError | None = None
         """How a load worker failed while it ended, the first that did."""
+        self.busy: BusyTime = BusyTime()
+        """When workers hold messages."""
         self.skipped: int = 0
         """Messages that workers say that they have skipped."""
 

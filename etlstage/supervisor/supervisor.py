@@ -253,6 +253,11 @@ class AsyncSupervisor:
         return self._observers.faults
 
     @property
+    def busy(self) -> float:
+        """Seconds in which any of its workers held a message."""
+        return self._pool.busy.until(anyio.current_time())
+
+    @property
     def slowest(self) -> Silence | None:
         """For whose answer it is waited longest, how long, and what has come of it."""
         if self._tasks is None or self._ended:

@@ -20,6 +20,8 @@ def comparable(report: dict[str, Any]) -> dict[str, Any]:
     """Return a report with what differs from run to run as its type."""
     for part in [report, *report["stages"]]:
         part["seconds"] = type(part["seconds"])
+    for part in report["stages"]:
+        part["busy"] = type(part["busy"])
     for key in ("run", "started", "ended"):
         report[key] = len(report[key])
     where = report["dead_letters"].pop("where")
@@ -36,6 +38,9 @@ def test_report_is_as_readme_shows_it(
     (tmp_path / "upper.py").write_text(REFUSING)
     assert etlstage("run", "pipeline.yaml", "--report", "r.json").returncode == 0
     written = json.loads((tmp_path / "r.json").read_text())
+    _, upper, load = written["stages"]
+    assert 0 < upper["busy"] <= written["seconds"]
+    assert 0 < load["busy"] <= written["seconds"]
     assert comparable(written) == comparable(json.loads(*blocks))
     order = list(written), list(written["stages"][0]), list(written["edges"][0])
     shown = json.loads(*blocks)

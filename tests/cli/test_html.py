@@ -147,6 +147,16 @@ def test_restarts_are_in_the_ledger(report: Report) -> None:
     assert heads not in re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
 
 
+def test_share_of_time_in_which_workers_are_busy(report: Report) -> None:
+    """It shows which stage is the slow one (issue 26)."""
+    assert "<th>busy</th>" not in re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
+    report.ledger[1].busy = 2.7
+    text = re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
+    assert "<th>seconds</th><th>busy</th>" in text
+    assert text.count("<td>90%</td>") == 1
+    assert text.count("<td>-</td></tr>") == 2
+
+
 def test_what_came_from_outside_is_escaped(report: Report) -> None:
     """No tag, no attribute, no hidden text, no secret is in the page (issue 11)."""
     group = LetterGroup(NASTY, NASTY, f"{HIDING}{NASTY}", 4, NASTY, NASTY, NASTY)

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from etlstage.supervisor.deadlines import Deadline
+from etlstage.stage import Timeouts
+from etlstage.supervisor.deadlines import BusyTime, Deadline, ResponseDeadlines
 
 pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
@@ -145,3 +146,33 @@ async def test_several_deadlines_share_a_task() -> None:
         assert await first.wait() >= began + 0.1
         assert len(second.rung) == 1
         tasks.cancel_scope.cancel()
+
+
+def test_time_in_which_workers_hold_messages() -> None:
+    """Of all together, each moment once; of one that is gone no more (issue 26)."""
+    busy = BusyTime()
+
+    def follow(_: float) -> None:
+        """Look for no answer."""
+
+    one, other = (
+        ResponseDeadlines(Timeouts(), follow, in_order=True, now=0.0, busy=busy)
+        for _ in range(2)
+    )
+    assert busy.until(9.0) == 0.0
+    one.arm(10.0, 10.0, busy=True)
+    one.arm(11.0, 11.0, busy=True)
+    other.arm(12.0, 12.0, busy=True)
+    assert busy.until(13.0) == 3.0
+    one.arm(14.0, None, busy=False)
+    one.arm(14.5, None, busy=False)
+    assert busy.until(15.0) == 5.0
+    other.close(16.0)
+    other.close(17.0)
+    other.arm(18.0, None, busy=False)
+    other.arm(18.0, 18.0, busy=True)
+    assert busy.until(20.0) == 6.0
+    one.arm(21.0, 21.0, busy=True)
+    one.arm(22.5, None, busy=False)
+    one.close(23.0)
+    assert busy.until(30.0) == 7.5
