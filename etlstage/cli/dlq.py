@@ -12,7 +12,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -43,6 +43,7 @@ from etlstage.pipeline.dead_letter.letter import (
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.retry import settle
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.folder import behind
 from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.settings.problem import Invalid
 from etlstage.stage import Stage, WorkerProgram
@@ -225,8 +226,9 @@ def drop_letters(
     if not state.exists():
         typer.echo("no dead letters")
         return 0
-    with Delivery(state) as delivery:
-        check_ended(delivery)
+    with ExitStack() as stack:
+        for at in (state, *behind(state)):
+            check_ended(stack.enter_context(Delivery(at)))
         found = find(place, changes)
         ids = ids_of(found, numbers or (), stage)
         if ids is None:
@@ -237,7 +239,9 @@ def drop_letters(
             return 0
         if not numbers and not yes:
             confirm(f"drop {said} of {harmless(str(place))}?")
-        settle(state, sorted(ids), "dropped")
+        for part in found.settled.parts:
+            if own := ids & part.ids():
+                settle(part.state, sorted(own), "dropped")
     typer.echo(f"{said} dropped")
     return 0
 

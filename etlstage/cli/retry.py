@@ -9,7 +9,9 @@ for the next retry.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +37,8 @@ from etlstage.config.build_retry import Retries
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.dead_letter.retry import Retry, chunks
+from etlstage.pipeline.dead_letter.retry import Retry, Settled, chunks
+from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.report import Report
 
@@ -65,73 +68,73 @@ def retry(
 ) -> int:
     """Run dead letters through their stage and on; add what passes to the output."""
     changes, verbosity = changes_of(overlays, values), Verbosity(debug, quiet)
-    retries = Retries(file, changes)
     # Nothing is made where nothing is.
-    if not retries.state.exists():
+    parts = [one for one in Retries.of_file(file, changes) if one.state.exists()]
+    if not parts:
         return _nothing(stage)
-    with Delivery(retries.state) as delivery, Signals() as signals:
-        check_ended(delivery)
-        work = _Work(retries, delivery, signals, verbosity)
-        try:
-            found = find(file, changes)
-            if retries.recover(found.settled.next, delivery):
-                found = find(file, changes)
-            wanted = ids_of(found, numbers or (), stage)
-            stages = {letter.stage for letter in _wanted(found, stage, wanted)}
-            _leave_out(found, stage, wanted)
-            if not stages:
-                return _nothing(stage)
-            _check(file, stages, retries.stages)
-            for name in (name for name in retries.stages if name in stages):
+    with ExitStack() as stack, Signals() as signals:
+        held = [stack.enter_context(Delivery(part.state)) for part in parts]
+        for delivery in held:
+            check_ended(delivery)
+        work = _Work(signals, verbosity)
+        for part in parts:
+            stack.callback(work.release, part)
+        for part, delivery in zip(parts, held, strict=True):
+            part.recover(_next(part), delivery)
+        found = find(file, changes)
+        wanted = ids_of(found, numbers or (), stage)
+        stages = {letter.stage for letter in _wanted(found, stage, wanted)}
+        _leave_out(found, stage, wanted)
+        if not stages:
+            return _nothing(stage)
+        _check(file, stages, [name for part in parts for name in part.stages])
+        for part, delivery in zip(parts, held, strict=True):
+            number = _next(part)
+            for name in (name for name in part.stages if name in stages):
                 for chunk in chunks(_wanted(found, name, wanted)):
-                    work.do(Retry(chunk, found.settled.next + work.recorded))
+                    work.do(part, delivery, Retry(chunk, number))
                     if work.ended:
                         return work.close(file)
-        finally:
-            work.release()
+                    number += 1
     return work.close(file)
+
+
+def _next(part: Retries) -> int:
+    return Settled(part.state / FOLDER).next
 
 
 class _Work:
     """What a retry has done so far."""
 
-    def __init__(
-        self,
-        retries: Retries,
-        delivery: Delivery,
-        signals: Signals,
-        verbosity: Verbosity,
-    ) -> None:
-        self._retries = retries
-        self._delivery = delivery
+    def __init__(self, signals: Signals, verbosity: Verbosity) -> None:
         self._signals = signals
         self._verbosity = verbosity
         self._report: Report | None = None
         self._passed = self._again = self._new = 0
-        self.recorded = 0
-        """Attempts whose outcome is recorded."""
+        self._waits: list[str] = []
         self.ended = False
         """Whether something went wrong, or a signal came."""
 
-    def do(self, retry: Retry) -> None:
+    def do(self, part: Retries, delivery: Delivery, retry: Retry) -> None:
         """Run some letters, and record what became of them."""
         err, verbosity = Screen(stderr=True), self._verbosity
-        pipeline = self._retries.pipeline(retry, self._delivery)
+        pipeline = part.pipeline(retry, delivery)
         configure(err, verbosity, secrets=pipeline.secrets)
         self._report = report = watch(pipeline, self._signals, err, verbosity)
         if report.status in ("done", "drained"):
-            self._delivery.check()
-            retry.record(self._retries.state)
-            self.recorded += 1
+            delivery.check()
+            retry.record(part.state)
             self._passed += len(retry.passed)
             self._again += len(retry.again)
             self._new += len(retry.new)
+            if part.waits is not None and part.waits not in self._waits:
+                self._waits.append(part.waits)
         self.ended = report.status != "done"
 
-    def release(self) -> None:
+    def release(self, part: Retries) -> None:
         """Let go of Spark, if it was needed."""
         error = self._report.error if self._report is not None else None
-        anyio.run(self._retries.release, error)
+        anyio.run(part.release, error)
 
     def close(self, file: Path) -> int:
         """Tell what became of the letters; return the exit code."""
@@ -146,6 +149,11 @@ class _Work:
         said += [f"{counted(new, 'new dead letter')} further on"] if new else []
         screen = Screen()
         screen.tell(", ".join(said))
+        for stage in self._waits:
+            screen.tell(
+                f"what passed waits in the journals of {stage}: etlstage run {file}"
+                f" --only-behind {shlex.quote(stage)} loads it"
+            )
         if again or new:
             screen.tell(f"to see what is left: etlstage dlq ls {file}")
         if report.status == "drained":

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -22,10 +23,13 @@ from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery, take_over, unusable
-from etlstage.pipeline.delivery.folder import reason
+from etlstage.pipeline.delivery.folder import EDGES, JOURNALS, behind, reason
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
 from etlstage.pipeline.delivery.record import RECORDS, Record
 from etlstage.telemetry.terminal import harmless
+
+if TYPE_CHECKING:
+    from etlstage.pipeline.edge import Waiting
 
 __all__ = ("app", "reset_state", "show_state", "take_state_over")
 
@@ -62,20 +66,21 @@ def show_state(
     if not found.state.exists():
         typer.echo("null" if as_json else f"nothing is stored in {_path(found.state)}")
         return 0
-    held, holder = _holder(found.state)
-    record = Record.latest(found.state)
+    edges = behind(found.state)
     if as_json:
-        lock = {**holder._asdict(), "state": holder.state} if held and holder else held
-        plain = {
-            "state": str(found.state),
-            "lock": lock or None,
-            "record": asdict(record),
-            "files": {path.name: size for path, size in _others(found.state)},
-            "dead_letters": _letters(found),
-        }
+        plain = _plain(found.state) | {"dead_letters": _letters(found)}
+        if edges:
+            plain["edges"] = {
+                _stage(at): _plain(at) | {"waiting": _waiting(at)._asdict()}
+                for at in edges
+            }
         typer.echo(json.dumps(plain, indent=2))
         return 0
-    lines = list(_lines(found, record, held=held, holder=holder))
+    lines = list(_lines(found.state))
+    for at in edges:
+        lines.append(("edge", f"behind stage {_stage(at)}: {_waiting(at)}"))
+        lines += _lines(at)
+    lines += _dead(found)
     wide = max(len(harmless(name)) for name, _ in lines)
     for name, text in lines:
         typer.echo(f"{harmless(name):<{wide}}  {harmless(text)}")
@@ -91,21 +96,18 @@ def reset_state(
     if not state.exists():
         typer.echo(f"nothing is stored in {_path(state)}")
         return 0
-    with Delivery(state) as delivery:
+    with ExitStack() as stack:
+        parts = [stack.enter_context(Delivery(at)) for at in (state, *behind(state))]
         if not yes:
+            waits = "".join(f"; {_waiting(part.folder)}" for part in parts[1:])
             confirm(
-                f"forget what is stored in {_path(state)} ({_goes_on(delivery.record)}),"
+                f"forget what is stored in {_path(state)}"
+                f" ({_goes_on(parts[0].record)}{waits}),"
                 " so that the next run begins from the beginning?"
             )
-        try:
-            waiting = [path for what in WAITING for path in state.glob(what)]
-            _remove(path for path in waiting if not path.match(NOTE))
-            _remove(state / name for name in OF_STREAMS)
-        except OSError as error:
-            raise unusable(state, error) from error
-        # The fence stays: a run that was taken over remains so.
-        # Last: until here, who is interrupted has forgotten nothing that can't be had.
-        Record(fence=delivery.record.fence).store(state)
+        # The first part first: rather load what waits twice than read it never.
+        for part in parts:
+            _forget(part)
     typer.echo("the next run begins from the beginning")
     return 0
 
@@ -116,17 +118,19 @@ def take_state_over(
 ) -> int:
     """Take the state from a run that holds it: that run can't commit any more."""
     state = find(place, changes_of(overlays, values)).state
-    held, holder = _holder(state)
-    if not held:
+    holders = {at: _holder(at) for at in (state, *behind(state))}
+    taken = {at: holder for at, (held, holder) in holders.items() if held}
+    if not taken:
         raise ConfigError(f"no run holds {state}: there is nothing to take over")
+    holder = next(filter(None, taken.values()), None)
     who = f"{holder} ({holder.state})" if holder is not None else "a run"
     if not yes:
         confirm(
             f"take {_path(state)} over from {harmless(who)}? What it does from now on it"
             " can't commit, and a load that is not by epochs may hold that twice"
         )
-    record = take_over(state)
-    typer.echo(f"taken over: the next run goes on, {_goes_on(record)}")
+    for at in taken:
+        typer.echo(f"taken over: the next run goes on, {_goes_on(take_over(at))}")
     return 0
 
 
@@ -137,10 +141,48 @@ def _holder(state: Path) -> tuple[bool, Holder | None]:
         raise ConfigError(f"{state / LOCK}: can't be read: {reason(error)}") from None
 
 
-def _lines(
-    found: Letters, record: Record, *, held: bool, holder: Holder | None
-) -> Iterator[tuple[str, str]]:
-    yield "state", str(found.state)
+def _forget(part: Delivery) -> None:
+    """Forget how far a part has come, and what waits to be read by it."""
+    state = part.folder
+    try:
+        waiting = [path for what in WAITING for path in state.glob(what)]
+        _remove(path for path in waiting if not path.match(NOTE))
+        _remove(state / name for name in (*OF_STREAMS, JOURNALS))
+    except OSError as error:
+        raise unusable(state, error) from error
+    # The fence stays: a run that was taken over remains so.
+    # Last: until here, who is interrupted has forgotten nothing that can't be had.
+    Record(fence=part.record.fence).store(state)
+
+
+def _stage(folder: Path) -> str:
+    """Return the stage behind whose durable edge a state directory is."""
+    return folder.name.removeprefix(EDGES.removesuffix("*"))
+
+
+def _waiting(folder: Path) -> Waiting:
+    from etlstage.pipeline.edge import DurableEdge  # Arrow is for few
+
+    try:
+        return DurableEdge(_stage(folder), folder.parent, folder).unread()
+    except OSError as error:
+        raise unusable(folder, error) from error
+
+
+def _plain(state: Path) -> dict[str, Any]:
+    held, holder = _holder(state)
+    lock = {**holder._asdict(), "state": holder.state} if held and holder else held
+    return {
+        "state": str(state),
+        "lock": lock or None,
+        "record": asdict(Record.latest(state)),
+        "files": {path.name: size for path, size in _others(state)},
+    }
+
+
+def _lines(state: Path) -> Iterator[tuple[str, str]]:
+    (held, holder), record = _holder(state), Record.latest(state)
+    yield "state", str(state)
     if not held:
         yield "lock", "free"
     elif holder is None:
@@ -156,8 +198,11 @@ def _lines(
     if record.last_load:
         yield "last load", _load(record.last_load)
     yield "next run", _goes_on(record)
-    for path, size in _others(found.state):
+    for path, size in _others(state):
         yield path.name, counted(size, "byte")
+
+
+def _dead(found: Letters) -> Iterator[tuple[str, str]]:
     for stage, count in _letters(found).items():
         yield "dead letters", f"{count:,} of stage {stage}"
     old = sum(map(found.settled.superseded, chosen(found, None)))
@@ -194,6 +239,7 @@ def _letters(found: Letters) -> dict[str, int]:
 def _others(state: Path) -> Iterator[tuple[Path, int]]:
     """Yield what else is stored, with its bytes."""
     known = {LOCK, FOLDER, *(path.name for path in state.glob(RECORDS))}
+    known |= {path.name for path in behind(state)}
     for path in sorted(state.iterdir()):
         if path.name not in known:
             files = path.rglob("*") if path.is_dir() else (path,)

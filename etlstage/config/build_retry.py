@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from etlstage.config.build import Builder, state_folder
+from etlstage.config.document import Document
+from etlstage.config.ends.journal import EdgeSinkKeys
 from etlstage.config.loader import examine
+from etlstage.config.model import PipelineKeys
+from etlstage.config.parts import parts_of
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.variant import retried_keys
 from etlstage.errors import StateUnusable
@@ -28,25 +32,45 @@ __all__ = ("Retries",)
 
 class Retries:
     """
-    Builds what runs dead letters again.
+    Builds what runs dead letters again, of a pipeline or a part of one.
 
     Args:
-        path: The file.
-        changes: What is laid over it.
-
-    Raises:
-        ConfigError: If anything is wrong, or is not there; one line for each.
+        keys: The pipeline.
+        document: Its file.
 
     """
 
-    def __init__(self, path: str | Path, changes: Changes = UNCHANGED) -> None:
-        self._keys, self._document = examine(path, changes, loads=False)
-        self.state: Path = state_folder(self._document)
+    def __init__(self, keys: PipelineKeys, document: Document) -> None:
+        self._keys, self._document = keys, document
+        self.state: Path = state_folder(document)
         """Where the letters are."""
+        if keys.state is not None:
+            self.state = document.folder / keys.state
         names = [stage.name for _, stage in self._keys.stages()]
         self.stages: list[str] = names[1:]
         """Names of the stages that may have any, in order."""
         self._shared: Session | None = None
+        end = keys.load.end
+        self.waits: str | None = None
+        """The stage in whose journals ends what passes, if it is one."""
+        if isinstance(end, EdgeSinkKeys):
+            self.waits = keys.load.name.partition("/")[0]
+
+    @classmethod
+    def of_file(cls, path: str | Path, changes: Changes = UNCHANGED) -> list[Self]:
+        """
+        Return those of the parts of a pipeline, in order.
+
+        Args:
+            path: The file.
+            changes: What is laid over it.
+
+        Raises:
+            ConfigError: If anything is wrong, or is not there; one line for each.
+
+        """
+        keys, document = examine(path, changes, loads=False)
+        return [cls(part, document) for part in parts_of(keys)]
 
     def pipeline(self, retry: Retry, delivery: Delivery) -> Pipeline:
         """

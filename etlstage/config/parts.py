@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from etlstage.config.ends.journal import EdgeSinkKeys, JournalSourceKeys
+from etlstage.config.ends.journal import EdgeSinkKeys, EdgeSourceKeys
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
-from etlstage.pipeline.delivery.folder import JOURNALS, READER, edge_folder, edge_name
+from etlstage.pipeline.delivery.folder import JOURNALS, edge_folder, edge_name
 
 __all__ = ("parts_of", "uncut")
 
@@ -38,7 +38,7 @@ def parts_of(keys: PipelineKeys) -> list[PipelineKeys]:
         half: dict[str, Any] = {"extract": extract, "state": state}
         half["transform"] = stages[begin:number]
         parts.append(replace(keys, load=load, **half))
-        end = JournalSourceKeys(path=path, reader=READER, follow=True)
+        end = EdgeSourceKeys(path=path)
         extract, state, begin = ExtractKeys(name=name, end=end), folder, number
     rest = stages[begin:]
     return [*parts, replace(keys, extract=extract, transform=rest, state=state)]

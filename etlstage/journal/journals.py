@@ -575,7 +575,9 @@ class Journals:
     def _make(self, spec: dict[str, Any], create: bool) -> None:
         if not create:
             raise JournalError(f"{self._where}: no set of journals is there")
-        if self.storage.names(""):
+        # One that was killed in making it leaves these; a spec is there at once.
+        others = (name for name in self.storage.names("") if name != "lock")
+        if not all(name.startswith(f".{_SPEC}.") for name in others):
             raise JournalError(
                 f"{self._where}: it is no set of journals, and not empty: a new set needs"
                 " a folder of its own"

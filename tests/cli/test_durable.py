@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.pipeline.delivery.delivery import Delivery
 from tests.cli.conftest import Etlstage, command, environment, left_behind
 from tests.cli.test_kills import wait_until
 from tests.readme import runs
@@ -106,6 +107,65 @@ def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
     assert "no stage 'polish' has a durable edge, expected one of translate" in (
         done.stderr
     )
+
+
+def test_letters_of_both_halves_are_listed_retried_and_dropped(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """What passes before the edge waits there, as all else does."""
+    pipeline(tmp_path, ["x1", *map(str, range(200)), "x2"])
+    (tmp_path / "salt.py").write_text(
+        SALT.replace('line.startswith(b"x")', 'line.startswith((b"x", b"13 "))')
+    )
+    assert etlstage("run", "p.yaml", "-q").returncode == 0
+    shown = json.loads(etlstage("state", "show", "p.yaml", "--json").stdout)
+    assert shown["dead_letters"] == {"polish": 1, "translate": 2}
+    letters = [
+        json.loads(line)
+        for line in etlstage("dlq", "ls", "p.yaml", "--json").stdout.splitlines()
+    ]
+    assert [letter["stage"] for letter in letters] == ["polish", *["translate"] * 2]
+    dropped = letters[1]["id"]
+    assert (
+        etlstage("dlq", "drop", "p.yaml", dropped).stdout == "1 dead letter dropped\n"
+    )
+    (tmp_path / "mended").touch()
+    done = etlstage("dlq", "retry", "p.yaml", "-q")
+    passed, waits = done.stdout.splitlines()
+    assert passed == "2 dead letters passed"
+    assert waits.endswith("etlstage run p.yaml --only-behind translate loads it")
+    assert "no dead letters" in etlstage("dlq", "ls", "p.yaml").stdout
+    assert "1 message waits" in etlstage("state", "show", "p.yaml").stdout
+    done = etlstage("run", "p.yaml", "--only-behind", "translate")
+    assert "0 appended, 1 read, 0 wait" in done.stdout
+    assert loaded(tmp_path) == sorted([*map(str, range(200)), "x2"])
+
+
+def test_reset_forgets_what_waits(etlstage: Etlstage, tmp_path: Path) -> None:
+    """The next run reads and loads all, once."""
+    pipeline(tmp_path, [str(n) for n in range(100)])
+    etlstage("run", "p.yaml", "-q", "--only-before", "translate")
+    assert "100 messages wait" in etlstage("state", "show", "p.yaml").stdout
+    done = etlstage("state", "reset", "p.yaml", "--yes")
+    assert done.stdout == "the next run begins from the beginning\n"
+    done = etlstage("run", "p.yaml")
+    assert "edge translate -> polish: 100 appended, 100 read, 0 wait" in done.stdout
+    assert loaded(tmp_path) == sorted(str(n) for n in range(100))
+
+
+def test_second_run_of_either_half_is_refused(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """It is told who holds the half, and can be taken over."""
+    pipeline(tmp_path, ["1"])
+    for half, option in ((".", "before"), ("edge-translate", "behind")):
+        with Delivery(tmp_path / "state" / half):
+            done = etlstage("run", "p.yaml", f"--only-{option}", "translate")
+            assert done.returncode == 1
+            assert f"another run uses the state directory {tmp_path}" in done.stderr
+            assert f"pid {os.getpid()}" in done.stderr
+            taken = etlstage("state", "take-over", "p.yaml", "--yes")
+            assert taken.stdout.startswith("taken over: the next run goes on")
 
 
 def check_kills(folder: Path, kills: int, durable: str, *, seed: int) -> None:

@@ -78,7 +78,7 @@ def test_end_of_another_package(installed: Path) -> None:
     assert ("path", str(installed.parent / "out.txt")) in plan.parts[-1].about
     assert dict(plan.about)["delivery"].startswith("at least once: ")
     assert "lines" in str(pipeline_schema()["properties"]["extract"]["properties"])
-    assert Retries(installed).stages == ["up", "load"]
+    assert Retries.of_file(installed)[0].stages == ["up", "load"]
 
 
 @pytest.mark.process

@@ -78,7 +78,7 @@ def test_it_is_built(folder: Path, start: str) -> None:
     (folder / "p.yaml").write_text(text)
     made = pipeline_from_yaml(folder / "p.yaml")
     assert "journals in" in str(made.report("failed").landed)
-    assert Retries(folder / "p.yaml").stages == ["load"]
+    assert Retries.of_file(folder / "p.yaml")[0].stages == ["load"]
     keys, _ = load(folder / "p.yaml")
     assert keys.load.end.retried(keys, "e") == (keys.load.end, "at-least-once")
 

@@ -352,6 +352,14 @@ async def test_changes_are_watched() -> None:
     await watching.aclose()  # type: ignore[attr-defined]
 
 
+def test_set_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
+    """What it leaves is a lock, and a spec that was not written to its end."""
+    (tmp_path / "lock").touch()
+    (tmp_path / ".spec.json.4711").write_text('{"lay')
+    with Journals.open(tmp_path, partitions=2) as journals:
+        assert len(journals.partitions()) == 2
+
+
 def test_folder_that_is_no_set(tmp_path: Path) -> None:
     """It is not made one; neither is one where none should be made."""
     (tmp_path / "file").write_text("x")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from etlstage.config.end import End, Keys, SinkKeys, Site, SourceKeys, unrecorded
 from etlstage.errors import ConfigError
 from etlstage.pipeline.delivery.delivery import Bounds
+from etlstage.pipeline.delivery.folder import READER
 from etlstage.settings.definition import Section, broken
 from etlstage.settings.kind import Flag, Maybe, Schema
 from etlstage.settings.problem import Loc, Problem
@@ -26,6 +27,7 @@ __all__ = (
     "Durable",
     "DurableKeys",
     "EdgeSinkKeys",
+    "EdgeSourceKeys",
     "JournalSinkKeys",
     "JournalSourceKeys",
 )
@@ -263,6 +265,16 @@ class JournalSinkKeys(_SetKeys, SinkKeys):
     ) -> tuple[JournalSinkKeys, str]:
         """Return what appends, at least once: a retry has no record of epochs."""
         return self, "at-least-once"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeSourceKeys(JournalSourceKeys):
+    """The journals of a durable edge, read until the half before it has ended."""
+
+    reader: Argument = READER
+    """What the half behind it is called there."""
+    follow: bool = True
+    """That it waits for the half before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

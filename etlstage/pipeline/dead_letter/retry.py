@@ -37,7 +37,7 @@ from etlstage.pipeline.dead_letter.store import (
     replacement,
     stage_of_file,
 )
-from etlstage.pipeline.delivery.folder import opened, reason, sync
+from etlstage.pipeline.delivery.folder import behind, opened, reason, sync
 from etlstage.pipeline.interfaces import Source
 
 __all__ = (
@@ -62,7 +62,7 @@ Became: TypeAlias = Literal["passed", "dropped"]
 
 class Settled:
     """
-    The letters of a state directory, as they stand now.
+    The letters of a state directory, as they stand now, those behind durable edges, too.
 
     It does not see what is recorded later; letters that runs append it does.
 
@@ -80,6 +80,7 @@ class Settled:
         self._gone: dict[str, Became] = {}
         self._latest: dict[str, int] = {}
         self._stages: set[str] = set()
+        self._behind = [Settled(at / FOLDER) for at in behind(folder.parent)]
         self.replaced: Replaced | None = replacement(folder)
         """Which run has replaced the output; None: none has."""
         for number in range(len(self._files)):
@@ -94,7 +95,24 @@ class Settled:
     def stages(self) -> list[str]:
         """Names of the stages of which there is any file, or was any letter."""
         names = map(stage_of_file, self._folder.glob(f"*{SUFFIX}"))
-        return sorted({*names, *self._stages})
+        others = (stage for one in self._behind for stage in one.stages)
+        return sorted({*names, *self._stages, *others})
+
+    @property
+    def parts(self) -> list[Settled]:
+        """Those of the parts of a pipeline, of which each has a state directory."""
+        return [self, *self._behind]
+
+    @property
+    def state(self) -> Path:
+        """The state directory of those that are behind no edge."""
+        return self._folder.parent
+
+    def ids(self) -> set[str]:
+        """Return the ids of the letters that are left, behind no edge; blocks."""
+        names = map(stage_of_file, self._folder.glob(f"*{SUFFIX}"))
+        found = (item for name in {*names, *self._stages} for item in self._own(name))
+        return {item.id for item in found if isinstance(item, DeadLetter)}
 
     @property
     def next(self) -> int:
@@ -106,10 +124,14 @@ class Settled:
 
     def became(self, number: str) -> Became | None:
         """Return what became of a letter that is no more."""
-        return self._gone.get(number)
+        found = (one.became(number) for one in self._behind)
+        return self._gone.get(number) or next(filter(None, found), None)
 
     def superseded(self, letter: DeadLetter) -> bool:
         """Return whether it is not this letter that the output lacks."""
+        for one in self._behind:
+            if letter.stage in one.stages:
+                return one.superseded(letter)
         by = self.replaced
         if by is None:
             return letter.pending
@@ -118,11 +140,16 @@ class Settled:
     @property
     def superseded_by(self) -> str:
         """Why letters are superseded, for a human."""
-        by = f" by run {self.replaced.run}" if self.replaced is not None else ""
+        found = next((one.replaced for one in self.parts if one.replaced), None)
+        by = f" by run {found.run}" if found is not None else ""
         return f"their output was overwritten{by}, or never written"
 
     def letters(self, stage: str) -> Iterator[DeadLetter | Torn]:
         """Yield the letters of a stage that are left, oldest first; blocks."""
+        for one in self.parts:
+            yield from one._own(stage)
+
+    def _own(self, stage: str) -> Iterator[DeadLetter | Torn]:
         path = letter_file(self._folder, stage)
         for letter in read_letters(path) if path.exists() else ():
             if isinstance(letter, Torn) or not (

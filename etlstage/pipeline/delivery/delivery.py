@@ -272,10 +272,10 @@ class Delivery:
     def renew(self) -> None:
         """Have the next run begin another load, from where this one has read."""
         now = self.record
-        last = {"load": now.load, "epoch": now.epoch}
-        last |= {"input": now.input, "output": now.output}
-        load = secrets.token_hex(4)
-        self._store(replace(now, load=load, epoch=0, last=last if now.load else {}))
+        if now.epoch:
+            last = {"load": now.load, "epoch": now.epoch}
+            last |= {"input": now.input, "output": now.output}
+            self._store(replace(now, load=secrets.token_hex(4), epoch=0, last=last))
 
     def end(self) -> None:
         """Record that the run has come to its end; raises as :meth:`keep`."""

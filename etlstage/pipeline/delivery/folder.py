@@ -20,6 +20,7 @@ __all__ = (
     "EDGES",
     "JOURNALS",
     "READER",
+    "behind",
     "edge_folder",
     "edge_name",
     "make",
@@ -45,6 +46,11 @@ _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 def edge_folder(state: str, stage: str) -> str:
     """Return the state directory of what is behind the durable edge of a stage."""
     return f"{state}/{EDGES.removesuffix('*')}{stage}"
+
+
+def behind(state: Path) -> list[Path]:
+    """Return the state directories of what is behind durable edges, in one."""
+    return sorted(path for path in state.glob(EDGES) if path.is_dir())
 
 
 def edge_name(stage: str) -> str:

@@ -446,13 +446,13 @@ def test_retry_that_was_killed_is_known_to_the_database(
     found = Settled(state / FOLDER).letters("t")
     letters = [letter for letter in found if isinstance(letter, DeadLetter)]
     with Delivery(state) as delivery:
-        retries = Retries(file)
+        retries = Retries.of_file(file)[0]
         assert not retries.recover(1, delivery)
         again = retries.pipeline(Retry(letters, 1), delivery)
         assert anyio.run(again.run).error is None
         # It is killed here.
     with Delivery(state) as delivery:
-        retries = Retries(file)
+        retries = Retries.of_file(file)[0]
         assert retries.recover(1, delivery)
         assert not retries.recover(2, delivery)
     settled = Settled(state / FOLDER)
