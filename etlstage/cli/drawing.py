@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from etlstage.cli.history import RunSpan
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("Box", "Link", "clean", "plot", "stages")
+__all__ = ("Box", "Joint", "clean", "plot", "stages")
 
 HIGH: Final = 62  # of a box
 EDGE: Final = 20
@@ -40,7 +40,7 @@ class Box(NamedTuple):
     """The name, if it was cut."""
 
 
-class Link(NamedTuple):
+class Joint(NamedTuple):
     """What is written at the arrow from a stage to the next."""
 
     above: str = ""
@@ -54,7 +54,7 @@ def clean(text: str) -> str:
 
 def stages(
     boxes: Sequence[Box],
-    links: Sequence[Link] = (),
+    links: Sequence[Joint] = (),
     *,
     attributes: str,
     head: str = "",
@@ -87,7 +87,7 @@ def stages(
         row, place = divmod(number, across)
         x, y = EDGE + place * (wide + gap), EDGE + row * pitch
         yield from _box(box, x, y, wide)
-        link = links[number - 1] if number and links else Link()
+        link = links[number - 1] if number and links else Joint()
         if place:
             yield from _link(link, x - gap, x, y + HIGH // 2)
         elif row:
@@ -115,7 +115,7 @@ def _box(box: Box, x: int, y: int, wide: int) -> Iterator[str]:
         yield f'<text class="deadly" x="{x + middle}" y="{low + 60}">{box.dead}</text>'
 
 
-def _link(link: Link, start: int, end: int, y: int) -> Iterator[str]:
+def _link(link: Joint, start: int, end: int, y: int) -> Iterator[str]:
     yield _arrow("edge", (start, y), (end, y))
     middle = (start + end) // 2
     if link.above:

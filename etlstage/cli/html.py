@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from etlstage.cli.drawing import Box, Link, clean, plot, stages
+from etlstage.cli.drawing import Box, Joint, clean, plot, stages
 from etlstage.cli.history import RunSpan
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import LetterGroup, first_clause
@@ -184,7 +184,7 @@ def _graph(ledger: Ledger) -> str:
     links = []
     for end, missing in zip(list(ledger)[1:], ledger.gaps, strict=True):
         below = f"{missing:,} undelivered" if missing else ""
-        links.append(Link(f"{end.received:,}", below))
+        links.append(Joint(f"{end.received:,}", below))
     return "".join(
         stages(
             [*map(_box, ledger)],

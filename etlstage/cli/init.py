@@ -25,7 +25,7 @@ __all__ = ("app", "copy_examples", "init")
 app = new_app()
 
 
-class Start(NamedTuple):
+class Template(NamedTuple):
     """A worker to start from."""
 
     file: str
@@ -36,12 +36,12 @@ class Start(NamedTuple):
 
 
 WORKERS: Final = {
-    "python": Start("worker.py", "[python, worker.py]"),
-    "sh": Start("worker.sh", "[sh, worker.sh]"),
-    "awk": Start("worker.awk.sh", "[sh, worker.awk.sh]"),
-    "node": Start("worker.mjs", "[node, worker.mjs]"),
-    "c": Start("worker.c", "[./worker]", "cc -O2 -o {made} {file}"),
-    "go": Start("worker.go", "[./worker]", "go build -o {made} {file}"),
+    "python": Template("worker.py", "[python, worker.py]"),
+    "sh": Template("worker.sh", "[sh, worker.sh]"),
+    "awk": Template("worker.awk.sh", "[sh, worker.awk.sh]"),
+    "node": Template("worker.mjs", "[node, worker.mjs]"),
+    "c": Template("worker.c", "[./worker]", "cc -O2 -o {made} {file}"),
+    "go": Template("worker.go", "[./worker]", "go build -o {made} {file}"),
 }
 """By language."""
 TEST: Final = "test_worker.py"
