@@ -315,6 +315,7 @@ class Dialect(ABC):
         assignment: Assignment | None = None,
         window: int | None = None,
         life: float | None = None,
+        answer: float | None = None,
     ) -> Session:
         """
         Return a fresh session.
@@ -329,6 +330,8 @@ class Dialect(ABC):
             window: Exchanges that may be given ahead of their replies, if that is set.
             life: Messages behind which workers before this one were lost, at the
                 supervisor of a stage; None: replies are released as they come.
+            answer: Seconds for the answer to what has no message in it, as nobody else
+                waits for that; None: there is no limit.
 
         """
 

@@ -20,12 +20,13 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, assert_never
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
@@ -126,6 +127,7 @@ class LeasedSink(Sink):
             self.account, stage.on_error, config_of(stage), dead_letters
         )
         self._settling = anyio.Lock(fast_acquire=True)
+        self._starting = anyio.Lock()
         self._of_supervisor: dict[str, Any] = {"meter": meter, "launch": launch}
         self._input: Source | None = None
         self._table: LeaseTable | None = None
@@ -383,7 +385,11 @@ class LeasedSink(Sink):
         self._end(shard)
 
     async def _serve(self, shard: _LeasedShard) -> None:
-        async with shard.worker as worker:
+        async with AsyncExitStack() as stack:
+            async with self._starting:
+                # One at a time, for to start a process keeps leases from being renewed.
+                worker = await stack.enter_async_context(shard.worker)
+                await anyio.lowlevel.checkpoint()
             self._shards[shard.name] = shard
             self._changed.set()
             async with aclosing(worker.answers()) as answers:

@@ -125,6 +125,7 @@ class Link:
             assignment=pool.commits.assignment,
             window=stage.window,
             life=backlog.life,
+            answer=stage.timeout.message,
         )
         session = self._session
         self._paired = session if isinstance(session, Paired) else None
@@ -556,6 +557,9 @@ class Link:
         if self._retiring:
             self._stop_if_retired()
         elif self._commits and not self._session.owed:
+            held, wanted = self.dispatch.open.count, self._backlog.messages
+            if held and wanted and not self._session.room and self._worker.usable:
+                self._pool.commits.warn_of_none(self._worker.name, held)
             self._pool.end_if_answered()
 
     def _act(self, event: Event, now: float) -> None:

@@ -121,6 +121,19 @@ class Commits:
         self.assignment: Assignment | None = assignment
         self._stage = stage
         self._store = store
+        self._expected = True  # that a worker commits, until one has, or was warned of
+
+    def warn_of_none(self, worker: str, held: int) -> None:
+        """Log, once, that a worker has as much as it may and has never committed."""
+        if self._expected:
+            self._expected = False
+            _log.warning(
+                "worker has committed nothing of what it has answered, and is given no"
+                " more before it does",
+                stage=self._stage.name,
+                worker=worker,
+                messages=held,
+            )
 
     async def store(
         self,
@@ -137,6 +150,7 @@ class Commits:
             answer: What to do then.
 
         """
+        self._expected = False
         if self._store is None:
             answer(f"no checkpoint store configured for stage {self._stage.name}")
             return

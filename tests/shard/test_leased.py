@@ -7,12 +7,14 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
+from structlog.testing import capture_logs
 
 from etlstage.errors import ConfigError, NotCommitted, StateUnusable
 from etlstage.messages import AnnotatedRun, Position, Run, StageKind
@@ -33,7 +35,7 @@ from etlstage.shard.table import (
     SQLiteLeases,
     TableGone,
 )
-from etlstage.stage import BatchPolicy, Stage
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage
 from etlstage.testing import (
     MemorySource,
     ScriptedLaunch,
@@ -407,6 +409,21 @@ async def test_shard_that_never_ends_fails() -> None:
         assert not any(lease.owner for lease in table.read())
         lives = Counter(s for s, action in processors.actions if action[0] == "i")
         assert set(lives.values()) == {6}
+
+
+@virtually
+async def test_worker_that_never_commits_is_named() -> None:
+    """Once: it is given no more, and nobody else would say why."""
+    dialect = KclDialect(max_uncommitted=3, commit_overdue=5.0)
+    stage = replace(STAGE, dialect=dialect, restart=RestartPolicy(policy="temporary"))
+    processors = Processors(every=99)
+    sink = ShardedSink(stage, cut=Cut(1, "/user"), launch=ScriptedLaunch(processors))
+    with capture_logs() as logs:
+        (report,) = await run_all(runner(MemoryLeases(), processors, sink=sink))
+    assert report.status == "failed"
+    (log,) = (log for log in logs if "committed nothing" in log["event"])
+    assert log["worker"] == "shardId-000000000000-1"
+    assert log["messages"] == 3
 
 
 @virtually

@@ -178,6 +178,7 @@ class CocaineDialect(Definition, Dialect):
         assignment: Assignment | None = None,
         window: int | None = None,
         life: float | None = None,
+        answer: float | None = None,
     ) -> CocaineSession:
         """Return a fresh session."""
         return CocaineSession(

@@ -121,6 +121,8 @@ class KclSession:
             never.
         commit_overdue: Seconds after which a processor that has as many uncommitted
             records as it may has failed; None: never.
+        answer: Seconds after which a processor that has not answered an empty list has
+            failed; None: never.
 
     """
 
@@ -140,6 +142,7 @@ class KclSession:
         max_uncommitted_bytes: int = 256 * 1024 * 1024,
         empty_after: float | None = None,
         commit_overdue: float | None = None,
+        answer: float | None = None,
     ) -> None:
         self.shard: str = assignment.name
         self.state: State = State.INITIALIZING
@@ -149,6 +152,7 @@ class KclSession:
         self._most_bytes = max_uncommitted_bytes
         self._empty_after = empty_after
         self._overdue_after = commit_overdue
+        self._answer_after = answer
         self._lines = Lines(max_line)
         self._open = Uncommitted(self.shard, position_of(assignment.position))
         self._asks: deque[Ask] = deque()
@@ -159,6 +163,7 @@ class KclSession:
         self._given = 0  # records of the action given last
         self._idle_since: float | None = None
         self._full_since: float | None = None
+        self._empty_since: float | None = None  # an empty list is not answered
         self._events: list[Event] = []
         self._noise: list[bytes] = []
         self._out: list[bytes] = [
@@ -446,7 +451,7 @@ class KclSession:
 
     def get_timer(self) -> float | None:
         """Return when :meth:`handle_timer` wants to be called, in seconds, or None."""
-        due = (self._empty_due(), self._overdue())
+        due = (self._empty_due(), self._overdue(), self._unanswered())
         return min((time for time in due if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
@@ -464,6 +469,11 @@ class KclSession:
             )
         elif empty is not None and now >= empty:
             self._give(self._open.last + 1, [])
+        elif (unanswered := self._unanswered()) is not None and now >= unanswered:
+            self._wrong(
+                f"did not answer an empty list within {self._answer_after:g} s"
+                " (timeout.message)"
+            )
         self._settle(now)
 
     def _empty_due(self) -> float | None:
@@ -477,6 +487,11 @@ class KclSession:
             return None
         return self._full_since + self._overdue_after
 
+    def _unanswered(self) -> float | None:
+        if self._answer_after is None or self._empty_since is None:
+            return None
+        return self._empty_since + self._answer_after
+
     # --- what others ask ------------------------------------------------------
 
     def _settle(self, now: float) -> None:
@@ -489,6 +504,11 @@ class KclSession:
         )
         ready = self.state is State.READY
         self.room = max(0, min(self._batch, free)) if ready else 0
+        # The time that we take to store a position is not the processor's.
+        if self.state is not State.PROCESSING or self._given or self._asks:
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = now
         if free > 0 or self.state is State.ERROR:
             self._full_since = None
         elif self._full_since is None:

@@ -91,6 +91,7 @@ class KclDialect(Definition, Dialect):
         assignment: Assignment | None = None,
         window: int | None = None,
         life: float | None = None,
+        answer: float | None = None,
     ) -> KclSession | ProcessorSession:
         """
         Return a fresh session.
@@ -103,6 +104,7 @@ class KclDialect(Definition, Dialect):
             assignment: The shard; by default one that begins at its beginning.
             window: Is not for a processor: it has one action at a time.
             life: Likewise.
+            answer: For an empty list, in seconds.
 
         Raises:
             ConfigError: If what was committed is no position in a shard.
@@ -124,6 +126,7 @@ class KclDialect(Definition, Dialect):
             max_uncommitted_bytes=self.max_uncommitted_bytes,
             empty_after=self.empty_after,
             commit_overdue=self.commit_overdue,
+            answer=answer,
         )
 
     def silence(self, received: int, *, ready: bool = True) -> str:

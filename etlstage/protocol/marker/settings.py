@@ -141,6 +141,7 @@ class MarkerDialect(Definition, Dialect):
         assignment: Assignment | None = None,
         window: int | None = None,
         life: float | None = None,
+        answer: float | None = None,
     ) -> MarkerProtocol:
         """Return a fresh session; where a stage's are opened, replies are proven."""
         ours, alone = side is Side.SUPERVISOR, kind is not StageKind.TRANSFORM

@@ -604,6 +604,35 @@ def test_empty_lists_are_given_by_time() -> None:
     assert session.get_timer() == 3.5
 
 
+def test_empty_list_is_answered_in_time() -> None:
+    """Nobody else waits for that: it is no exchange."""
+    session = begun(empty_after=1.0, answer=5.0)
+    session.handle_timer(1.0)
+    assert session.get_timer() == 6.0
+    session.handle_timer(5.9)
+    assert session.state is State.PROCESSING
+    session.handle_timer(6.0)
+    assert str(failure(session)) == (
+        "shard s-1: the processor did not answer an empty list within 5 s"
+        " (timeout.message)"
+    )
+    assert session.get_timer() is None
+
+
+def test_time_to_store_is_not_that_of_an_empty_list() -> None:
+    """It begins anew with the answer."""
+    session = begun(empty_after=1.0, answer=5.0)
+    given(session, 1)
+    session.receive_data(status("processRecords"), 0.0)
+    session.handle_timer(1.0)
+    session.receive_data(checkpoint("1"), 3.0)
+    session.send(CommitAnswered(["1", 0]), 20.0)
+    session.handle_timer(20.0)
+    assert session.get_timer() == 25.0
+    session.receive_data(status("processRecords"), 21.0)
+    assert session.get_timer() == 22.0
+
+
 def test_so_much_may_be_uncommitted() -> None:
     """Then there is no room, but for an empty list."""
     session = begun(max_uncommitted=3, empty_after=1.0)
