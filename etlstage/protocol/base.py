@@ -291,8 +291,6 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     """As the key ``dialect`` calls it."""
-    commits_end: ClassVar[bool] = False
-    """Whether a worker has to commit the end of its share of the input."""
 
     @property
     def holds(self) -> int:

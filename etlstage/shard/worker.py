@@ -140,8 +140,7 @@ class ShardWorker:
                 return
             await supervisor.aclose(why=self._why)
             failed = supervisor.faults.failures > failures
-            has_to = failed or self._stage.dialect.commits_end
-            if not self._ends or not (left or (has_to and not self.ended)):
+            if not self._ends or not (left or (failed and not self.ended)):
                 return
             error = self._not_ended(left)
             if last:

@@ -37,7 +37,6 @@ class KclDialect(Definition, Dialect):
     """The protocol of the Kinesis Client Library's multi-language daemon."""
 
     name: ClassVar[str] = "kcl"
-    commits_end: ClassVar[bool] = True
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     version: Version = Version.V2
     """What is written: as daemons since 2.1 do (v2), from 1.7.2 to 1.15 (v1), before
