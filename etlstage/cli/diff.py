@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
 import typer
 
@@ -39,7 +39,6 @@ from etlstage.config.reading import Changes
 from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
-from etlstage.pipeline.capture import Capture
 from etlstage.pipeline.comparison import (
     ledger_difference,
     letter_difference,
@@ -50,6 +49,9 @@ from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.stage import Order
 from etlstage.transport.watchdog import scratch
+
+if TYPE_CHECKING:
+    from etlstage.pipeline.capture import Capture
 
 __all__ = ("Build", "app", "compare")
 
@@ -209,6 +211,12 @@ def _on(file: Path, changes: Changes, engine: str, state: Path, sink: Sink) -> R
 
 def _side(build: Build, state: Path, load_stage: str) -> _Side:
     state.mkdir(mode=0o700)
+    try:
+        from etlstage.pipeline.capture import Capture  # needs Arrow, as --help does not
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise ConfigError("diff needs Arrow: pip install 'etlstage[arrow]'") from None
     capture = Capture(state / "messages", name=load_stage)
     return _Side(build(state, capture), state, capture)
 

@@ -101,3 +101,35 @@ def test_init(etlstage: Etlstage, tmp_path: Path) -> None:
     again = etlstage("init", "here")
     assert again.returncode == 2
     assert "exists already and is not overwritten" in again.stderr
+
+
+WITHOUT_ARROW = """\
+import sys
+sys.modules["pyarrow"] = None
+from etlstage.cli import main
+main()
+"""
+
+
+def test_help_of_diff_needs_no_arrow(tmp_path: Path) -> None:
+    """A run says what is missing (issue 27)."""
+    pipeline = (
+        "name: p\nextract: {worker: {command: [seq, '3']}}\n"
+        "load: {worker: {command: [cat]}}\n"
+    )
+    (tmp_path / "p.yaml").write_text(pipeline)
+
+    def diff(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", WITHOUT_ARROW, "diff", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert "Usage: " in diff("--help").stdout
+    failed = diff("p.yaml", "--on", "local,local")
+    assert failed.returncode == 2
+    assert "diff needs Arrow: pip install 'etlstage[arrow]'" in failed.stderr
