@@ -57,16 +57,11 @@ def test_coverage_is_measured_of_the_core() -> None:
 
 TWICE: Final[frozenset[str]] = frozenset(
     [
-        "Account",
         "Checkpoint",
         "Fault",
         "InvalidState",
-        "Log",
-        "Place",
-        "Problem",
         "Record",
         "Refuse",
-        "Request",
         "Session",
     ]
 )

@@ -16,12 +16,12 @@ from typing import NamedTuple, TypeAlias
 from etlstage.errors import ConfigError, Excerpt
 from etlstage.settings.problem import Loc, dotted
 
-__all__ = ("Document", "Place", "Problem", "SourceText", "Value", "excerpt")
+__all__ = ("Document", "FilePlace", "LocatedProblem", "SourceText", "Value", "excerpt")
 
 Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """A point in a file, counted from 1."""
 
     line: int
@@ -38,10 +38,10 @@ class SourceText(NamedTuple):
     """Of a file."""
 
 
-class Problem(NamedTuple):
+class LocatedProblem(NamedTuple):
     """One thing that is wrong with the data."""
 
-    place: Place
+    place: FilePlace
     loc: Loc
     text: str
 
@@ -67,12 +67,12 @@ class Document:
     folder: Path
     sources: list[SourceText] = field(default_factory=list, repr=False)
     data: dict[str, Value] = field(default_factory=dict, repr=False)
-    keys: dict[Loc, Place] = field(default_factory=dict)
-    values: dict[Loc, Place] = field(default_factory=dict)
+    keys: dict[Loc, FilePlace] = field(default_factory=dict)
+    values: dict[Loc, FilePlace] = field(default_factory=dict)
     secrets: dict[Loc, str] = field(default_factory=dict)
     hidden: dict[str, str] = field(default_factory=dict, repr=False)
     broken: set[Loc] = field(default_factory=set)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[LocatedProblem] = field(default_factory=list)
 
     def complain(self, loc: Loc, text: str, *, at_key: bool = False) -> None:
         """
@@ -83,7 +83,7 @@ class Document:
         if loc not in self.broken:
             places = self.keys if at_key else self.values
             place = places.get(loc) or self._nearest(loc)
-            self.problems.append(Problem(place, loc, text))
+            self.problems.append(LocatedProblem(place, loc, text))
 
     def where(self, loc: Loc) -> str:
         """Return the file, line and column of what stands at ``loc``."""
@@ -129,7 +129,7 @@ class Document:
         """Forget what sources before the last say of what stands there, and below."""
         last = len(self.sources) - 1
 
-        def gone(loc: Loc, place: Place | None) -> bool:
+        def gone(loc: Loc, place: FilePlace | None) -> bool:
             return (place is None or place.source < last) and any(
                 loc[:n] in replaced for n in range(1, len(loc) + 1)
             )
@@ -144,7 +144,7 @@ class Document:
             for at in [at for at, place in places.items() if gone(at, place)]:
                 del places[at]
 
-    def _line(self, problem: Problem) -> str:
+    def _line(self, problem: LocatedProblem) -> str:
         place, loc, text = problem
         source, where = self.sources[place.source], dotted(loc)
         at = f":{place.line}:{place.column}" if source.lines else ""
@@ -152,15 +152,15 @@ class Document:
             return f"{source.name}{at}: {text}"
         return f"{source.name}{at}: {where}: {text}"
 
-    def _nearest(self, loc: Loc) -> Place:
+    def _nearest(self, loc: Loc) -> FilePlace:
         while loc:
             if loc in self.keys:
                 return self.keys[loc]
             loc = loc[:-1]
-        return Place(1, 1)
+        return FilePlace(1, 1)
 
 
-def excerpt(lines: Sequence[str], place: Place) -> Excerpt | None:
+def excerpt(lines: Sequence[str], place: FilePlace) -> Excerpt | None:
     """Return the line of a place, if there is one."""
     if not 0 < place.line <= len(lines):
         return None

@@ -19,8 +19,8 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from etlstage.config.document import (
     Document,
-    Place,
-    Problem,
+    FilePlace,
+    LocatedProblem,
     SourceText,
     Value,
     excerpt,
@@ -96,7 +96,7 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
         else:
             said = "expected a mapping of keys such as name, extract and load"
             said = f"{said}, got {KINDS[type(node)]}"
-            document.problems = [Problem(reader.place(node), (), said)]
+            document.problems = [LocatedProblem(reader.place(node), (), said)]
             document.check()
     for change in changes.values:
         # Without "=" it may be a value alone, such as a password.
@@ -105,8 +105,8 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
         try:
             _set(document, reader, change)
         except ConfigError as error:
-            at = Place(1, 1, len(document.sources) - 1)
-            document.problems.append(Problem(at, (), str(error)))
+            at = FilePlace(1, 1, len(document.sources) - 1)
+            document.problems.append(LocatedProblem(at, (), str(error)))
     return document
 
 
@@ -257,7 +257,7 @@ def _compose(name: str, text: str) -> Node | None:
         mark = error.problem_mark or error.context_mark
         at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         said = ", ".join(t for t in (error.context, error.problem) if t)
-        place = Place(mark.line + 1, mark.column + 1) if mark else Place(0, 0)
+        place = FilePlace(mark.line + 1, mark.column + 1) if mark else FilePlace(0, 0)
         shown = excerpt(text.splitlines(), place)
         if "flow" in said and shown and "${" in shown.line:
             said += " (inside [] and {}, ${...} needs quotes around it)"
@@ -285,9 +285,9 @@ class _Reader:
         self._nodes = self._text = 0
         self._replaced: set[Loc] = set()
 
-    def place(self, node: Node) -> Place:
+    def place(self, node: Node) -> FilePlace:
         mark, source = node.start_mark, len(self._document.sources) - 1
-        return Place(mark.line + 1, mark.column + 1, source)
+        return FilePlace(mark.line + 1, mark.column + 1, source)
 
     def add(self, node: MappingNode) -> None:
         """Lay a file over what was read."""
@@ -364,7 +364,7 @@ class _Reader:
                 continue
             if key.value in seen:
                 text = f"duplicate key, first written in line {seen[key.value]}"
-                problem = Problem(place, (*loc, key.value), text)
+                problem = LocatedProblem(place, (*loc, key.value), text)
                 self._document.problems.append(problem)
                 continue
             seen[key.value] = place.line
@@ -446,5 +446,5 @@ class _Reader:
         return value.text
 
     def _refuse(self, node: Node, loc: Loc, text: str) -> None:
-        self._document.problems.append(Problem(self.place(node), loc, text))
+        self._document.problems.append(LocatedProblem(self.place(node), loc, text))
         self._document.broken.add(loc)

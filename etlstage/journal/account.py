@@ -19,11 +19,11 @@ from etlstage.sequencing import (
     flags_of,
 )
 
-__all__ = ("Account", "Lag", "lags", "verify")
+__all__ = ("JournalCounts", "Lag", "lags", "verify")
 
 
 @dataclass
-class Account:
+class JournalCounts:
     """Messages of one journal, acknowledgements left out."""
 
     journal: str
@@ -64,9 +64,9 @@ def verify(
     journals: Journals,
     journal: str,
     on_error: Callable[[EtlstageError], object] = lambda _: None,
-) -> Account:
+) -> JournalCounts:
     """Read all of a journal, and count what it holds."""
-    account = Account(journal)
+    account = JournalCounts(journal)
     log = journals.log(journal)
     begin, end = log.first(), log.end()
     account.bytes = log.size()

@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from etlstage.errors import ConfigError, guess
 from etlstage.journal.errors import JournalError, LimitReached
-from etlstage.journal.log import Log
+from etlstage.journal.log import JournalLog
 from etlstage.journal.reader import (
     CommittedReader,
     LogReader,
@@ -197,7 +197,7 @@ class Journals:
         self._now = now
         self._sync_every = sync_of(sync)
         self._dirty: dict[str, int] = {}
-        self._logs: dict[str, Log] = {}
+        self._logs: dict[str, JournalLog] = {}
         # By journal, up to where may be appended without asking for readers again.
         self._room: dict[str, int] = {}
         self._raw = b""
@@ -342,7 +342,7 @@ class Journals:
             self.storage.replace(_SPEC, json.dumps(spec).encode())
             self.refresh()
 
-    def log(self, journal: str) -> Log:
+    def log(self, journal: str) -> JournalLog:
         """
         Return the log of a journal.
 
@@ -358,7 +358,7 @@ class Journals:
                     f"{guess(journal, self._names)}"
                 )
             folder = journal.rpartition("/")[2]
-            log = Log(self.storage, folder, journal, segment=self._segment)
+            log = JournalLog(self.storage, folder, journal, segment=self._segment)
             self._logs[journal] = log
         return log
 
@@ -542,12 +542,12 @@ class Journals:
                     dropped[name] = gone
         return dropped
 
-    def _trim(self, log: Log, readers: list[Registered]) -> int:
+    def _trim(self, log: JournalLog, readers: list[Registered]) -> int:
         farthest = _farthest(readers, log.name)
         need = None if farthest is None else farthest[0]
         return len(log.drop(self._droppable(log, need)))
 
-    def _droppable(self, log: Log, need: int | None) -> int:
+    def _droppable(self, log: JournalLog, need: int | None) -> int:
         """Return up to where segments may be dropped."""
         assert self._keep is not None
         unit, amount = self._keep

@@ -29,7 +29,7 @@ from zlib import crc32
 from etlstage.journal.errors import JournalDamaged, OffsetGone
 from etlstage.journal.storage import Storage
 
-__all__ = ("HEAD", "MAX_GROUP", "Group", "Log")
+__all__ = ("HEAD", "MAX_GROUP", "Group", "JournalLog")
 
 _MAGIC: Final = b"ETJ1"
 _SHAPE: Final = struct.Struct("<4sIQQI")
@@ -59,7 +59,7 @@ class _Bad(Exception):
     """A group is not what was written."""
 
 
-class Log:
+class JournalLog:
     """
     The segments of one journal.
 

@@ -21,7 +21,7 @@ import anyio
 
 from etlstage.errors import EtlstageError
 from etlstage.journal.errors import JournalDamaged, JournalError, ReaderBusy
-from etlstage.journal.log import HEAD, Group, Log
+from etlstage.journal.log import HEAD, Group, JournalLog
 from etlstage.journal.run import RunFraming
 from etlstage.journal.storage import Storage
 from etlstage.sequencing import (
@@ -79,7 +79,7 @@ class LogReader:
 
     def __init__(
         self,
-        log: Log,
+        log: JournalLog,
         spec: JournalSpec,
         offset: int = 0,
         *,
@@ -400,7 +400,7 @@ class CommittedReader:
             self._turn.append(spec.name)
         self._specs = specs
 
-    def _begin(self, log: Log) -> int:
+    def _begin(self, log: JournalLog) -> int:
         start = self._start
         if isinstance(start, Mapping):
             return start.get(log.name, log.first())

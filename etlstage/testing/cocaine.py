@@ -35,13 +35,13 @@ from etlstage.protocol.events import (
 )
 from etlstage.testing.scripted import ScriptedWorker
 
-__all__ = ("CocaineWorker", "Request")
+__all__ = ("CocaineWorker", "SessionRequest")
 
 _NEVER: Final = 1e9  # seconds
 _CATEGORY: Final = 42  # of errors of a worker
 
 
-class Request(NamedTuple):
+class SessionRequest(NamedTuple):
     """A session that was invoked, with all that was sent for it."""
 
     id: int
@@ -85,7 +85,7 @@ class CocaineWorker:
         self._worker = worker
         self._obeys = obeys
         self._events: deque[Event] = deque()
-        self._whole: deque[Request] = deque()
+        self._whole: deque[SessionRequest] = deque()
         self._asked: dict[int, tuple[str, list[bytes]]] = {}
         self._lock = anyio.Lock()
         self._tasks = anyio.create_task_group()
@@ -120,11 +120,11 @@ class CocaineWorker:
         async with self._lock:
             await self._worker.write(data)
 
-    def requests(self) -> AsyncIterator[Request]:
+    def requests(self) -> AsyncIterator[SessionRequest]:
         """Yield sessions once they are whole, until the end."""
         return _Requests(self)
 
-    async def next(self) -> Request | None:
+    async def next(self) -> SessionRequest | None:
         """Return the next session that is whole, None at the end."""
         while not self._whole:
             event = await self.hear()
@@ -149,11 +149,11 @@ class CocaineWorker:
                 return None
         return event
 
-    async def reply(self, request: Request, *outputs: bytes) -> None:
+    async def reply(self, request: SessionRequest, *outputs: bytes) -> None:
         """Answer a session, in as many chunks as there are outputs."""
         await self.say(Ended(request.id, [outputs]))
 
-    async def refuse(self, request: Request, code: int, reason: str) -> None:
+    async def refuse(self, request: SessionRequest, code: int, reason: str) -> None:
         """Say no to a session."""
         await self.say(Ended.refused(request.id, code, reason, _CATEGORY))
 
@@ -165,7 +165,7 @@ class CocaineWorker:
                 self._asked[id_][1].extend(messages)
                 if ended:
                     name, whole = self._asked.pop(id_)
-                    self._whole.append(Request(id_, name, tuple(whole)))
+                    self._whole.append(SessionRequest(id_, name, tuple(whole)))
             case Cancelled(id_):
                 self._asked.pop(id_, None)
                 self.cancelled.append(id_)
@@ -188,7 +188,7 @@ class _Requests:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Request:
+    async def __anext__(self) -> SessionRequest:
         request = await self._worker.next()
         if request is None:
             raise StopAsyncIteration

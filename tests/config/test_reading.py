@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etlstage.config.document import Place
+from etlstage.config.document import FilePlace
 from etlstage.config.reading import MAX_BYTES, Changes, read
 from etlstage.errors import ConfigError
 from etlstage.settings.problem import dotted, shortened
@@ -46,10 +46,10 @@ def test_places_count_from_one(path: Path) -> None:
     """Keys, list items and values each have theirs."""
     path.write_text("a:\n  - b: c\n    d: [e]\n")
     document = read(path)
-    assert document.keys[("a",)] == Place(1, 1)
-    assert document.keys[("a", 0)] == Place(2, 5)
-    assert document.keys[("a", 0, "d")] == Place(3, 5)
-    assert document.values[("a", 0, "d", 0)] == Place(3, 9)
+    assert document.keys[("a",)] == FilePlace(1, 1)
+    assert document.keys[("a", 0)] == FilePlace(2, 5)
+    assert document.keys[("a", 0, "d")] == FilePlace(3, 5)
+    assert document.values[("a", 0, "d", 0)] == FilePlace(3, 9)
 
 
 def test_byte_order_mark_is_skipped(path: Path) -> None:
@@ -198,7 +198,7 @@ def test_merge_keys(path: Path, content: str, data: object) -> None:
 def test_what_is_merged_has_its_place(path: Path) -> None:
     """Where it was written; where it is used it is not."""
     path.write_text("x-a: &a\n  b: 1\nc:\n  <<: *a\n")
-    assert read(path).keys[("c", "b")] == Place(2, 3)
+    assert read(path).keys[("c", "b")] == FilePlace(2, 3)
 
 
 @pytest.mark.parametrize(

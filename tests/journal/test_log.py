@@ -16,7 +16,7 @@ from etlstage.journal import (
     MemoryStorage,
     OffsetGone,
 )
-from etlstage.journal.log import HEAD, MAX_GROUP, Log
+from etlstage.journal.log import HEAD, MAX_GROUP, JournalLog
 from etlstage.journal.reader import LogReader
 from etlstage.journal.storage import Storage
 from etlstage.sequencing import JournalSpec
@@ -30,17 +30,17 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
     place.close()
 
 
-def log(storage: Storage, *, segment: int = 1 << 20) -> Log:
+def log(storage: Storage, *, segment: int = 1 << 20) -> JournalLog:
     """Return the journal, as another process would open it."""
-    return Log(storage, "part-000", "set/part-000", segment=segment)
+    return JournalLog(storage, "part-000", "set/part-000", segment=segment)
 
 
-def data(journal: Log, offset: int = 0, *, skip: bool = False) -> list[bytes]:
+def data(journal: JournalLog, offset: int = 0, *, skip: bool = False) -> list[bytes]:
     """Return what the groups hold."""
     return [group.data for group in journal.groups(offset, skip=skip)]
 
 
-def tried(journal: Log) -> tuple[list[bytes], JournalDamaged | None]:
+def tried(journal: JournalLog) -> tuple[list[bytes], JournalDamaged | None]:
     """Return what the groups hold up to damage, and that."""
     found: list[bytes] = []
     try:

@@ -31,13 +31,13 @@ from etlstage.stage import (
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerFailed
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.clock import Backend
-from etlstage.testing.cocaine import CocaineWorker, Request
+from etlstage.testing.cocaine import CocaineWorker, SessionRequest
 from etlstage.transport import Child, LaunchRequest, Wire
 
 pytestmark = pytest.mark.core
 
 Test = Callable[[], Awaitable[None]]
-Answer = Callable[[CocaineWorker, Request], Awaitable[None]]
+Answer = Callable[[CocaineWorker, SessionRequest], Awaitable[None]]
 
 
 def virtually(test: Test) -> Callable[[Backend], None]:
@@ -77,7 +77,7 @@ def answering(
     return ScriptedLaunch(script)
 
 
-async def capitals(worker: CocaineWorker, request: Request) -> None:
+async def capitals(worker: CocaineWorker, request: SessionRequest) -> None:
     """Answer each message with its capitals."""
     await worker.reply(request, *map(bytes.upper, request.messages))
 
@@ -126,7 +126,7 @@ async def test_results_come_in_order_though_sessions_end_in_any() -> None:
 
     async def script(worker: ScriptedWorker) -> int:
         nonlocal most
-        held: list[Request] = []
+        held: list[SessionRequest] = []
         async with (
             CocaineWorker(worker) as cocaine,
             anyio.create_task_group() as tasks,
@@ -180,7 +180,7 @@ async def test_batch_is_one_session() -> None:
     """With an invoke of its own name; our choke is its end, and theirs of the reply."""
     seen: list[tuple[str, int]] = []
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         seen.append((request.event, len(request.messages)))
         await capitals(worker, request)
 
@@ -197,7 +197,7 @@ async def test_batch_is_one_session() -> None:
 async def test_chunks_are_outputs_or_one_message() -> None:
     """An HTTP response, say: a head, and slices of a body."""
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         for slice_ in (b"head ", b"body"):
             await worker.say(Added(request.id, [slice_]))
             await anyio.sleep(1)
@@ -214,7 +214,7 @@ async def test_chunks_are_outputs_or_one_message() -> None:
 async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
     """Its chunks are the data, its choke the end of the range."""
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         assert request.event == "extract"
         assert request.messages == (b'{"start": 2, "end": 5}',)
         for n in range(2, 5):
@@ -236,7 +236,7 @@ async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> 
     """
     total = 40 * 64 * 1024
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         for _ in range(40):
             await worker.say(Added(request.id, [bytes(64 * 1024)]))
         await worker.reply(request)
@@ -269,7 +269,7 @@ async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> 
 async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
     """An error is none: the batch was not loaded."""
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         if b"bad" in request.messages:
             await worker.refuse(request, -13, "no such table")
         else:
@@ -291,7 +291,7 @@ async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
 async def test_session_that_takes_too_long_is_given_up_and_the_worker_lives() -> None:
     """What it answers after all hits no other session."""
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         await anyio.sleep(10 if request.messages == (b"slow",) else 1)
         await worker.reply(request, b"<" + request.messages[0] + b">")
 
@@ -315,7 +315,7 @@ async def test_message_of_a_session_that_took_too_long_is_tried_again() -> None:
     """At once, by the same worker, which is as good as any other (issue 15)."""
     asked = 0
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         nonlocal asked
         asked += 1
         if asked > 1:
@@ -518,7 +518,7 @@ async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
     """For so long as ``seal`` says; then the worker is told to terminate."""
     order: list[str] = []
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         await anyio.sleep(2)
         order.append("answered")
         await worker.reply(request, b"ok")
@@ -603,7 +603,7 @@ async def test_workers_come_and_go_with_the_work() -> None:
     """The keys are those of any stage."""
     pool = PoolPolicy(min=1, max=4, grow_at=2, idle=20)
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         await anyio.sleep(1)
         await worker.reply(request)
 
@@ -678,7 +678,7 @@ async def test_worker_whose_last_session_was_cancelled_is_replaced() -> None:
     """Although it has not answered as many as it may be given (issue 22)."""
     stuck = True
 
-    async def answer(worker: CocaineWorker, request: Request) -> None:
+    async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         nonlocal stuck
         if request.messages == (b"stuck",) and stuck:
             stuck = False
