@@ -35,8 +35,9 @@ from etlstage.journal import Journals, Publisher, RunMessage
 from etlstage.messages import Position, Run
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.divided import DividedPipeline
+from etlstage.pipeline.edge import DurableEdge
 from etlstage.pipeline.interfaces import Sink, Source
-from etlstage.pipeline.journal import JournalSink, JournalSource
 from etlstage.testing import MemoryEpochs, MemoryEpochSink, MemorySource
 
 MESSAGES = 8192
@@ -111,7 +112,7 @@ def _pipelines() -> list[Row]:
             return PASSING / (time.perf_counter() - began)
 
     ours, theirs = paired(lambda: measured(cut=True), lambda: measured(cut=False))
-    what, against = "two stages with journals between them", "without"
+    what, against = "two stages with a durable edge, exactly once", "without"
     return [
         Row(what, ours, against, theirs, "msg/s", 0.6),
         Row(what, spent[True][1:], against, spent[False][1:], "s", 1.4, at_most=True),
@@ -135,18 +136,11 @@ async def _whole(folder: Path, items: list[Run | Position]) -> None:
 
 
 async def _cut(folder: Path, items: list[Run | Position]) -> None:
-    Journals.open(folder / "set", content_type=_CONTENT_TYPE).close()
-    between = JournalSink(folder / "set")
-    first = _pipeline(folder, "first", MemorySource(items), "a", between)
-    source = JournalSource(folder / "set", reader="second", follow=True)
+    edge = DurableEdge("a", folder, folder / "behind")
+    first = _pipeline(folder, "", MemorySource(items), "a", edge.sink())
     sink = MemoryEpochSink(MemoryEpochs())
-    second = _pipeline(folder, "second", source, "b", sink)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second.run)
-        await first.run()
-        while second.ledger[0].produced < PASSING:  # noqa: ASYNC110 - as in a run
-            await anyio.sleep(0.005)
-        second.drain()
+    second = _pipeline(folder, "behind", edge.source(), "b", sink)
+    await DividedPipeline("cut", [first, second], [edge]).run()
     assert sink.account.done == PASSING
 
 

@@ -19,12 +19,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import anyio
 import anyio.to_thread
+import pyarrow as pa
 
+from etlstage.columns import Column
 from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
 from etlstage.journal import CommittedReader, Journals, Publisher, RunMessage
 from etlstage.journal.errors import JournalError
@@ -260,7 +263,7 @@ class JournalSink(Sink):
         )
         held, self._held, self._size = self._held, [], 0
         with self._failing("append to"):
-            for run in held:
+            for run in _merged(map(plain, held)):
                 for place, part in self._parts(run):
                     publish(_Placed(part, place))
 
@@ -275,7 +278,7 @@ class JournalSink(Sink):
 
     def _parts(self, run: Run) -> Iterator[tuple[str, Run]]:
         """Yield what goes to a journal as one frame."""
-        for piece in _pieces(plain(run), self._too_large):
+        for piece in _pieces(run, self._too_large):
             if self._tokens is None:
                 specs = self._targets()
                 yield specs[self._turn % len(specs)].name, piece
@@ -553,6 +556,29 @@ def _pieces(
         raise too_large(size_of(run))
     else:
         yield run
+
+
+def _merged(runs: Iterable[Run]) -> Iterator[Run]:
+    """Yield the runs with small ones as one: a reader holds few frames, of any size."""
+    group: list[Run] = []
+    count = size = 0
+    for run in runs:
+        count, size = count + len(run), size + size_of(run)
+        if group and (count > _MESSAGES or size > _BYTES):
+            yield _joined(group)
+            group, count, size = [], len(run), size_of(run)
+        group.append(run)
+    if group:
+        yield _joined(group)
+
+
+def _joined(group: list[Run]) -> Run:
+    if len(group) == 1:
+        return group[0]
+    columns = [run.array for run in group if isinstance(run, Column)]
+    if len(columns) == len(group):
+        return Column(pa.concat_arrays(columns))
+    return list(chain.from_iterable(group))
 
 
 def _messages_of(message: object) -> Run:
