@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from etlstage.cli.drawing import Box, clean, stages
+from etlstage.cli.drawing import Box, Link, clean, stages
 from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
 from etlstage.config.loader import load
 from etlstage.config.plan import Part, Plan, plan_of
@@ -19,6 +19,7 @@ __all__ = ("app",)
 
 LONGEST: Final = 40  # characters of a line
 LETTERS: Final = "dead letters"
+JOURNALS: Final = "journals"
 
 app = new_app()
 
@@ -53,7 +54,8 @@ def _mermaid(plan: Plan) -> Iterator[str]:
         label = "<br/>".join(lines)
         yield f'  {names[part.name]}["{label}"]'
     for edge in plan.edges:
-        yield f"  {names[edge.start]} --> {names[edge.end]}"
+        how = f"-- {JOURNALS} -->" if edge.durable else "-->"
+        yield f"  {names[edge.start]} {how} {names[edge.end]}"
     if kept := [part for part in plan.parts if part.dead_letters]:
         yield f"  dead[({LETTERS})]"
         for part in kept:
@@ -70,7 +72,8 @@ def _dot(plan: Plan) -> Iterator[str]:
     for part in plan.parts:
         yield f"  {_quoted(part.name)} [label={_quoted(*_label(part))}];"
     for edge in plan.edges:
-        yield f"  {_quoted(edge.start)} -> {_quoted(edge.end)};"
+        how = f' [label="{JOURNALS}", style=bold]' if edge.durable else ""
+        yield f"  {_quoted(edge.start)} -> {_quoted(edge.end)}{how};"
     if kept := [part for part in plan.parts if part.dead_letters]:
         # No stage has that name: theirs have no slash.
         yield f'  "/dead" [label="{LETTERS}", shape=cylinder];'
@@ -97,12 +100,14 @@ def _svg(plan: Plan) -> Iterator[str]:
     for part in plan.parts:
         name, what = _label(part, NAME)
         boxes.append(Box(name, what, LETTERS if part.dead_letters else ""))
+    durable = any(edge.durable for edge in plan.edges)
     yield from stages(
         boxes,
+        [Link(JOURNALS if edge.durable else "") for edge in plan.edges],
         attributes='xmlns="http://www.w3.org/2000/svg"',
         head=f"<title>{clean(plan.name)}</title>{STYLE}",
         wide=300,  # for as many characters as there may be
-        gap=40,
+        gap=80 if durable else 40,
         across=4,
     )
 

@@ -205,7 +205,9 @@ def _runner(
         parts.append(builder.pipeline())
         shared, limit = builder.site.shared, None
         if isinstance(end := part.load.end, EdgeSinkKeys):
-            edges.append(end.durable(durable[len(edges)], builder.site))
+            assert builder.site.state is not None
+            name = durable[len(edges)]
+            edges.append(end.durable(name, document.folder, builder.site.state))
     release = shared.release if shared is not None else None
     return DividedPipeline(
         keys.name, parts, edges, first=first, last=last, release=release

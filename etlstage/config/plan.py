@@ -20,9 +20,11 @@ from etlstage.config.build import hidden_texts, state_folder
 from etlstage.config.document import Document
 from etlstage.config.end import Site, located
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys, ShardKeys
+from etlstage.config.parts import parts_of
 from etlstage.config.stages import command_at, stage_of
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.folder import JOURNALS, edge_folder
 from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.base import Dialect, Shape
 from etlstage.settings.problem import Loc
@@ -60,6 +62,8 @@ class Edge(NamedTuple):
     start: str
     end: str
     how: str
+    durable: bool = False
+    """Whether messages wait there in journals, also between runs."""
 
 
 class Plan(NamedTuple):
@@ -127,7 +131,17 @@ class _Plan:
         staged = "a folder on disk, all messages of the run"
         if engine == "streaming":
             staged = "a folder on disk, all messages of a batch"
+        durable = {
+            stage.name: stage.durable
+            for stage in self._keys.transform
+            if stage.durable is not None
+        }
         for i, (start, end) in enumerate(pairwise(names)):
+            if start in durable:
+                folder = edge_folder(str(self._site.state), start)
+                how = f"{durable[start].text()} in {folder}/{JOURNALS}"
+                yield Edge(start, end, how, durable=True)
+                continue
             first, last = i == 0, i == len(names) - 2
             how = within
             if engine != "local" and last:
@@ -223,7 +237,8 @@ class _Plan:
             return (
                 f"{_MiB(held + TASK)} in each task of Spark's; {_beyond(self._workers)}"
             )
-        held += keys.extract.end.held(keys.engine) + keys.load.end.held(keys.engine)
+        for part in parts_of(keys):
+            held += part.extract.end.held(keys.engine) + part.load.end.held(keys.engine)
         spark = ", beside Spark's" if self._needs_spark else ""
         return f"{_MiB(held)}{spark}; {_beyond(self._workers)}"
 

@@ -19,9 +19,12 @@ from typing import Final
 
 from etlstage.config.document import Document
 from etlstage.config.end import SCHEME, name_of
+from etlstage.config.ends.journal import EdgeSinkKeys
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.parts import parts_of
 from etlstage.config.stages import command_at
 from etlstage.errors import ConfigError, guess
+from etlstage.pipeline.delivery.folder import EDGES, behind
 from etlstage.protocol.base import Limits, Side
 from etlstage.settings.definition import broken, judged
 from etlstage.settings.problem import Loc, Problem
@@ -63,6 +66,7 @@ def missing(
     yield from judged(look.shipped())
     if loads and "state" in document.data:
         yield from judged(_state(look))
+        yield from judged(_edges(keys, look))
     for end in (keys.extract, keys.load):
         yield from judged(_absent(end, look))
         yield from judged(look.worker(end.stage, (end.kind.value,)))
@@ -72,6 +76,30 @@ def missing(
 
 def _state(look: Look) -> Iterator[Problem]:
     yield from look.unmakeable(("state",), look.state)
+
+
+def _edges(keys: PipelineKeys, look: Look) -> Iterator[Problem]:
+    """Yield what can't be changed while messages wait in journals."""
+    left = {waiting.name: waiting for waiting in behind(look.state)}
+    if not left:
+        return
+    numbers = {s.name: n for n, s in enumerate(keys.transform) if s.durable is not None}
+    for part in parts_of(keys):
+        if isinstance(end := part.load.end, EdgeSinkKeys):
+            stage = part.transform[-1].name
+            before = look.folder / str(part.state)
+            edge = end.durable(stage, look.folder, before)
+            left.pop(edge.behind.name, None)
+            if (changed := edge.changed()) is not None:
+                loc = ("transform", numbers[stage], "durable", changed.setting)
+                yield broken(loc, str(changed), at_key=False)
+    for folder in left.values():
+        from etlstage.pipeline.edge import DurableEdge  # Arrow is for few
+
+        stage = folder.name.removeprefix(EDGES.removesuffix("*"))
+        if waiting := DurableEdge(stage, look.state, folder).busy():
+            text = f"stage {stage} was durable, and {waiting}"
+            yield broken(("state",), text, at_key=False)
 
 
 def _absent(stage: ExtractKeys | LoadKeys, look: Look) -> Iterator[Problem]:
@@ -99,7 +127,8 @@ class Look:
         self.loads = loads
         """Whether anything is to be loaded."""
         self._document = document
-        self._folder = document.folder
+        self.folder: Path = document.folder
+        """That of the file."""
         self.engine: str = getattr(keys, "engine", "local")
         """What runs the stages."""
 
@@ -120,7 +149,7 @@ class Look:
     def shipped(self) -> Iterator[Problem]:
         """Yield what is to be sent to executors and can't be."""
         for loc, path, _ in self.keys.spark.shipped():
-            place = self._folder / path
+            place = self.folder / path
             if os.path.isdir(place):
                 yield broken(loc, "is a folder: make an archive of it", at_key=False)
             elif not os.path.isfile(place):
@@ -135,7 +164,7 @@ class Look:
 
     def _worker(self, worker: WorkerProgram, loc: Loc) -> Iterator[Problem]:
         at = command_at(self._document, loc[:-1])
-        folder = self._folder / (worker.cwd or "")
+        folder = self.folder / (worker.cwd or "")
         if worker.cwd is not None and not os.path.isdir(folder):
             yield self.absent((*loc, "cwd"), "folder", folder)
             return
@@ -183,7 +212,7 @@ class Look:
             return False
         path = os.path.normpath(folder / word)
         return any(
-            f"{path}/".startswith(f"{os.path.normpath(self._folder / name)}/")
+            f"{path}/".startswith(f"{os.path.normpath(self.folder / name)}/")
             for loc, _, name in self.keys.spark.shipped()
             if loc[1] == "archives"
         )
@@ -195,12 +224,12 @@ class Look:
         if not path:
             return None
         path = path.removeprefix("file://").removeprefix("file:")
-        return None if SCHEME.match(path) else self._folder / path
+        return None if SCHEME.match(path) else self.folder / path
 
     @property
     def state(self) -> Path:
         """Where runs keep their state."""
-        return self._folder / (self.keys.state or f".etlstage/{self.keys.name}")
+        return self.folder / (self.keys.state or f".etlstage/{self.keys.name}")
 
     # --- what both need -------------------------------------------------------------
 
@@ -210,7 +239,7 @@ class Look:
         """Return the problem of a path that leads nowhere."""
         hidden = f"there is no such {what.removesuffix(' that matches')}"
         text = f"there is no {what} {place.absolute()}"
-        beside = seen_from and self._folder / os.path.relpath(place, seen_from)
+        beside = seen_from and self.folder / os.path.relpath(place, seen_from)
         if beside and os.path.isfile(beside):
             text += f"; {beside} is not in cwd, from where a command is seen"
         else:

@@ -150,7 +150,7 @@ class DurableEdge:
             found = _labels(journals)
         for name, wanted in self._wanted.items():
             if found[name] != wanted:
-                why = self._busy()
+                why = self.busy()
                 return (
                     Changed(name, found[name] or "none", wanted, why) if why else None
                 )
@@ -216,11 +216,12 @@ class DurableEdge:
         with Journals.open(self.path, create=False) as journals:
             return not journals.has_room()
 
-    def _busy(self) -> str:
+    def busy(self) -> str:
+        """Return why nothing can be changed now; nothing, if it can."""
         if not (Record.latest(self.before).ended and Record.latest(self.behind).ended):
             return "a run broke off: run it to its end first, as it was"
-        if (unread := self.unread()).messages:
-            return f"{unread}: load them first, by --only-behind {self.stage}"
+        if (waiting := self.unread()).messages:
+            return f"{waiting}: load them first, by --only-behind {self.stage}"
         return ""
 
 

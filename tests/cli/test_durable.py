@@ -141,6 +141,27 @@ def test_letters_of_both_halves_are_listed_retried_and_dropped(
     assert loaded(tmp_path) == sorted([*map(str, range(200)), "x2"])
 
 
+def test_what_waits_keeps_an_edge_as_it_is(etlstage: Etlstage, tmp_path: Path) -> None:
+    """The key is named with its place; an edge that is gone, too."""
+    lines = [str(n) for n in range(100)]
+    pipeline(tmp_path, lines, "{partitions: 2, key: /id}")
+    etlstage("run", "p.yaml", "-q", "--only-before", "translate")
+    for durable, said in (
+        ("{partitions: 3, key: /id}", "p.yaml:8:27: transform[0].durable.partitions:"),
+        ("{partitions: 2, key: /n}", "p.yaml:8:35: transform[0].durable.key: was /id,"),
+        ("false", "p.yaml:2:8: state: stage translate was durable, and 100 messages"),
+    ):
+        pipeline(tmp_path, lines, durable)
+        done = etlstage("run", "p.yaml")
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "100 messages wait" in done.stderr
+    pipeline(tmp_path, lines, "{partitions: 2, key: /id}")
+    etlstage("run", "p.yaml", "-q", "--only-behind", "translate")
+    pipeline(tmp_path, lines, "false")
+    assert etlstage("validate", "p.yaml").returncode == 0
+
+
 def test_reset_forgets_what_waits(etlstage: Etlstage, tmp_path: Path) -> None:
     """The next run reads and loads all, once."""
     pipeline(tmp_path, [str(n) for n in range(100)])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.cli.graph import FORMATS
 from etlstage.config.loader import load
 from etlstage.config.plan import Part, Plan, plan_of
 
@@ -320,3 +321,44 @@ def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in str(made)
     assert made.parts[2].what == "'./${TOKEN}' $T"
     assert about(made.parts[1])["in"] == f"{tmp_path}/${{TOKEN}}"
+
+
+DURABLE = """\
+name: dear
+state: s
+delivery: exactly-once
+extract: {files: {path: in.txt, format: text}}
+transform:
+  - name: one
+    worker: {command: [cat]}
+    durable: {partitions: 4, key: /id, keep: 7d, limit: 20GiB}
+  - name: two
+    worker: {command: [cat]}
+    durable: true
+load: {files: {path: out, format: text}}
+"""
+
+
+def test_durable_edges(tmp_path: Path) -> None:
+    """Where messages wait, how they are spread, and what is kept."""
+    made = plan(tmp_path, DURABLE)
+    assert [(edge.start, edge.end, edge.durable) for edge in made.edges] == [
+        ("extract", "one", False),
+        ("one", "two", True),
+        ("two", "load", True),
+    ]
+    assert [edge.how for edge in made.edges][1:] == [
+        (
+            "4 journals on disk, by /id, modulo; kept for 7d, up to 20GiB unread;"
+            f" in {tmp_path}/s/edge-one/journals"
+        ),
+        (
+            "1 journal on disk; kept until they are loaded;"
+            f" in {tmp_path}/s/edge-two/journals"
+        ),
+    ]
+    mermaid = "\n".join(FORMATS["mermaid"](made))
+    assert "s0 --> s1" in mermaid
+    assert "s1 -- journals --> s2" in mermaid
+    assert '  "one" -> "two" [label="journals", style=bold];' in FORMATS["dot"](made)
+    assert "journals</text>" in "".join(FORMATS["svg"](made))

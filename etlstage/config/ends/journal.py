@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from etlstage.config.end import End, Keys, SinkKeys, Site, SourceKeys, unrecorded
 from etlstage.errors import ConfigError
+from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.delivery.folder import READER
 from etlstage.settings.definition import Section, broken
 from etlstage.settings.kind import Flag, Maybe, Schema
-from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.problem import Loc, Problem, unexpected
 from etlstage.settings.units import Argument, Count, Pointer
 
 if TYPE_CHECKING:
@@ -191,6 +193,15 @@ class DurableKeys(_SetKeys):
         """Describe true and false."""
         return [Flag().schema()]
 
+    def text(self) -> str:
+        """Return what it is made of, and what is kept."""
+        how = f", by {self.key}, {self.mapping}" if self.key else ""
+        kept = "until they are loaded" if self.keep == "read" else f"for {self.keep}"
+        limit = f", up to {self.limit} unread" if self.limit else ""
+        return (
+            f"{counted(self.partitions, 'journal')} on disk{how}; kept {kept}{limit};"
+        )
+
 
 class Durable(Maybe):
     """The keys of a durable edge, or that it is none."""
@@ -199,6 +210,8 @@ class Durable(Maybe):
         super().__init__(Section.of(DurableKeys))
 
     def read(self, value: Any) -> Any:  # noqa: ANN401, D102 - as Kind has it
+        if isinstance(value, str) and value not in ("true", "false"):
+            raise unexpected("true, false or a mapping", value)
         return None if value in ("false", False) else super().read(value)
 
 
@@ -281,18 +294,26 @@ class EdgeSourceKeys(JournalSourceKeys):
 class EdgeSinkKeys(JournalSinkKeys):
     """The journals of a durable edge, which its two halves have for themselves."""
 
-    def durable(self, stage: str, site: Site) -> DurableEdge:
-        """Return what both halves have in common; ``site`` is that of the first."""
+    def durable(self, stage: str, folder: Path, before: Path) -> DurableEdge:
+        """
+        Return what both halves have in common.
+
+        Args:
+            stage: Name of the stage whose messages wait.
+            folder: That of the file.
+            before: State directory of the half that appends.
+
+        """
         from etlstage.pipeline.edge import DurableEdge
 
-        assert site.state is not None
         given = self.given("key", "mapping", "keep", "limit", "sync", "partitions")
-        behind = (site.folder / self.path).parent
-        return DurableEdge(stage, site.state, behind, **given)
+        return DurableEdge(stage, before, (folder / self.path).parent, **given)
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what appends."""
-        return self.durable(stage.name.partition("/")[0], site).sink()
+        assert site.state is not None
+        name = stage.name.partition("/")[0]
+        return self.durable(name, site.folder, site.state).sink()
 
     def bounds(self) -> Bounds:
         """Return small ones: the half behind it waits for each epoch."""
