@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from etlstage.cli.drawing import Box, Link, clean, stages
+from etlstage.cli.drawing import Box, Joint, clean, stages
 from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
 from etlstage.config.loader import load
 from etlstage.config.plan import Part, Plan, plan_of
@@ -103,7 +103,7 @@ def _svg(plan: Plan) -> Iterator[str]:
     durable = any(edge.durable for edge in plan.edges)
     yield from stages(
         boxes,
-        [Link(JOURNALS if edge.durable else "") for edge in plan.edges],
+        [Joint(JOURNALS if edge.durable else "") for edge in plan.edges],
         attributes='xmlns="http://www.w3.org/2000/svg"',
         head=f"<title>{clean(plan.name)}</title>{STYLE}",
         wide=300,  # for as many characters as there may be
