@@ -294,7 +294,11 @@ class Dialect(ABC):
 
     @property
     def holds(self) -> int:
-        """Bytes of messages that may be open, answered and not committed."""
+        """
+        Bytes of messages of a share that may be answered and not committed.
+
+        A worker has to commit the end of its share, too; 0: it has no such share.
+        """
         return 0
 
     @property

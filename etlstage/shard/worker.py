@@ -140,7 +140,8 @@ class ShardWorker:
                 return
             await supervisor.aclose(why=self._why)
             failed = supervisor.faults.failures > failures
-            if not self._ends or not (left or (failed and not self.ended)):
+            has_to = failed or self._stage.dialect.holds > 0
+            if not self._ends or not (left or (has_to and not self.ended)):
                 return
             error = self._not_ended(left)
             if last:

@@ -209,11 +209,7 @@ class KclSession:
         if self.state is State.READY:
             self._close("closed stdout between two actions, expected it to read on")
         elif self.state in _CHECKPOINTS:
-            text = f"closed stdout, expected its status for {self._action}"
-            ended = self._open.stored.sequence == SHARD_END
-            # No exit status makes up for the end of a shard that was not committed.
-            late = self.state is State.ENDING and not ended
-            (self._wrong if late else self._close)(text)
+            self._close(f"closed stdout, expected its status for {self._action}")
         self._settle(now)
 
     def peer_exited(self, clean: bool, now: float) -> None:

@@ -443,24 +443,6 @@ def test_farewell_before_initialize_is_answered(why: FarewellReason) -> None:
     assert typed(session.events_received()) == [("Noise", status("initialize")[:-1])]
 
 
-def test_end_of_a_shard_that_is_not_committed_is_a_failure() -> None:
-    """Whatever the exit status is then; behind its checkpoint that decides."""
-    for stored in (False, True):
-        session = begun()
-        session.send(Farewell(why=FarewellReason.ENDED), 0.0)
-        if stored:
-            session.receive_data(checkpoint(None), 0.0)
-            session.send(CommitAnswered([SHARD_END, 0]), 0.0)
-            session.events_received()
-        session.receive_eof(0.0)
-        if stored:
-            (farewell,) = session.events_received()
-            assert isinstance(farewell, Farewell)
-            assert "status for shardEnded" in farewell.reason
-        else:
-            assert "status for shardEnded" in str(failure(session))
-
-
 def test_shard_ends_before_initialize_is_answered() -> None:
     """One without records ends like others, in its turn."""
     session = KclSession(Assignment("s-1"))
@@ -531,6 +513,7 @@ def test_surplus_status_after_a_quiet_time() -> None:
     [
         (None, "between two actions"),
         (FarewellReason.DRAIN, "status for shutdownRequested"),
+        (FarewellReason.ENDED, "status for shardEnded"),
         (FarewellReason.LOST, "status for leaseLost"),
     ],
 )
