@@ -189,6 +189,18 @@ def test_second_run_of_either_half_is_refused(
             assert taken.stdout.startswith("taken over: the next run goes on")
 
 
+def test_part_of_the_input_passes_the_edge(etlstage: Etlstage, tmp_path: Path) -> None:
+    """And a run that loads nothing leaves no journals."""
+    pipeline(tmp_path, [str(n) for n in range(100)])
+    done = etlstage("run", "p.yaml", "--until", "polish", "--limit", "3")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["0", "1", "2"]
+    assert not (tmp_path / "state").exists()
+    plainly = ("--set", "delivery=at-least-once")
+    done = etlstage("run", "p.yaml", "--limit", "10", *plainly)
+    assert "edge translate -> polish: 10 appended, 10 read, 0 wait" in done.stdout
+    assert len(loaded(tmp_path)) == 10
+
+
 def check_kills(folder: Path, kills: int, durable: str, *, seed: int) -> None:
     """Kill the runner, or workers of it, at any time, until it comes to its end."""
     lines = [f"{'x' if n % 100 == 7 else ''}{n}" for n in range(kills * 400)]
