@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     """Of the distribution that is installed; of a source tree without one: 0+unknown."""
 
     from etlstage.errors import ConfigError as ConfigError
+    from etlstage.errors import ContractBroken as ContractBroken
     from etlstage.errors import EtlstageError as EtlstageError
     from etlstage.errors import InvalidMessage as InvalidMessage
     from etlstage.errors import InvalidState as InvalidState
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from etlstage.stage import Order as Order
     from etlstage.stage import PoolPolicy as PoolPolicy
     from etlstage.stage import RecyclePolicy as RecyclePolicy
+    from etlstage.stage import ReplyContract as ReplyContract
     from etlstage.stage import ResourceLimits as ResourceLimits
     from etlstage.stage import RestartPolicy as RestartPolicy
     from etlstage.stage import Stage as Stage
@@ -63,6 +65,7 @@ __all__ = (
     "BatchPolicy",
     "CocaineDialect",
     "ConfigError",
+    "ContractBroken",
     "ErrorBudget",
     "ErrorPolicy",
     "EtlstageError",
@@ -81,6 +84,7 @@ __all__ = (
     "RemainsEnded",
     "RemoteProtocolError",
     "RepliesDoubtful",
+    "ReplyContract",
     "Report",
     "ResourceLimits",
     "RestartPolicy",
@@ -111,6 +115,7 @@ _HOMES = {
     "BatchPolicy": "etlstage.stage",
     "CocaineDialect": "etlstage.protocol.cocaine.settings",
     "ConfigError": "etlstage.errors",
+    "ContractBroken": "etlstage.errors",
     "ErrorBudget": "etlstage.stage",
     "ErrorPolicy": "etlstage.stage",
     "EtlstageError": "etlstage.errors",
@@ -131,6 +136,7 @@ _HOMES = {
     "RemoteProtocolError": "etlstage.errors",
     "RepliesDoubtful": "etlstage.errors",
     "Report": "etlstage.pipeline",
+    "ReplyContract": "etlstage.stage",
     "ResourceLimits": "etlstage.stage",
     "RestartPolicy": "etlstage.stage",
     "Result": "etlstage.messages",

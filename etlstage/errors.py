@@ -8,6 +8,7 @@ Everything that etlstage raises.
             * :class:`InvalidMessage`
         * :class:`RemoteProtocolError`: the peer broke the protocol
             * :class:`PayloadTooBig`
+            * :class:`ContractBroken`
     * :class:`StageError`: one stage can't go on
         * :class:`WorkerStartFailed`
         * :class:`WorkerLost`
@@ -34,6 +35,7 @@ __all__ = (
     "Attempt",
     "BlockDamaged",
     "ConfigError",
+    "ContractBroken",
     "EtlstageError",
     "Excerpt",
     "FailureCause",
@@ -200,6 +202,10 @@ class RemoteProtocolError(ProtocolError):
     """
 
     found: bytes = b""
+
+
+class ContractBroken(RemoteProtocolError):
+    """Raised when a reply is not what its stage expects."""
 
 
 class PayloadTooBig(RemoteProtocolError):

@@ -20,7 +20,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from etlstage import AsyncSupervisor, Pipeline, Stage, worker
+from etlstage import AsyncSupervisor, Pipeline, ReplyContract, Stage, worker
 from etlstage.cli.init import copy_examples
 from etlstage.config.loader import load
 from etlstage.config.schema import pipeline_schema
@@ -380,6 +380,16 @@ def test_files_are_loaded(blocks: list[str], folder: Path) -> None:
     for block in blocks:
         (folder / "pipeline.yaml").write_text(block)
         load(folder / "pipeline.yaml")
+
+
+@runs("Replies that are not as expected 1")
+def test_expected_replies(blocks: list[str], folder: Path) -> None:
+    """They are read as they are written (issue 26)."""
+    ends = "name: p\nextract: {worker: [seq, 3]}\nload: {worker: [cat]}\n"
+    (folder / "pipeline.yaml").write_text(f"{ends}{blocks[0]}")
+    stage = load(folder / "pipeline.yaml")[0].transform[0].stage
+    assert stage is not None
+    assert stage.expect == ReplyContract(outputs=1, json=True)
 
 
 @runs("etlstage 3", "Errors 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etlstage.stage.contract import ReplyContract as ReplyContract
 from etlstage.stage.policy import BatchPolicy as BatchPolicy
 from etlstage.stage.policy import ErrorBudget as ErrorBudget
 from etlstage.stage.policy import ErrorPolicy as ErrorPolicy
@@ -23,6 +24,7 @@ __all__ = (
     "Order",
     "PoolPolicy",
     "RecyclePolicy",
+    "ReplyContract",
     "ResourceLimits",
     "RestartPolicy",
     "Stage",

@@ -31,6 +31,7 @@ from etlstage.settings.units import (
     Variables,
     Window,
 )
+from etlstage.stage.contract import ReplyContract
 from etlstage.stage.policy import (
     BatchPolicy,
     ErrorPolicy,
@@ -145,6 +146,10 @@ class Stage(Definition):
         default_factory=ErrorPolicy
     )
     """What becomes of a message that can't be processed."""
+    expect: Annotated[ReplyContract, Place.TRANSFORM] = field(
+        default_factory=ReplyContract
+    )
+    """What each reply must be; a message whose reply is not can't be processed."""
     recycle: Annotated[RecyclePolicy, Place.FED | Place.WRITE] = field(
         default_factory=RecyclePolicy
     )
@@ -187,6 +192,14 @@ class Stage(Definition):
                     yield broken(
                         (key,), f"is not for dialect {dialect.name}: {instead}"
                     )
+        expect = given.get("expect")
+        if isinstance(expect, ReplyContract) and expect.given:
+            kind = given.get("kind", StageKind.TRANSFORM)
+            if kind is not StageKind.TRANSFORM:
+                yield broken(("expect",), f"is not for a {kind.value} stage")
+            elif isinstance(dialect, Dialect) and dialect.shape.batches:
+                text = "is not for workers that answer a batch as a whole"
+                yield broken(("expect",), text)
         timeout, extracts = given.get("timeout"), given.get("kind") is StageKind.EXTRACT
         if extracts and isinstance(timeout, Timeouts) and timeout.heartbeat is not None:
             text = "is not for an extract stage, whose idle worker is not watched"

@@ -597,6 +597,13 @@ class AsyncSupervisor:
 
     def _collect(self, submission: Submission | Lanes) -> list[Collected]:
         collected = submission.collect()
+        if (contract := self.stage.expect).given:
+            collected = [
+                item.checked(contract, self.stage.name)
+                if isinstance(item, Outcome)
+                else item
+                for item in collected
+            ]
         if self._metrics is not None:
             for item in collected:
                 if isinstance(item, Outcome) and item.failed:

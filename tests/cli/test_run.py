@@ -9,7 +9,7 @@ import subprocess
 import textwrap
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import pytest
 
@@ -494,3 +494,41 @@ def test_dumb_terminal_gets_lines(pipeline: Path) -> None:
     assert code == 0
     assert "\x1b" not in screen
     assert "letters: done in" in screen
+
+
+DEBUGGING: Final = """\
+import sys
+for line in sys.stdin.buffer:
+    if line == b"b\\n":
+        sys.stdout.buffer.write(b"debug: here\\n")
+    sys.stdout.buffer.write(b'"%s"\\n\\0' % line.strip())
+    sys.stdout.buffer.flush()
+"""
+
+
+@pytest.mark.parametrize("expect", ["outputs: 1", "json: true"])
+def test_reply_that_is_not_as_expected(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path, expect: str
+) -> None:
+    """A print for debugging loads no rows; its message is dead-lettered (issue 26)."""
+    (tmp_path / "upper.py").write_text(DEBUGGING)
+    text = pipeline.read_text()
+    stage = "worker: {command: [python, upper.py]}"
+    assert etlstage("run", pipeline).returncode == 0
+    loaded = tmp_path / "loaded.txt"
+    assert loaded.read_text() == '"a"\ndebug: here\n"b"\n"c"\n'
+    loaded.unlink()
+    pipeline.write_text(text.replace(stage, f"{stage}\n    expect: {{{expect}}}"))
+    result = etlstage("run", pipeline)
+    assert (result.returncode, loaded.read_text()) == (0, '"a"\n"c"\n')
+    assert "accounted for: 2 loaded, 1 dead-lettered\n" in result.stdout
+    listed = etlstage("dlq", "ls", pipeline, "--json").stdout
+    letter = json.loads(listed)
+    assert letter["kind"] == "ContractBroken"
+    assert letter["error"].startswith(
+        f"stage upper: the reply breaks expect.{expect[:4]}"
+    )
+    more = ("--set", "transform.upper.on_error.then=fail")
+    result = etlstage("run", pipeline, *more)
+    assert result.returncode == 1
+    assert "stage upper: the reply breaks expect." in result.stderr

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from etlstage.errors import Attempt, EtlstageError
+from etlstage.errors import Attempt, ContractBroken, EtlstageError
 from etlstage.messages import Groups, Run, size_of
+from etlstage.stage.contract import ReplyContract
 
 if TYPE_CHECKING:
     from etlstage.supervisor.exchange.submission import Submission
@@ -134,6 +135,21 @@ class Outcome(NamedTuple):
             return self._replace(groups=(), error=error)
         return self._replace(refused=mine)
 
+    def checked(self, contract: ReplyContract, stage: str) -> Outcome:
+        """Return the same, the messages refused whose replies break a contract."""
+        if self.error is not None:
+            return self
+        errors, replies = dict(self.refused), list(self.replies)
+        for place, outputs in enumerate(replies):
+            if place not in errors and (flaw := contract.flaw(outputs)):
+                errors[place] = ContractBroken(f"stage {stage}: the reply {flaw}")
+                replies[place] = ()
+        if len(errors) == len(self.refused):
+            return self
+        places = sorted(errors)
+        known = Refusals(places, [errors[place] for place in places], _itself)
+        return self._replace(groups=replies).refusing(known, 0)
+
     def parts(self) -> Iterator[Outcome]:
         """Yield the same in pieces: each answered, or refused as a whole."""
         at = 0
@@ -152,6 +168,11 @@ class Outcome(NamedTuple):
         """For each message, what the worker made of it."""
         without = len(self.messages) - len(self.groups)
         return [*repeat((), without), *self.groups] if without else self.groups
+
+
+def _itself(error: EtlstageError) -> EtlstageError:
+    """Return an error that was made before."""
+    return error
 
 
 @dataclass(slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import Attempt, WorkerRefusal
+from etlstage.errors import Attempt, ContractBroken, WorkerRefusal
+from etlstage.stage import ReplyContract
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refusals
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.refusing import refusing
@@ -155,3 +156,33 @@ def test_outcome_has_the_history_of_its_exchange() -> None:
 
     assert (again.submission, again.start, again.left) == (whole.submission, 5, 1)
     assert (again.attempts, again.tries) == ((DIED,), 1)
+
+
+def test_replies_that_break_a_contract_are_refused() -> None:
+    """Beside those that the worker refused; the others stay (issue 26)."""
+    messages = [b"a", b"b", b"c", b"d"]
+    groups = [(b"1",), (), (b"1", b"2"), (b"3",)]
+    outcome = Outcome(7, messages, groups, 4, 8, refused=refusing([(1, NO)]))
+    checked = outcome.checked(ReplyContract(outputs=1), "s")
+    assert checked.groups == [(b"1",), (), (), (b"3",)]
+    (none, no, broken, last) = checked.errors
+    assert (none, no, last) == (None, NO, None)
+    assert isinstance(broken, ContractBroken)
+    assert str(broken) == ("stage s: the reply breaks expect.outputs: 2 outputs, not 1")
+    assert (checked.start, checked.failed) == (7, 2)
+    assert [part.start for part in checked.parts()] == [7, 8, 9, 10]
+
+
+def test_replies_that_keep_a_contract_are_as_they_were() -> None:
+    """Nothing is copied; what has failed has no reply to be checked (issue 26)."""
+    kept = Outcome(0, [b"a", b"b"], [(b"1",), (b"2",)], 2)
+    assert kept.checked(ReplyContract(outputs=1, json=True), "s") is kept
+    lost = Outcome(0, [b"a"], (), 1, error=NO)
+    assert lost.checked(ReplyContract(outputs=1), "s") is lost
+
+
+def test_reply_to_one_message_breaks_a_contract() -> None:
+    """The message is refused as a whole (issue 26)."""
+    checked = Outcome(0, [b"a"], [(b"{",)], 1).checked(ReplyContract(json=True), "s")
+    assert checked.groups == ()
+    assert isinstance(checked.error, ContractBroken)
