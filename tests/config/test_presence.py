@@ -217,8 +217,8 @@ SECRET = "hunter2"  # noqa: S105
         (
             transform('command: ["./${S}"]'),
             (
-                "transform[0].worker.command[0]: can't be run here; not shown, as it was"
-                " interpolated"
+                "transform[0].worker.command[0]: can't be run here; not shown, as it"
+                " may be a secret"
             ),
         ),
         (
