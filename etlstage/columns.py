@@ -10,7 +10,7 @@ No worker imports this module.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, overload
 from zlib import crc32
@@ -72,7 +72,12 @@ class Column(Packed):
         return iter(self.array.to_pylist())
 
     def __add__(self, other: Column) -> Column:
-        return Column(pa.concat_arrays([self.array, other.array]))
+        return Column.joined([self, other])
+
+    @classmethod
+    def joined(cls, columns: Iterable[Column]) -> Column:
+        """Return the messages of several, one behind the other."""
+        return cls(pa.concat_arrays([column.array for column in columns]))
 
     @property
     def size(self) -> int:

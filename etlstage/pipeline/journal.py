@@ -25,7 +25,6 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 import anyio
 import anyio.to_thread
-import pyarrow as pa
 
 from etlstage.columns import Column
 from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
@@ -575,9 +574,9 @@ def _merged(runs: Iterable[Run]) -> Iterator[Run]:
 def _joined(group: list[Run]) -> Run:
     if len(group) == 1:
         return group[0]
-    columns = [run.array for run in group if isinstance(run, Column)]
+    columns = [run for run in group if isinstance(run, Column)]
     if len(columns) == len(group):
-        return Column(pa.concat_arrays(columns))
+        return Column.joined(columns)
     return list(chain.from_iterable(group))
 
 
