@@ -139,7 +139,7 @@ class Link:
             self._look_for_answer,
             in_order=session.in_order,
             now=anyio.current_time(),
-            busy=pool.busy,
+            busy=pool.busy_time,
         )
         self.answered: int = 0
         self.received: int = 0

@@ -220,7 +220,7 @@ class WorkerPool:
         self._doubtful = 0  # of workers that have ended
         self.doubt: StageError | None = None
         """How a load worker failed while it ended, the first that did."""
-        self.busy: BusyTime = BusyTime()
+        self.busy_time: BusyTime = BusyTime()
         """When workers hold messages."""
         self.skipped: int = 0
         """Messages that workers say that they have skipped."""
@@ -317,6 +317,11 @@ class WorkerPool:
             if (silence := running.link.silence(now)) is not None
         ]
         return max(found, key=lambda silence: silence.seconds, default=None)
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which any worker held a message; from any thread."""
+        return self.busy_time.until(self._clock.now())
 
     def health(self) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""

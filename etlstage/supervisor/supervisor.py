@@ -255,7 +255,7 @@ class AsyncSupervisor:
     @property
     def busy(self) -> float:
         """Seconds in which any of its workers held a message."""
-        return self._pool.busy.until(anyio.current_time())
+        return self._pool.busy
 
     @property
     def slowest(self) -> Silence | None:

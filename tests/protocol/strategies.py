@@ -22,7 +22,9 @@ thorough: Final = settings(deadline=None, max_examples=2000)
 def reasons(markers: Markers) -> st.SearchStrategy[str]:
     """Draw why something is refused."""
     err = markers.err or b""
-    letters = fragments(markers).filter(lambda part: part not in (b"\x80", b"\xff"))
+    letters = fragments(markers).filter(
+        lambda part: part not in (b"\x80", b"\x85", b"\xff")
+    )
     drawn = st.lists(letters, max_size=4).map(b"".join)
     said = drawn.filter(
         lambda text: sendable(text, markers) and (text + err).find(err) == len(text)
