@@ -14,7 +14,11 @@ from zlib import crc32
 from etlstage.messages import AnnotatedRun
 from etlstage.supervisor.exchange.keyed import key_text, point
 
-__all__ = ("Cut", "RecordRun")
+__all__ = ("LONGEST_KEY", "Cut", "RecordRun")
+
+
+LONGEST_KEY: Final = 256
+"""Characters of a partition key, at most, as Kinesis has it."""
 
 
 class Cut:

@@ -30,7 +30,7 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from etlstage.errors import EtlstageError, StateUnusable
+from etlstage.errors import EtlstageError, InvalidMessage, StateUnusable
 from etlstage.messages import AnnotatedRun, Position, Run, counted
 from etlstage.pipeline.dead_letter.policy import (
     OF_A_MESSAGE,
@@ -40,7 +40,7 @@ from etlstage.pipeline.dead_letter.policy import (
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink, Source
 from etlstage.protocol.events import FarewellReason
-from etlstage.shard.cut import Cut, RecordRun
+from etlstage.shard.cut import LONGEST_KEY, Cut, RecordRun
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import (
     Answer,
@@ -187,15 +187,42 @@ class LeasedSink(Sink):
         self.account.received += len(run)
         assert isinstance(run, AnnotatedRun), "records are cut by input_of()"
         shard: _LeasedShard = run.columns[_OF][0]
-        columns = {name: at for name, at in run.columns.items() if name != _OF}
-        shard.held += len(run)
-        # One that is lost meanwhile has no use for them.
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await shard.worker.runs.send(AnnotatedRun(run.messages, **columns))
+        given = await self._sound(run)
+        shard.held += len(given)
+        if len(given):
+            # One that is lost meanwhile has no use for them.
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await shard.worker.runs.send(given)
         shard.coming -= len(run)
         if shard.gone:
             self._leave_unprocessed(shard)
         self._end_if_done(shard)
+
+    async def _sound(self, run: AnnotatedRun) -> AnnotatedRun:
+        """
+        Return the records that a worker may be given; dead-letter the others.
+
+        Not when its outcome comes: the end of the shard may be committed before that.
+        """
+        keys = run.columns["partition"]
+        kept = [n for n, key in enumerate(keys) if 0 < len(key) <= LONGEST_KEY]
+        for place in (
+            {*range(len(run))}.difference(kept) if len(kept) < len(run) else ()
+        ):
+            error = InvalidMessage(
+                f"its partition key is {len(keys[place])} characters, expected 1 to"
+                f" {LONGEST_KEY}",
+                index=place,
+            )
+            async with self._settling:
+                at = self.account.moved
+                await self._policy.settle(error, run[place : place + 1], place=at)
+        columns = {
+            name: [column[n] for n in kept]
+            for name, column in run.columns.items()
+            if name != _OF
+        }
+        return AnnotatedRun([run.messages[n] for n in kept], **columns)
 
     async def flush(self) -> None:
         """Make nothing durable: when they commit is the workers' decision."""

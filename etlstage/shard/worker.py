@@ -15,7 +15,13 @@ from typing import Any, Self
 
 import anyio
 
-from etlstage.errors import EtlstageError, Faults, NotCommitted
+from etlstage.errors import (
+    EtlstageError,
+    Faults,
+    NotCommitted,
+    RemoteProtocolError,
+    WorkerLost,
+)
 from etlstage.messages import Run, counted
 from etlstage.protocol.events import FarewellReason
 from etlstage.stage import Stage
@@ -175,7 +181,8 @@ class ShardWorker:
         """Return whether it says only that the worker has ended."""
         if error is None or not self._ends:
             return False
-        return isinstance(error, NotCommitted) or not error.attempts
+        lost = isinstance(error, WorkerLost | RemoteProtocolError)
+        return isinstance(error, NotCommitted) or (lost and not error.attempts)
 
     def _not_ended(self, left: Sequence[Run]) -> NotCommitted:
         stage, shard = self._stage.name, self._share.name

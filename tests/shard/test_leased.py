@@ -16,7 +16,7 @@ import anyio.to_thread
 import pytest
 from structlog.testing import capture_logs
 
-from etlstage.errors import ConfigError, NotCommitted, StateUnusable
+from etlstage.errors import ConfigError, InvalidMessage, NotCommitted, StateUnusable
 from etlstage.messages import AnnotatedRun, Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
@@ -424,6 +424,23 @@ async def test_worker_that_never_commits_is_named() -> None:
     (log,) = (log for log in logs if "committed nothing" in log["event"])
     assert log["worker"] == "shardId-000000000000-1"
     assert log["messages"] == 3
+
+
+@virtually
+async def test_key_that_is_too_long_is_refused_before_it_is_given() -> None:
+    """The run fails, and no shard of it has ended without that record."""
+
+    class LongKeys(Numbered):
+        async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
+            record = json.dumps({"user": "x" * 300, "n": 0}).encode()
+            yield AnnotatedRun([record], sequence=[0])
+
+    table, processors = MemoryLeases(), Processors()
+    (report,) = await run_all(runner(table, processors, source=LongKeys()))
+    assert isinstance(report.error, InvalidMessage)
+    assert "partition key is 302 characters, expected 1 to 256" in str(report.error)
+    assert processors.done == {}
+    assert not all(lease.ended for lease in table.read())
 
 
 @virtually
