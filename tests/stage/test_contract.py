@@ -57,3 +57,5 @@ def test_only_where_each_message_has_a_reply() -> None:
             kind=StageKind.LOAD,
         )
     assert Stage(name="s", worker=("a",), dialect=batches).expect == ReplyContract()
+    single = Stage(name="s", worker=("a",), expect=ReplyContract(outputs=1))
+    assert single.expect.outputs == 1
