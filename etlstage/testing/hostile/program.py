@@ -49,6 +49,7 @@ class HostileProcess:
         self._worker = worker
         self._extracts = extracts
         self._unsent: list[bytes] = []
+        self._kept = 0  # bytes of that
         self._deaf = self._mute = False  # stdin or stdout is closed
         self._ballast: list[bytes] = []
         self._status = -1
@@ -102,7 +103,8 @@ class HostileProcess:
         for step in steps:
             if isinstance(step, bytes):
                 self._unsent.append(step)
-                if len(step) >= _CHUNK:
+                self._kept += len(step)
+                if self._kept >= _CHUNK:
                     self._flush()
                 continue
             if isinstance(step, str) or step == 0.0:
@@ -121,6 +123,7 @@ class HostileProcess:
         """Write what was kept, all of it; who does not listen ends us."""
         rest = memoryview(b"".join(self._unsent))
         self._unsent.clear()
+        self._kept = 0
         try:
             while rest and not self._mute:
                 rest = rest[os.write(1, rest) :]
