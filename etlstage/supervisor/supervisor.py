@@ -125,6 +125,7 @@ class AsyncSupervisor:
                 " supervisor for each share"
             )
         self.stage = stage
+        self._contract = stage.expect if stage.expect.given else None
         # Only real processes have a program: others may call it what they like.
         self._looks = launch is launch_worker
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
@@ -597,7 +598,7 @@ class AsyncSupervisor:
 
     def _collect(self, submission: Submission | Lanes) -> list[Collected]:
         collected = submission.collect()
-        if (contract := self.stage.expect).given:
+        if (contract := self._contract) is not None:
             collected = [
                 item.checked(contract, self.stage.name)
                 if isinstance(item, Outcome)

@@ -229,6 +229,8 @@ async def test_report_as_json() -> None:
     plainly = json.loads(json.dumps(report.to_dict()))
     for part in [plainly, *plainly["stages"]]:
         assert part.pop("seconds") >= 0
+    for part in plainly["stages"]:
+        assert part.pop("busy") >= 0
     start, end = (datetime.fromisoformat(plainly.pop(n)) for n in ("started", "ended"))
     before = before.replace(microsecond=before.microsecond // 1000 * 1000)
     assert before <= start <= end <= datetime.now(UTC)
