@@ -186,8 +186,11 @@ def refusing(draw: random.Random) -> Scenario:
         return made
     refused = {message for message in given if draw.random() < 0.7}
     faults = [Fault(FaultKind.REFUSE, equals=message) for message in sorted(refused)]
-    plan = FaultPlan(tuple(faults), draw.randrange(2**32))
     fatal = None if made.fatal is None else {**made.fatal, stage.name: refused}
+    if draw.random() < 0.5:
+        faults.append(Fault(FaultKind.KILL, probability=0.2))
+        fatal = None
+    plan = FaultPlan(tuple(faults), draw.randrange(2**32))
     return replace(made, faults={**made.faults, stage.name: plan}, fatal=fatal)
 
 

@@ -1,0 +1,121 @@
+"""
+Write ``tests/RELIABILITY.md``: ``python -m tests.reliability``, which takes its time.
+
+Seeds of the simulation are run, and each planted bug is searched for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from etlstage import __version__
+from tests.reliability.planted import Found, bugs, find
+from tests.simulate.__main__ import run_seeds
+from tests.simulate.pipelines import STEPS, any_pipeline
+
+__all__ = ("main",)
+
+PAGE: Final = Path(__file__).parents[1] / "RELIABILITY.md"
+_SAMPLE: Final = 20_000  # seeds that are drawn for the matrix, and not run
+_HEAD: Final = f"""\
+# Reliability by figures
+
+Written by `python -m tests.reliability`, at version {__version__}. A seed is a whole
+pipeline in virtual time, with every choice drawn from that number: stages, batches,
+orders, windows, faults of workers, ends that fail, a disk that fails, where a run is
+killed. What comes out is compared with what the stages' functions make of the messages.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page; return 1 if a seed has failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.reliability")
+    parser.add_argument("--first", type=int, default=0, help="first seed to run")
+    parser.add_argument("--seeds", type=int, default=100_000, help="how many to run")
+    parser.add_argument("--search", type=int, default=5000, help="seeds for a bug")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    chosen = parser.parse_args(arguments)
+    found: list[Found] = []
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        for one in pool.map(partial(find, seeds=chosen.search), bugs()):
+            found.append(one)
+            _tell(f"{one.bug.subject}: {one.bug.name}: {_after(one)}")
+    seeds, failed, seconds = range(chosen.first, chosen.first + chosen.seeds), 0, 0.0
+    for stories, spent in run_seeds(seeds, chosen.jobs):
+        failed += len(stories)
+        seconds += spent
+        for story in stories:
+            _tell(story)
+    ran = (
+        f"Seeds {seeds.start:,} to {seeds.stop - 1:,} were run, in {seconds / 60:,.0f}"
+        f" minutes of processor time: {failed:,} failed."
+    )
+    parts = (_HEAD, f"{ran}\n", *_matrix(), *_planted(found, chosen.search))
+    PAGE.write_text("\n".join(parts))
+    return 1 if failed else 0
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _matrix() -> Iterator[str]:
+    """Yield the section of what is drawn: faults, and where runs are killed."""
+    faults, kinds, broken = Counter[tuple[str, str]](), Counter[str](), Counter[str]()
+    for seed in range(_SAMPLE):
+        drawn = any_pipeline(random.Random(f"{seed}"))  # noqa: S311
+        mine = {f.kind.value for plan in drawn.faults.values() for f in plan.faults}
+        steps = {
+            at[0] if isinstance(at, tuple) else "at any time" for at in drawn.breaks
+        }
+        kinds.update(mine)
+        broken.update([drawn.broken] if drawn.broken else [])
+        faults.update((kind, step) for kind in mine for step in steps)
+    columns = (*STEPS, "at any time")
+    rows = (
+        (f"`{kind}`", count, *(faults[kind, step] for step in columns))
+        for kind, count in sorted(kinds.items())
+    )
+    yield f"## What goes wrong\n\nOf {_SAMPLE:,} seeds so many have a worker with a fault"
+    yield "of a kind, and so many of them a run that is killed at a step of a commit:\n"
+    yield _table(("fault", "seeds", *columns), rows)
+    yield "So many have an end that fails, or a disk that holds the state directory:\n"
+    yield _table(("end", "seeds"), sorted(broken.items()))
+
+
+def _planted(found: Sequence[Found], searched: int) -> Iterator[str]:
+    """Yield the section of the bugs."""
+    seen = [one.seed + 1 for one in found if one.seed is not None]
+    yield f"## Planted bugs\n\n{len(seen)} of {len(found)} bugs were found within"
+    yield f"{searched:,} seeds, half of them within {statistics.median(seen):,.0f}. Each"
+    yield "replaces some lines of the package, see `reliability/planted.toml`.\n"
+    rows = ((one.bug.subject, one.bug.name, _after(one)) for one in found)
+    yield _table(("subject", "bug", "found after"), rows)
+
+
+def _after(one: Found) -> str:
+    """Return after how many seeds a bug was found."""
+    return "not found" if one.seed is None else f"{one.seed + 1:,}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Bugs that are planted, one at a time, in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from tests.reliability import search
+
+__all__ = ("Bug", "Found", "bugs", "find")
+
+_ROOT: Final = Path(__file__).parents[2]
+_ROWS: Final = Path(__file__).with_name("planted.toml")
+_HANGS: Final = 900  # seconds; then what was planted goes round in circles
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What stands in a file in place of what is right."""
+
+    subject: str
+    name: str
+    file: str
+    """From the package's folder."""
+    old: str
+    new: str
+
+    def plant(self, package: Path) -> None:
+        """Change the file; raises ValueError if what is replaced isn't there once."""
+        path = package / self.file
+        text = path.read_text()
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(
+                f"{self.name}: what it replaces is {count} times in {self.file},"
+                " expected once"
+            )
+        path.write_text(text.replace(self.old, self.new))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of the search for a bug."""
+
+    bug: Bug
+    seed: int | None
+    """The first that failed; None: none did."""
+    why: str
+    """What it said, in one line."""
+    seconds: float
+    """Processor time of the search."""
+
+
+def bugs() -> list[Bug]:
+    """Return all of them, by their subjects."""
+    with _ROWS.open("rb") as file:
+        return [Bug(**row) for row in tomllib.load(file)["bug"]]
+
+
+def find(bug: Bug, seeds: int) -> Found:
+    """
+    Run the simulation with a bug until a seed fails.
+
+    Args:
+        bug: What to plant.
+        seeds: How many to run, at most.
+
+    """
+    with TemporaryDirectory(prefix="planted-") as folder:
+        for name in ("etlstage", "tests"):
+            shutil.copytree(
+                _ROOT / name,
+                Path(folder, name),
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+        bug.plant(Path(folder, "etlstage"))
+        command = [sys.executable, "-m", search.__name__, str(seeds)]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=_HANGS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            lines = (late.stdout or b"").decode().splitlines()
+            at = json.loads(lines[-1])["at"] if lines else 0
+            return Found(bug, at, f"seed {at} does not end", float(_HANGS))
+    if done.returncode:
+        # It can't even be imported, or the search itself has failed.
+        return Found(bug, 0, done.stderr.strip().splitlines()[-1], 0.0)
+    last = json.loads(done.stdout.splitlines()[-1])
+    return Found(bug, last["seed"], last["why"], last["seconds"])

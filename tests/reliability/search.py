@@ -1,0 +1,37 @@
+"""``python -m tests.reliability.search N``: run seeds until one fails, at most N."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from tests.simulate import SimulationFailed, simulate
+from tests.simulate.pipelines import any_pipeline
+
+__all__ = ("main",)
+
+
+def main() -> None:
+    """Print each seed that is run, and what was found, as lines of JSON."""
+    seed, why = None, ""
+    for at in range(int(sys.argv[1])):
+        _print(at=at)
+        try:
+            simulate(any_pipeline, [at])
+        except SimulationFailed as error:
+            seed, why = at, str(error).strip().splitlines()[0]
+            break
+        except Exception as error:
+            seed, why = at, f"{type(error).__name__}: {error}".splitlines()[0]
+            break
+    _print(seed=seed, why=why, seconds=time.process_time())
+
+
+def _print(**line: object) -> None:
+    sys.stdout.write(f"{json.dumps(line)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""That bugs can still be planted, are looked for, and stand on the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import etlstage
+from tests.reliability.__main__ import PAGE
+from tests.reliability.planted import Bug, bugs, find
+
+PACKAGE = Path(etlstage.__file__).parent
+BUGS = {bug.name: bug for bug in bugs()}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_bug_can_be_planted(name: str, tmp_path: Path) -> None:
+    """What it replaces is there, once; else it has to follow the code."""
+    bug = BUGS[name]
+    file = tmp_path / bug.file
+    file.parent.mkdir(parents=True)
+    file.write_text((PACKAGE / bug.file).read_text())
+    bug.plant(tmp_path)
+    compile(file.read_text(), bug.file, "exec")
+
+
+def test_page_has_each_bug() -> None:
+    """With how soon it was found."""
+    text = PAGE.read_text()
+    assert [name for name in BUGS if f"| {name} |" not in text] == []
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_search_finds_what_is_planted() -> None:
+    """In a copy of the package; in the package itself there is nothing to find."""
+    found = find(BUGS["an epoch is recorded before it is durable"], 20)
+    assert found.seed is not None
+    assert "is lost" in found.why
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+def test_search_ends_where_nothing_is_found() -> None:
+    """Each seed has been run."""
+    line = "from __future__ import annotations"
+    found = find(Bug("none", "nothing", "errors.py", line, line), 3)
+    assert (found.seed, found.why) == (None, "")
