@@ -43,7 +43,7 @@ from etlstage.testing.check.suite import (
 
 __all__ = ("app",)
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 def _list(wanted: bool) -> None:

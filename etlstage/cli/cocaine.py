@@ -15,7 +15,7 @@ from etlstage.protocol.registry import translation
 
 __all__ = ("app",)
 
-app = new_app("cocaine")
+app: typer.Typer = new_app("cocaine")
 
 
 @app.callback()

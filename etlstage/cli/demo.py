@@ -27,7 +27,7 @@ ROWS: Final = 5
 COLUMNS: Final = ("date", "airport", "species", "damage", "cost_usd", "grade")
 SORT_BY: Final = "cost_usd"
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 @app.command("demo")

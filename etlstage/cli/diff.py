@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Build", "app", "compare")
 
-app = new_app()
+app: typer.Typer = new_app()
 
 ENGINES: Final = ("local", "spark")
 """A stream has no end at which it could be compared."""

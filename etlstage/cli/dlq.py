@@ -63,7 +63,7 @@ LEAST: Final = 20
 WIDEST: Final = 12
 """Of the column of the stage, unless a stage has a longer name."""
 
-app = new_app("dlq")
+app: typer.Typer = new_app("dlq")
 
 Place = Annotated[
     Path,

@@ -87,7 +87,7 @@ _OF_OUTPUTS: Final[Mapping[str, str]] = {
     "idempotent": "--idempotent",
 }
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 class FuzzRequest(NamedTuple):

@@ -21,7 +21,7 @@ LONGEST: Final = 40  # characters of a line
 LETTERS: Final = "dead letters"
 JOURNALS: Final = "journals"
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 @app.command("graph")

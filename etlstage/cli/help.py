@@ -15,7 +15,7 @@ from etlstage.errors import ConfigError, guess
 
 __all__ = ("GROUPS", "app", "list_topics", "show_topic", "topics")
 
-app = new_app()
+app: typer.Typer = new_app()
 
 GROUPS: Final = {
     "tutorials": "Tutorials",

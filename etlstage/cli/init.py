@@ -22,7 +22,7 @@ from etlstage.telemetry.terminal import harmless
 
 __all__ = ("app", "copy_examples", "init")
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 class Template(NamedTuple):

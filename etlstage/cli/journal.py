@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ("app",)
 
-app = new_app("journal")
+app: typer.Typer = new_app("journal")
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="The folder of a set of journals.")

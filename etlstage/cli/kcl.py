@@ -22,7 +22,7 @@ from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
 
 __all__ = ("app",)
 
-app = new_app("kcl")
+app: typer.Typer = new_app("kcl")
 
 
 @app.callback()

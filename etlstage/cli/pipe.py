@@ -34,7 +34,7 @@ __all__ = ("app",)
 
 _STDIN, _STDOUT = 0, 1
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 class _Filter(TyperCommand):

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
+import typer
 from rich.text import Text
 
 from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
@@ -18,7 +19,7 @@ __all__ = ("app",)
 
 LABEL: Final = 10  # columns of what a line is about
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 @app.command("plan")

@@ -46,7 +46,7 @@ _SHOWN: Final = 20
 _STDERR: Final = 5
 """Last lines of stderr that are shown."""
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 @app.command("replay")

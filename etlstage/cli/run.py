@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ("app",)
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 @app.command("run")

@@ -9,7 +9,7 @@ from etlstage.config.schema import schema_text
 
 __all__ = ("app",)
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 @app.command("schema")

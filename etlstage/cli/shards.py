@@ -29,7 +29,7 @@ from etlstage.telemetry.terminal import harmless
 
 __all__ = ("app",)
 
-app = new_app("shards")
+app: typer.Typer = new_app("shards")
 
 Where = Annotated[
     str,

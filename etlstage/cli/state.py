@@ -40,7 +40,7 @@ WAITING: Final = ("spool-*", "staging-*")
 NOTE: Final = "*.json"
 """What is noted of that. It stays: the next run removes what it tells of, wherever."""
 
-app = new_app("state")
+app: typer.Typer = new_app("state")
 
 Place = Annotated[
     Path,

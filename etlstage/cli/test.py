@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import anyio
 import anyio.to_thread
 import structlog
+import typer
 
 from etlstage.cli import junit as xml
 from etlstage.cli.failure import FAILED
@@ -60,7 +61,7 @@ from etlstage.transport.watchdog import scratch
 
 __all__ = ("app",)
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 class CaseResult(NamedTuple):

@@ -54,7 +54,7 @@ from etlstage.testing.transcript import Channel
 
 __all__ = ("app",)
 
-app = new_app()
+app: typer.Typer = new_app()
 
 _OUTPUTS = 20  # of an extraction that are shown
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import typer
+
 from etlstage.cli.options import File, Overlays, Values, changes_of, new_app
 from etlstage.cli.screen import Screen
 from etlstage.config.loader import cases_of, examine
 
 __all__ = ("app",)
 
-app = new_app()
+app: typer.Typer = new_app()
 
 
 @app.command("validate")

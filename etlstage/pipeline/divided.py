@@ -24,7 +24,7 @@ from etlstage.errors import LedgerImbalance
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.edge import DurableEdge, Waiting
-from etlstage.pipeline.ledger import JoinedLedger
+from etlstage.pipeline.ledger import JoinedLedger, Ledger
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import EdgeReport, KeptLetters, Report, Status
 from etlstage.pipeline.runner import Runner
@@ -85,7 +85,7 @@ class DividedPipeline(Runner):
             dead_letter_sink=None,
             release=release,
         )
-        self.ledger = JoinedLedger([part.ledger for part in self._parts])
+        self.ledger: Ledger = JoinedLedger([part.ledger for part in self._parts])
 
     def drain(self) -> None:
         """Stop extracting, and reading; what is read is loaded, the rest waits."""

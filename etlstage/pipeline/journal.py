@@ -105,7 +105,7 @@ class JournalSink(Sink):
         self._path = path
         self._most = most
         # Of a durable edge: behind it somebody goes on with the load.
-        self.settles = most is None
+        self.settles: bool = most is None
         self._tokens = None if key is None else point(key)
         self._mapping = mapping
         self._settings = {

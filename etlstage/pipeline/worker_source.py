@@ -68,7 +68,7 @@ class WorkerSource(Source):
                     yield item
         finally:
             self.faults: Faults = supervisor.faults
-            self.busy = supervisor.busy
+            self.busy: float = supervisor.busy
         if supervisor.doubtful:
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+from anyio.streams.memory import MemoryObjectSendStream
 
 from etlstage.errors import (
     EtlstageError,
@@ -61,8 +62,10 @@ class ShardWorker:
         store: StoreCommit,
         **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
+        self.runs: MemoryObjectSendStream[Run]
         self.runs, self._given = anyio.create_memory_object_stream[Run](0)
-        self.ended = self.stopping = False
+        self.ended: bool = False
+        self.stopping: bool = False
         self.faults: list[Faults] = []
         self._stage = stage
         self._share = share

@@ -67,7 +67,8 @@ class Bench:
         launch: Launch = launch_worker,
     ) -> None:
         self.patience = timeout
-        self.replies = self.refused = 0
+        self.replies: int = 0
+        self.refused: int = 0
         self._launch = launch
         self._stage = stage
         self._oracles = oracles

@@ -55,8 +55,8 @@ class HostileWorker:
         eob_then_eom: bool = False,
         reason: Callable[[Exception], str] = str,
     ) -> None:
-        self.number = 0
-        self.made_up = False
+        self.number: int = 0
+        self.made_up: bool = False
         self._plan = plan
         self._markers = markers
         self._work = work
