@@ -26,6 +26,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from etlstage.errors import LocalProtocolError
 from etlstage.messages import Run, counted
 from etlstage.protocol.base import Limits, Session, Shape
 from etlstage.protocol.events import Added, Event, Farewell, Opened, Ready
@@ -168,7 +169,13 @@ class WorkerUnderTest:
         async with self._answers.writing:
             self.examine()
             for event in events:
-                self.session.send(event, anyio.current_time())
+                try:
+                    self.session.send(event, anyio.current_time())
+                except LocalProtocolError:
+                    if self._dismissed or Channel.STDOUT in self._process.open:
+                        raise
+                    # It has left, and the session has ended before we knew.
+                    await self.until(lambda: False, "can't be given more")
                 self._said.note(event)
                 self._dismissed = self._dismissed or isinstance(event, Farewell)
             wire, ends = self._answers.waiting()

@@ -12,8 +12,15 @@ import pytest
 
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.stage import Stage
-from etlstage.testing import Call, Calls, Case, ScriptedLaunch, SessionCase
-from etlstage.testing.fuzzing.case import FailureKind
+from etlstage.testing import (
+    Call,
+    Calls,
+    Case,
+    ScriptedLaunch,
+    SessionCase,
+    WorkerUnderTest,
+)
+from etlstage.testing.fuzzing.case import CaseFailed, FailureKind, converse
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, session_cases
 from etlstage.testing.fuzzing.oracle import Oracles
 from etlstage.testing.fuzzing.steps import has_sessions
@@ -134,6 +141,31 @@ def test_bug_is_found(
     # One after the other is as short as at once: Hypothesis comes upon either.
     at_once = Calls(tuple(call for step in shortest for call in step.calls))
     assert found.case in (SessionCase((*shortest,)), SessionCase((at_once,)))
+
+
+class _Leaves(Worker):
+    """It is gone behind its first answer."""
+
+    async def leave(self) -> int | None:
+        return 3 if self.answered else await super().leave()
+
+    answered = False
+
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        await super().answer(number, chunks)
+        self.answered = True
+
+
+async def test_worker_that_has_left_is_at_fault() -> None:
+    """What comes next can't be said to it; that is no mistake of who says it."""
+    stage = Stage(name="worker", worker=("none",), dialect=CocaineDialect())
+    launch = ScriptedLaunch(_Leaves.script)
+    async with WorkerUnderTest(stage, launch=launch, timeout=5.0) as worker:
+        await Calls((ONE,)).exchange(worker)
+        await worker.exited()
+        with pytest.raises(CaseFailed, match="exited with status 3") as caught:
+            await converse(worker, [Calls((ONE,))])
+    assert caught.value.kind is FailureKind.CRASHES
 
 
 def upper(message: bytes) -> list[bytes]:

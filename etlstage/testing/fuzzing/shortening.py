@@ -62,7 +62,14 @@ class _Shortening:
             fewest(self._case.steps, self._takes)
             for at in range(len(self._case.steps)):
                 self._simplify(at)
+            self._sort()
         return self._case
+
+    def _sort(self) -> None:
+        """Have the shorter steps first, of whatever was drawn."""
+        steps = [step for step in self._case.steps if isinstance(step, Step)]
+        if len(steps) == len(self._case.steps):
+            self._takes(sorted(steps, key=lambda step: sum(map(len, step.messages))))
 
     def _all_at_once(self) -> None:
         """Make all steps simpler."""
