@@ -1,8 +1,8 @@
 """
 ``etlstage run``: one pipeline to its end, and its report as files.
 
-What is heavy is imported within :class:`Signals`: whoever interrupts that is told, and
-finds no report of an earlier run in the place of this one's.
+What is heavy is imported within :class:`Signals`: an interrupt meanwhile is reported,
+and leaves no report of an earlier run in the place of this one's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a command writes, and asks: consoles that outlive whoever reads them."""
+"""Where a command writes and asks: consoles that survive a reader that is gone."""
 
 from __future__ import annotations
 

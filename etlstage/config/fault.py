@@ -1,8 +1,7 @@
 """
 Faults of a pipeline file: what is to go wrong with its workers in a trial of it.
 
-The kinds are those of ``etlstage.testing``, and so are the words, one key a field:
-whoever knows a plan in Python knows the file.
+The kinds are those of ``etlstage.testing``, and each field of its plans is a key.
 """
 
 from __future__ import annotations

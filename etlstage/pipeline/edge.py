@@ -129,7 +129,7 @@ class DurableEdge:
 
     @property
     def waits(self) -> bool:
-        """Whether the half behind it has something to load, or broke off."""
+        """Whether the half behind it has something to load, or was interrupted."""
         return not Record.latest(self.behind).ended or bool(self.unread().messages)
 
     def settle(self) -> None:
@@ -219,7 +219,7 @@ class DurableEdge:
     def busy(self) -> str:
         """Return why nothing can be changed now; nothing, if it can."""
         if not (Record.latest(self.before).ended and Record.latest(self.behind).ended):
-            return "a run broke off: run it to its end first, as it was"
+            return "a run was interrupted: run it to its end first, as it was"
         if (waiting := self.unread()).messages:
             return f"{waiting}: load them first, by --only-behind {self.stage}"
         return ""
@@ -235,4 +235,4 @@ def _intents(record: Record) -> Iterable[tuple[str, str]]:
 
 
 def _pass(_error: EtlstageError) -> None:
-    """Count damage for nothing: who reads is told of it."""
+    """Skip damage: the pipeline that reads the journals reports it."""

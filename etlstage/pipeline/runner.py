@@ -87,7 +87,7 @@ class Runner(ABC):
         self._dead_letters = dead_letters
         self._number = dead_letters.run if dead_letters is not None else token_hex(4)
         self._error: Exception | None = None
-        # What starts that broke off have counted, by stage.
+        # What interrupted starts have counted, by stage.
         self._carried: Mapping[str, Sequence[int]] = {}
         self._phase: Literal["before", "running", "over"] = "before"
         self._started = self._ended = 0.0

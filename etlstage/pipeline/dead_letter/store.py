@@ -3,15 +3,15 @@ Where dead letters are kept: on disk, until somebody looks at them.
 
 Each stage has one append-only file in the state directory, shared by all runs; a
 line is one letter, as JSON. A crash in the middle of an append leaves a torn line:
-later letters go on behind it, and who reads is told of it. What leaves for there is rid
-of secrets first. On an executor the letters of a task go elsewhere, and come home with
-its rows.
+later letters go on behind it, and readers skip it with a warning. Secrets are removed
+from what is written there. On an executor the letters of a task go elsewhere, and come
+home with its rows.
 
 A load that replaces its output leaves letters behind whose output is gone: to retry
 them would add to the output what the load has added itself. It is recorded which run
 was the last to replace it, and when; letters of others, from before, are superseded.
 So are those of a run that ended before it replaced the output: what is there lacks
-other messages. Until then its letters are *pending*, and say so themselves.
+other messages. Letters that were written before it did are marked as *pending*.
 """
 
 from __future__ import annotations

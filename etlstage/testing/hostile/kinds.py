@@ -127,7 +127,7 @@ class FaultKind(StrEnum):
     TWICE = _Kind("twice", "Writes its reply twice.", shapes=True)
     EXTRA_EOP = _Kind(
         "extra_eop",
-        "Writes an EOP that nobody asked for.",
+        "Writes an unsolicited EOP.",
         about="markers",
         at=Moment.IDLE,
     )
