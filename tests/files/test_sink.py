@@ -11,6 +11,8 @@ from etlstage.errors import SinkFailed
 from etlstage.files.sink import FileSink
 from etlstage.files.source import FileSource
 from etlstage.messages import Position, Run
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.stage import ErrorBudget, ErrorPolicy
@@ -185,3 +187,48 @@ async def test_output_that_cant_be_made(tmp_path: Path) -> None:
     (tmp_path / "o").touch()
     with pytest.raises(SinkFailed, match=r"can't write to .*/o: file exists"):
         await load(tmp_path / "o", mode="append")
+
+
+async def test_letters_behind_the_first_epoch_are_current(tmp_path: Path) -> None:
+    """The output is replaced by then, though no letter was there to record it beside."""
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    await load(
+        tmp_path / "o",
+        [b'{"n":1}'],
+        [b"no JSON"],
+        mode="overwrite",
+        schema="n long",
+        epoch_messages=1,
+        on_error=ErrorPolicy(budget=ErrorBudget(count=9, share=None)),
+        dead_letters=letters,
+    )
+    letters.close()
+    settled = Settled(letters.folder)
+    (letter,) = [x for x in settled.letters("load") if isinstance(x, DeadLetter)]
+    assert not settled.superseded(letter)
+
+
+@pytest.mark.parametrize("done", [0, 1])
+async def test_letters_of_a_load_that_goes_on_are_current(
+    tmp_path: Path, done: int
+) -> None:
+    """What is behind its first epoch replaces nothing any more."""
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    sink = FileSink(
+        tmp_path / "o",
+        mode="overwrite",
+        schema="n long",
+        on_error=ErrorPolicy(budget=ErrorBudget(count=9, share=None)),
+        dead_letters=letters,
+    )
+    sink.begin(Epochs("ab", done, once=False, check=lambda: None))
+    async with sink:
+        await sink.write([b"no JSON"])
+        (tmp_path / "o").rmdir()
+        (tmp_path / "o").touch()
+        with pytest.raises(SinkFailed):
+            await sink.flush()
+    letters.close()
+    settled = Settled(letters.folder)
+    (letter,) = [x for x in settled.letters("load") if isinstance(x, DeadLetter)]
+    assert settled.superseded(letter) is (done == 0)

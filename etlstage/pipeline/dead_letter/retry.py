@@ -297,7 +297,6 @@ class Retry:
                 id=old.id,
                 run=old.run,
                 place=old.place,
-                pending=old.pending,
                 attempts=old.attempts + letter.attempts,
             )
         )

@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -406,6 +407,19 @@ async def test_letter_that_is_recalled_keeps_its_id(tmp_path: Path) -> None:
         ("r-4", b"c"),
         ("r-5", b"new"),
     ]
+
+
+async def test_letter_of_an_executor_is_pending_as_ours_are(tmp_path: Path) -> None:
+    """Executors do not know whether the output is replaced by now."""
+    letters = DeadLetters(tmp_path, pipeline="p", run="r")
+    letters.pending = True
+    ours = await put(letters, b"a")
+    letters.adopt(replace(ours, pending=False), place=1)
+    letters.supersede("2026-01-01T00:00:00.000+00:00")
+    letters.adopt(ours, place=2)
+    letters.close()
+    found = [one for one in kept(file_of(letters)) if isinstance(one, DeadLetter)]
+    assert [one.pending for one in found] == [True, True, False]
 
 
 async def put_at(letters: DeadLetters, stage: str = "t") -> None:
