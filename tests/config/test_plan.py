@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_workers(tmp_path: Path) -> None:
     assert "answers" not in about(extract)
     assert upper.what == "python up.py '{eop}'"
     assert about(upper) == {
-        "runs": rf"{sys.executable} up.py '\000'",
+        "runs": rf"{shlex.quote(sys.executable)} up.py '\000'",
         "python": platform.python_version(),
         "in": f"{tmp_path}/sub",
         "workers": "1 to 3; order total",
