@@ -39,6 +39,8 @@ MAX_GROUP: Final = 128 << 20
 """Bytes that may be appended at once; a head that says more is damaged."""
 _CHUNK: Final = 1 << 20
 _LARGE: Final = 1 << 16
+_AHEAD: Final = HEAD + 64
+"""Bytes that are read of a large group and of the next, where the rest is not."""
 _MARK: Final = 1 << 20
 """Bytes between two places in a segment where groups are known to begin."""
 
@@ -52,7 +54,7 @@ class Group(NamedTuple):
     time: int
     """Nanoseconds since 1970."""
     data: bytes
-    """Without the head."""
+    """Without the head; where only heads are read, as much as that gave."""
 
 
 class _Bad(Exception):
@@ -195,13 +197,22 @@ class JournalLog:
         if self._tail is not None:
             self._storage.sync(self._path(self._tail[0]))
 
-    def groups(self, offset: int, *, skip: bool = False) -> Iterator[Group]:
+    def peek(self, offset: int, size: int) -> bytes:
+        """Return bytes from an offset on, fewer at the end of its segment."""
+        segments = self.segments()
+        segment = segments[bisect_right(segments, offset) - 1]
+        return self._storage.read(self._path(segment), offset - segment, size)
+
+    def groups(
+        self, offset: int, *, skip: bool = False, heads: bool = False
+    ) -> Iterator[Group]:
         """
         Iterate over whole groups, from the one that holds ``offset``, as far as they go.
 
         Args:
             offset: Where to begin.
             skip: Whether damage is passed over, to the next group that is whole.
+            heads: Whether what is behind a group's head is neither read nor checked.
 
         Raises:
             OffsetGone: If that offset was dropped.
@@ -220,7 +231,8 @@ class JournalLog:
             start = self._known(segment, offset)
             # Damage before the offset was told of when that was read.
             passed = (1 << 64) if skip else offset
-            for group in self._whole(segment, start, last, passed):
+            wanted = (1 << 64) if heads else offset
+            for group in self._whole(segment, start, last, passed, wanted):
                 if group.end > offset:
                     offset = group.end
                     yield group
@@ -318,12 +330,13 @@ class JournalLog:
             marks.append(begin)
 
     def _whole(
-        self, segment: int, start: int, last: bool, passed: int
+        self, segment: int, start: int, last: bool, passed: int, wanted: int = 0
     ) -> Iterator[Group]:
         """
         Iterate over the groups of a segment, from one on that begins at ``start``.
 
-        Damage before the offset ``passed`` is passed over.
+        Damage before the offset ``passed`` is passed over. Of groups that end before the
+        offset ``wanted`` nothing is read but the head.
         """
         path, at = self._path(segment), start
         read, size = self._storage.read, 0
@@ -332,7 +345,9 @@ class JournalLog:
             # All that is looked at is in ``held``, which begins at ``held_at``.
             if len(held) - (at - held_at) < HEAD:
                 # Behind a large group stands another, which is read by itself.
-                ahead = HEAD if size > _LARGE else _CHUNK
+                ahead = _CHUNK
+                if size > _LARGE:
+                    ahead = HEAD if at >= wanted else _AHEAD
                 held, held_at = read(path, at - segment, ahead), at
                 if len(held) < HEAD:
                     break
@@ -340,13 +355,18 @@ class JournalLog:
             try:
                 size, time, crc = _parsed(held[place : place + HEAD], at)
                 place += HEAD
-                if len(held) - place >= size:
-                    data = held[place : place + size]
+                end = at + HEAD + size
+                data = held[place : place + size]
+                if end <= wanted:
+                    there = self._storage.size(path) or 0
+                    if len(data) < size and there < end - segment:
+                        break
                 else:
-                    data = read(path, at + HEAD - segment, size)
+                    if len(data) < size:
+                        data = read(path, at + HEAD - segment, size)
                     if len(data) < size:
                         break
-                _check(data, crc)
+                    _check(data, crc)
             except _Bad as error:
                 if at >= passed:
                     raise self._damaged(segment, at, str(error)) from None
@@ -356,7 +376,6 @@ class JournalLog:
                 at, held, held_at = found, b"", found
                 continue
             self._mark(segment, at)
-            end = at + HEAD + size
             yield Group(at, end, time, data)
             at = end
         if not last and held and at >= passed:

@@ -1,0 +1,136 @@
+"""
+Heads of frames: what a sequencer has to know of messages, without reading these.
+
+Fixed frames begin with their length, and, of the types that journals read themselves,
+with a UUID. So a reader that plans what others read looks at some bytes of a run, however
+large that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Self
+from uuid import UUID
+
+from etlstage.journal.log import HEAD, JournalLog
+from etlstage.journal.run import RunFraming
+from etlstage.sequencing import (
+    FIXED_FRAME_HEADER_LENGTH,
+    FIXED_FRAME_WORD,
+    DesyncDetected,
+    Envelope,
+    FixedFraming,
+    JournalSpec,
+    UnexpectedEnd,
+)
+
+__all__ = ("FrameHead", "FrameHeads", "has_heads")
+
+_UUID: Final = FIXED_FRAME_HEADER_LENGTH + 16
+_SIZE: Final = _UUID + 8
+"""Of a head: with the first bytes of a block, which say how many messages it has."""
+
+
+def has_heads(spec: JournalSpec) -> bool:
+    """Return whether the frames of a journal have heads."""
+    return spec.content_type in (RunFraming.content_type, FixedFraming.content_type)
+
+
+class FrameHead:
+    """A message of which no more is known than its head."""
+
+    __slots__ = ("messages", "uuid")
+
+    def __init__(self, uuid: UUID, messages: int) -> None:
+        self.uuid: UUID = uuid
+        self.messages: int = messages
+        """How many there are in the frame."""
+
+    def set_uuid(self, uuid: UUID) -> None:
+        """Set the UUID."""
+        self.uuid = uuid
+
+    def acknowledgement(self, journal: str) -> Self:
+        """Refuse: this is not for publishing."""
+        raise NotImplementedError
+
+
+class FrameHeads:
+    """
+    Iterates over the heads of all frames of a journal.
+
+    Args:
+        log: The journal.
+        spec: What is known of it.
+        offset: Where to begin.
+        end: Where to end; without it :meth:`poll` returns what comes later, too.
+
+    Raises:
+        FrameError: While iterating, where no frame begins.
+
+    """
+
+    def __init__(
+        self, log: JournalLog, spec: JournalSpec, offset: int, end: int | None = None
+    ) -> None:
+        self._log = log
+        self._spec = spec
+        self._at = offset
+        self._end = end
+        self._runs = spec.content_type == RunFraming.content_type
+        self._found: Iterator[Envelope] = iter(())
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Envelope:
+        if (found := self.poll()) is None:
+            raise StopIteration
+        return found
+
+    def poll(self) -> Envelope | None:
+        """Return the next, or None if there is none yet."""
+        found = next(self._found, None)
+        if found is None and (not self._ended or self._log.grown(self._at)):
+            self._found = self._frames()
+            found = next(self._found, None)
+        self._ended = found is None
+        if found is not None and self._end is not None and found.begin >= self._end:
+            return None
+        return found
+
+    def _frames(self) -> Iterator[Envelope]:
+        for group in self._log.groups(self._at, heads=True):
+            begin = at = max(self._at, group.begin + HEAD)
+            held = group.data[begin - group.begin - HEAD :]
+            while at < group.end:
+                head = held[at - begin : at - begin + _SIZE]
+                if len(head) < min(_SIZE, group.end - at):
+                    head = self._log.peek(at, min(_SIZE, group.end - at))
+                end = at + FIXED_FRAME_HEADER_LENGTH
+                end += int.from_bytes(head[4:FIXED_FRAME_HEADER_LENGTH], "little")
+                self._check(head, at, end, group.end)
+                # As RunMessage has it: without a block it is an acknowledgement.
+                count = int.from_bytes(head[_UUID + 4 : end - at], "little")
+                uuid = UUID(bytes=head[FIXED_FRAME_HEADER_LENGTH:_UUID])
+                self._at = end
+                yield Envelope(
+                    self._spec.name,
+                    at,
+                    end,
+                    FrameHead(uuid, count if self._runs else 1),
+                )
+                at = end
+            self._at = group.end
+
+    def _check(self, head: bytes, at: int, end: int, stop: int) -> None:
+        error: DesyncDetected | UnexpectedEnd
+        if not head.startswith(FIXED_FRAME_WORD):
+            error = DesyncDetected(head, offset=at)
+        elif len(head) < _UUID or end > stop:
+            error = UnexpectedEnd("unexpected EOF", offset=at)
+        else:
+            return
+        error.framing, error.journal = self._spec.content_type, self._spec.name
+        raise error

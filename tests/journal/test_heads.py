@@ -1,0 +1,137 @@
+"""Heads of frames: the same frames that are read, of which little is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.journal import (
+    JournalDamaged,
+    Journals,
+    MemoryStorage,
+    Publisher,
+    RunMessage,
+)
+from etlstage.journal.heads import FrameHead, FrameHeads, has_heads
+from etlstage.journal.log import HEAD
+from etlstage.sequencing import DesyncDetected, FrameError, Opaque, UnexpectedEnd
+
+RUNS = "application/x-etlstage-run"
+BYTES = "application/x-protobuf-fixed"
+
+
+class Counting(MemoryStorage):
+    """Counts the bytes that are read."""
+
+    read_bytes = 0
+
+    def read(self, path: str, at: int, size: int) -> bytes:
+        """Return bytes of a file."""
+        data = super().read(path, at, size)
+        self.read_bytes += len(data)
+        return data
+
+
+def opened(content_type: str = RUNS, *, segment: int = 64 << 20) -> Journals:
+    """Return a set of one journal in memory."""
+    return Journals(
+        name="set", storage=Counting(), content_type=content_type, segment=segment
+    )
+
+
+def heads(journals: Journals, begin: int = 0, end: int | None = None) -> FrameHeads:
+    """Return the heads of its journal."""
+    (spec,) = journals.select()
+    return FrameHeads(journals.log(spec.name), spec, begin, end)
+
+
+def one(journals: Journals) -> tuple[str, str]:
+    """Map all to the one journal."""
+    return journals.select()[0].name, journals.content_type
+
+
+@pytest.mark.parametrize("content_type", [RUNS, BYTES])
+@pytest.mark.parametrize("segment", [1000, 64 << 20])
+@pytest.mark.parametrize("size", [3, 200_000])
+def test_heads_are_those_of_the_frames(
+    content_type: str, segment: int, size: int
+) -> None:
+    """From wherever they are read; of large frames hardly a byte is."""
+    journals = opened(content_type, segment=segment)
+    publisher = Publisher(journals, mapping=lambda _: one(journals))
+    for n in range(5):
+        data = b"%d" % n * size
+        publisher.publish_uncommitted(
+            RunMessage([data] * n) if content_type == RUNS else Opaque(data)
+        )
+    for journal, intent in publisher.build_ack_intents():
+        journals.append(journal, intent + intent)
+    frames = list(journals.read_uncommitted(one(journals)[0]))
+    journals.storage.read_bytes = 0  # type: ignore[attr-defined]
+    found = list(heads(journals))
+    if size > 1000 and segment > size:
+        assert journals.storage.read_bytes < 1_100_000  # type: ignore[attr-defined]
+    counts = [0, 1, 2, 3, 4, 0, 0] if content_type == RUNS else [1] * 7
+    assert [head.message.messages for head in found] == counts  # type: ignore[attr-defined]
+    assert [(e.begin, e.end, e.message.uuid) for e in found] == [
+        (e.begin, e.end, e.message.uuid) for e in frames
+    ]
+    for at, frame in enumerate(frames):
+        assert list(heads(journals, frame.begin, frames[-1].begin)) == found[at:-1]
+    assert has_heads(journals.select()[0])
+
+
+def test_what_comes_later_is_found() -> None:
+    """Whole groups alone: one that is being written is not there yet."""
+    journals = opened()
+    publisher = Publisher(journals, mapping=lambda _: one(journals))
+    messages = heads(journals)
+    assert messages.poll() is None
+    publisher.publish_committed(RunMessage([b"a" * 100_000]))
+    assert messages.poll() is not None
+    assert messages.poll() is None
+    publisher.publish_committed(RunMessage([b"b" * 100_000]))
+    file = journals.storage.files["part-000/00000000000000000000.log"]  # type: ignore[attr-defined]
+    end = file.pop()
+    assert messages.poll() is None
+    file.append(end)
+    assert messages.poll() is not None
+
+
+def test_what_is_no_frame_is_an_error() -> None:
+    """A group that has none, one that has half of one, and a head that is damaged."""
+    journals = opened()
+    journal, _ = one(journals)
+    journals.append(journal, b"none")
+    with pytest.raises(DesyncDetected):
+        heads(journals).poll()
+    place = journals.append(journal, b"\x66\x33\x93\x36\xff\0\0\0" + bytes(16)).begin
+    with pytest.raises(UnexpectedEnd) as raised:
+        heads(journals, place).poll()
+    assert isinstance(raised.value, FrameError)
+    assert (raised.value.journal, raised.value.offset) == (journal, place)
+    file = journals.storage.files["part-000/00000000000000000000.log"]  # type: ignore[attr-defined]
+    file[place - HEAD] ^= 1
+    with pytest.raises(JournalDamaged):
+        heads(journals, place).poll()
+
+
+def test_data_before_an_offset_are_not_read() -> None:
+    """Who reads from an offset passes over all groups before it by their heads."""
+    journals = opened()
+    journal, _ = one(journals)
+    for _ in range(20):
+        journals.append(journal, bytes(1 << 20))
+    last = journals.append(journal, b"last").begin
+    reopened = Journals(storage=journals.storage)
+    journals.storage.read_bytes = 0  # type: ignore[attr-defined]
+    (group,) = reopened.log(journal).groups(last)
+    assert group.data == b"last"
+    assert journals.storage.read_bytes < 1_200_000  # type: ignore[attr-defined]
+
+
+def test_a_head_is_for_sequencing_alone() -> None:
+    """It acknowledges nothing."""
+    head = FrameHead(RunMessage().uuid, 0)
+    head.set_uuid(RunMessage().uuid)
+    with pytest.raises(NotImplementedError):
+        head.acknowledgement("set/part-000")
