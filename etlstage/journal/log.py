@@ -335,11 +335,13 @@ class JournalLog:
         """
         Iterate over the groups of a segment, from one on that begins at ``start``.
 
-        Damage before the offset ``passed`` is passed over. Of groups that end before the
-        offset ``wanted`` nothing is read but the head.
+        Damage that ends before the offset ``passed`` is passed over. Of groups that
+        end before the offset ``wanted`` nothing is read but the head.
         """
         path, at = self._path(segment), start
-        read, size = self._storage.read, 0
+        read = self._storage.read
+        # Where heads are wanted little is read until a group is seen to be small.
+        size = _LARGE + 1 if start < wanted else 0
         held, held_at = b"", start
         while True:
             # All that is looked at is in ``held``, which begins at ``held_at``.
@@ -368,9 +370,10 @@ class JournalLog:
                         break
                     _check(data, crc)
             except _Bad as error:
-                if at >= passed:
-                    raise self._damaged(segment, at, str(error)) from None
                 found = self._next_head(segment, at + 1)
+                over = found or segment + (self._storage.size(path) or 0)
+                if at >= passed or over > passed:
+                    raise self._damaged(segment, at, str(error)) from None
                 if found is None:
                     return
                 at, held, held_at = found, b"", found

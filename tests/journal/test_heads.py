@@ -69,14 +69,15 @@ def test_heads_are_those_of_the_frames(
     journals.storage.read_bytes = 0  # type: ignore[attr-defined]
     found = list(heads(journals))
     if size > 1000 and segment > size:
-        assert journals.storage.read_bytes < 1_100_000  # type: ignore[attr-defined]
+        assert journals.storage.read_bytes < 2_000  # type: ignore[attr-defined]
     counts = [0, 1, 2, 3, 4, 0, 0] if content_type == RUNS else [1] * 7
     assert [head.message.messages for head in found] == counts  # type: ignore[attr-defined]
     assert [(e.begin, e.end, e.message.uuid) for e in found] == [
         (e.begin, e.end, e.message.uuid) for e in frames
     ]
     for at, frame in enumerate(frames):
-        assert list(heads(journals, frame.begin, frames[-1].begin)) == found[at:-1]
+        rest = list(heads(journals, frame.begin, frames[-1].begin))
+        assert [e.begin for e in rest] == [e.begin for e in found[at:-1]]
     assert has_heads(journals.select()[0])
 
 
@@ -112,7 +113,7 @@ def test_what_is_no_frame_is_an_error() -> None:
     file = journals.storage.files["part-000/00000000000000000000.log"]  # type: ignore[attr-defined]
     file[place - HEAD] ^= 1
     with pytest.raises(JournalDamaged):
-        heads(journals, place).poll()
+        heads(journals, place - HEAD).poll()
 
 
 def test_data_before_an_offset_are_not_read() -> None:
@@ -126,7 +127,7 @@ def test_data_before_an_offset_are_not_read() -> None:
     journals.storage.read_bytes = 0  # type: ignore[attr-defined]
     (group,) = reopened.log(journal).groups(last)
     assert group.data == b"last"
-    assert journals.storage.read_bytes < 1_200_000  # type: ignore[attr-defined]
+    assert journals.storage.read_bytes < 5_000  # type: ignore[attr-defined]
 
 
 def test_a_head_is_for_sequencing_alone() -> None:

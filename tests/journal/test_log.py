@@ -50,6 +50,24 @@ def tried(journal: JournalLog) -> tuple[list[bytes], JournalDamaged | None]:
     return found, None
 
 
+def test_an_offset_within_damage_is_damaged() -> None:
+    """What begins before the offset and holds it is not passed over as if read."""
+    storage = MemoryStorage()
+    journal = log(storage)
+    places = [journal.append(0, b"%d" % n * 10)[0] for n in range(3)]
+    path = "part-000/00000000000000000000.log"
+    for flipped in (places[1] + 5, places[1] - 5):
+        storage.files[path][flipped] ^= 1
+        with pytest.raises(JournalDamaged) as raised:
+            data(log(storage), places[1])
+        assert raised.value.offset == places[1] - HEAD
+        assert data(log(storage), places[2] - HEAD) == [b"2" * 10]
+    storage.truncate(path, places[2] - HEAD)
+    assert data(log(storage), places[2] - HEAD) == []
+    with pytest.raises(JournalDamaged):
+        data(log(storage), places[1])
+
+
 def test_groups_come_back(storage: Storage) -> None:
     """With their places; an empty journal has none."""
     journal = log(storage)
