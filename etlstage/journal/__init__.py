@@ -9,13 +9,16 @@ Journals: append-only logs of messages in a folder, for many writers and many re
         async for envelope in journals.read_committed(name="billing", follow=True):
             ...
 
-There is no server: processes on one machine share the files. What messages are, who has
+There is no server: processes on one machine share the files. The same reads and appends
+to journals of a Gazette broker, whose address is in the folder's place. What messages are, who has
 published them and which of them are committed is :mod:`etlstage.sequencing`'s.
 """
 
 from __future__ import annotations
 
+from etlstage.journal.broker import Broker
 from etlstage.journal.errors import (
+    AppendInDoubt,
     JournalDamaged,
     JournalError,
     LimitReached,
@@ -29,6 +32,8 @@ from etlstage.journal.storage import FolderStorage, MemoryStorage
 from etlstage.sequencing import Publisher
 
 __all__ = (
+    "AppendInDoubt",
+    "Broker",
     "CommittedReader",
     "FolderStorage",
     "JournalDamaged",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from etlstage.errors import BlockDamaged, EtlstageError
+from etlstage.sequencing import AppendUncertain
 
 __all__ = (
+    "AppendInDoubt",
     "JournalDamaged",
     "JournalError",
     "LimitReached",
@@ -15,6 +17,10 @@ __all__ = (
 
 class JournalError(EtlstageError):
     """Base of what goes wrong with journals, and what can't be read as a set of them."""
+
+
+class AppendInDoubt(JournalError, AppendUncertain):
+    """Raised when a broker has not confirmed an append, which may stand there."""
 
 
 class JournalDamaged(JournalError, BlockDamaged):

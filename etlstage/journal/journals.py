@@ -22,8 +22,9 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from etlstage.errors import ConfigError, guess
+from etlstage.journal.broker import Broker, BrokerLog
 from etlstage.journal.errors import JournalError, LimitReached
-from etlstage.journal.log import JournalLog
+from etlstage.journal.log import ByteLog, JournalLog
 from etlstage.journal.reader import (
     CommittedReader,
     LogReader,
@@ -152,9 +153,10 @@ class Journals:
     A set of journals, which is made or opened.
 
     Args:
-        path: Its folder; ``storage`` is in its place for a set in memory.
+        path: Its folder, or a broker or its address, ``http://broker:8080/orders/``;
+            ``storage`` is in its place for a set in memory.
         partitions: How many journals a new set has (default 1); of one that is there
-            it has to be the number.
+            it has to be the number. A broker is not asked for it.
         name: Of a new set; default: that of the folder.
         content_type: Of a new set's messages.
         labels: Of a new set.
@@ -177,7 +179,7 @@ class Journals:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | None = None,
+        path: str | os.PathLike[str] | Broker | None = None,
         *,
         partitions: int | None = None,
         name: str | None = None,
@@ -191,13 +193,23 @@ class Journals:
         storage: Storage | None = None,
         now: Callable[[], int] = time.time_ns,
     ) -> None:
+        if isinstance(path, str) and path.startswith(("http://", "https://")):
+            path = Broker(path)
+        self.broker: Broker | None = None
+        if isinstance(path, Broker):
+            self.broker = broker = path
+            for setting, given in (("keep", keep), ("limit", limit)):
+                if given is not None:
+                    raise ConfigError(f"{setting} is of a folder, not of a broker")
+            path, name = broker.url, broker.name
+            storage = MemoryStorage()
         if storage is None:
             storage = MemoryStorage() if path is None else FolderStorage(path)
         self.storage: Storage = storage
         self._now = now
         self._sync_every = sync_of(sync)
         self._dirty: dict[str, int] = {}
-        self._logs: dict[str, JournalLog] = {}
+        self._logs: dict[str, ByteLog] = {}
         # By journal, up to where may be appended without asking for readers again.
         self._room: dict[str, int] = {}
         self._raw = b""
@@ -218,8 +230,13 @@ class Journals:
         }
         if not 1 <= wanted["partitions"] <= 10_000:  # type: ignore[operator]
             raise ConfigError(f"partitions is {partitions}, expected 1 to 10000")
+        if self.broker is not None and self.broker.single and wanted["partitions"] != 1:
+            raise ConfigError(
+                f"partitions is {partitions}, and {where} is one journal; end it with a"
+                " slash for its partitions"
+            )
         if storage.size(_SPEC) is None:
-            self._make(wanted, create)
+            self._make(wanted, create or self.broker is not None)
         self.refresh()
         there = len(self.select())
         if partitions is not None and partitions != there:
@@ -231,7 +248,7 @@ class Journals:
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str] | None = None,
+        path: str | os.PathLike[str] | Broker | None = None,
         **settings: Any,  # noqa: ANN401 - those of the class
     ) -> Self:
         """Return the set for use without ``async``; to be closed, or in a ``with``."""
@@ -265,6 +282,9 @@ class Journals:
             self.sync()
         finally:
             self.storage.close()
+            for log in self._logs.values():
+                if isinstance(log, BrokerLog):
+                    log.close()
 
     def refresh(self) -> None:
         """Look whether the set has changed."""
@@ -284,9 +304,10 @@ class Journals:
             self._keep = amount_of(spec["keep"])
             self._limit = bytes_of(spec["limit"])
             self._segment: int = spec["segment"]
+            single = self.broker is not None and self.broker.single
             specs = tuple(
                 JournalSpec(
-                    f"{self.name}/part-{n:03}",
+                    self.name if single else f"{self.name}/part-{n:03}",
                     self.content_type,
                     {**spec["labels"], "partition": f"{n:03}"},
                 )
@@ -332,7 +353,15 @@ class Journals:
             count: How many.
             labels: In place of those that all have.
 
+        Raises:
+            JournalError: If they are a broker's.
+
         """
+        if self.broker is not None:
+            raise JournalError(
+                f"{self.name}: journals of a broker are made there; open them with their"
+                " number as partitions"
+            )
         with self.storage.locked("lock"):
             self.refresh()
             spec = json.loads(self._raw)
@@ -342,7 +371,7 @@ class Journals:
             self.storage.replace(_SPEC, json.dumps(spec).encode())
             self.refresh()
 
-    def log(self, journal: str) -> JournalLog:
+    def log(self, journal: str) -> ByteLog:
         """
         Return the log of a journal.
 
@@ -357,8 +386,11 @@ class Journals:
                     f"fetching journal spec: named journal does not exist ({journal})"
                     f"{guess(journal, self._names)}"
                 )
-            folder = journal.rpartition("/")[2]
-            log = JournalLog(self.storage, folder, journal, segment=self._segment)
+            if self.broker is not None:
+                log = BrokerLog(self.broker, journal)
+            else:
+                folder = journal.rpartition("/")[2]
+                log = JournalLog(self.storage, folder, journal, segment=self._segment)
             self._logs[journal] = log
         return log
 
@@ -429,6 +461,7 @@ class Journals:
                 # Readers may have the bytes already, so they are not taken back.
                 error = why
         if self._keep is not None and log.rolled:
+            assert isinstance(log, JournalLog)
             self._trim(log, self.readers())
         return _Appended(self, journal, begin, end, error)
 
@@ -537,6 +570,7 @@ class Journals:
         dropped = {}
         for name in self._names:
             log = self.log(name)
+            assert isinstance(log, JournalLog)
             with self.storage.locked(log.lock):
                 if gone := self._trim(log, readers):
                     dropped[name] = gone

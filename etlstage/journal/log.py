@@ -23,13 +23,13 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
 from etlstage.journal.errors import JournalDamaged, OffsetGone
 from etlstage.journal.storage import Storage
 
-__all__ = ("HEAD", "MAX_GROUP", "Group", "JournalLog")
+__all__ = ("HEAD", "MAX_GROUP", "ByteLog", "Group", "JournalLog")
 
 _MAGIC: Final = b"ETJ1"
 _SHAPE: Final = struct.Struct("<4sIQQI")
@@ -55,6 +55,55 @@ class Group(NamedTuple):
     """Nanoseconds since 1970."""
     data: bytes
     """Without the head; where only heads are read, as much as that gave."""
+
+
+class ByteLog(Protocol):
+    """The bytes of one journal; see :class:`JournalLog`."""
+
+    @property
+    def name(self) -> str:
+        """Of the journal."""
+
+    @property
+    def lock(self) -> str:
+        """Path of the lock that who appends must hold."""
+
+    @property
+    def rolled(self) -> bool:
+        """Whether the last append has begun a segment."""
+
+    def segments(self) -> list[int]:
+        """Return the first offsets of all segments."""
+
+    def first(self) -> int:
+        """Return the first offset that is there."""
+
+    def end(self) -> int:
+        """Return where the last group that is whole ends."""
+
+    def reach(self) -> int:
+        """Return where the last segment ends."""
+
+    def appended(self) -> int:
+        """Return about where the end is."""
+
+    def size(self) -> int:
+        """Return how many bytes there are."""
+
+    def grown(self, offset: int) -> bool:
+        """Return whether there may be something behind an offset."""
+
+    def append(self, now: int, *data: bytes) -> tuple[int, int]:
+        """Append bytes, and return where they begin and end."""
+
+    def sync(self) -> None:
+        """Return when what was appended would outlive a crash of the machine."""
+
+    def groups(self, offset: int, *, skip: bool = False) -> Iterator[Group]:
+        """Iterate over what was appended, from an offset on."""
+
+    def at_time(self, time: int) -> int:
+        """Return where begins what was appended at a time, or later."""
 
 
 class _Bad(Exception):

@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import anyio
+import anyio.to_thread
 
 from etlstage.errors import EtlstageError
 from etlstage.journal.errors import JournalDamaged, JournalError, ReaderBusy
-from etlstage.journal.log import HEAD, Group, JournalLog
+from etlstage.journal.log import ByteLog, Group
 from etlstage.journal.run import RunFraming
 from etlstage.journal.storage import Storage
 from etlstage.sequencing import (
@@ -79,7 +80,7 @@ class LogReader:
 
     def __init__(
         self,
-        log: JournalLog,
+        log: ByteLog,
         spec: JournalSpec,
         offset: int = 0,
         *,
@@ -102,14 +103,13 @@ class LogReader:
             group = self._next()
             if group is None:
                 return b"" if self._end is not None else None
-            begin = max(self.offset, group.begin + HEAD)
+            first = group.end - len(group.data)
+            begin = max(self.offset, first)
             stop = group.end if self._end is None else min(group.end, self._end)
             self._at = group.end
             if begin < stop:
                 self.offset = stop
-                return group.data[
-                    begin - group.begin - HEAD : stop - group.begin - HEAD
-                ]
+                return group.data[begin - first : stop - first]
         return b""
 
     def _next(self) -> Group | None:
@@ -312,12 +312,17 @@ class CommittedReader:
         return self
 
     async def __anext__(self) -> Envelope:
-        while (found := self.poll()) is None:
+        while (found := await self._polled()) is None:
             if not self._follow:
                 self.close()
                 raise StopAsyncIteration
             await anyio.sleep(self._poll_every)
         return found
+
+    async def _polled(self) -> Envelope | None:
+        if self._journals.broker is None:
+            return self.poll()
+        return await anyio.to_thread.run_sync(self.poll)
 
     def position(self) -> Checkpoint:
         """Return from where to go on; the message that was returned last is done."""
@@ -364,6 +369,11 @@ class CommittedReader:
             raise JournalError(
                 f"reader's name is {name!r}, expected letters, digits, '-', '_', '.'"
             )
+        if self._journals.broker is not None:
+            raise JournalError(
+                f"reader {name!r}: a broker keeps no readers; store position(), and begin"
+                " with position="
+            )
         held = self._storage.hold(f"readers/{name}.lock")
         if held is None:
             who = self._storage.load(f"readers/{name}.pid").decode()
@@ -400,7 +410,7 @@ class CommittedReader:
             self._turn.append(spec.name)
         self._specs = specs
 
-    def _begin(self, log: JournalLog) -> int:
+    def _begin(self, log: ByteLog) -> int:
         start = self._start
         if isinstance(start, Mapping):
             return start.get(log.name, log.first())

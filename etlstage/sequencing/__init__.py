@@ -185,6 +185,7 @@ from etlstage.sequencing.message import (
 from etlstage.sequencing.publisher import (
     Append,
     Appender,
+    AppendUncertain,
     OrderedSection,
     Publisher,
 )
@@ -216,6 +217,7 @@ __all__ = (
     "UUID",
     "AckIntent",
     "Append",
+    "AppendUncertain",
     "Appender",
     "AsyncJournalReader",
     "ByteWriter",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from time import time_ns
 from typing import Any, Protocol
 
-from etlstage.errors import LocalProtocolError
+from etlstage.errors import EtlstageError, LocalProtocolError
 from etlstage.sequencing.clock import Clock, Flags, build_uuid, new_producer_id
 from etlstage.sequencing.framing import Framing, framing_by_content_type
 from etlstage.sequencing.mapping import Mapping, Unbound
@@ -24,7 +24,11 @@ from etlstage.sequencing.message import (
     as_message,
 )
 
-__all__ = ("Append", "Appender", "OrderedSection", "Publisher")
+__all__ = ("Append", "AppendUncertain", "Appender", "OrderedSection", "Publisher")
+
+
+class AppendUncertain(EtlstageError):
+    """Raised when bytes may be appended, or may become so: their UUID is used up."""
 
 
 class Append(Protocol):
@@ -56,7 +60,8 @@ class OrderedSection(Protocol):
         """
         Append ``data``, a frame in its pieces.
 
-        Where it raises an error nothing of that can be read.
+        Where it raises an error nothing of that can be read, except for
+        :class:`AppendUncertain`.
         """
 
     def abandon(self) -> None:
@@ -118,6 +123,7 @@ class Publisher:
         # What acknowledges the open transaction, by journal, in order of first use.
         self._open: dict[str, tuple[Message, Framing]] = {}
         self._busy = False
+        self._uncertain = False
 
     def publish_committed(
         self, message: object, mapping: Mapping | None = None
@@ -144,7 +150,11 @@ class Publisher:
         Append a message of the open transaction, which it may begin.
 
         Raises:
-            LocalProtocolError: If another call has not returned yet.
+            LocalProtocolError: If another call has not returned yet, or an append of
+                this publisher is uncertain.
+            AppendUncertain: If the appender can't tell whether it was appended: the
+                transaction can't be committed any more, and another publisher begins
+                one that can.
             Exception: As for :meth:`publish_committed`.
 
         """
@@ -153,6 +163,7 @@ class Publisher:
                 "uncommitted messages are published one at a time, and another call has"
                 " not returned yet"
             )
+        self._check_certain()
         self._busy = True
         try:
             return self._publish(message, mapping, Flags.CONTINUE_TXN)
@@ -165,13 +176,25 @@ class Publisher:
 
         They are to be stored, all of them, before any is appended; and after a crash
         all of them are to be appended again.
+
+        Raises:
+            LocalProtocolError: If an append of the transaction is uncertain.
+
         """
+        self._check_certain()
         intents = []
         for journal, (message, framing) in self._open.items():
             frame, _ = self._frame(message, framing, Flags.ACK_TXN)
             intents.append(AckIntent(journal, b"".join(frame)))
         self._open = {}
         return intents
+
+    def _check_certain(self) -> None:
+        if self._uncertain:
+            raise LocalProtocolError(
+                "an append of the open transaction is uncertain, so that it can't be"
+                " committed; begin another with another publisher"
+            )
 
     def _publish(self, value: object, mapping: Mapping | None, flags: Flags) -> Append:
         message = as_message(value)
@@ -200,6 +223,10 @@ class Publisher:
             raise
         try:
             append = section.release(*frame)
+        except AppendUncertain:
+            # Another message under its clock would be dropped as its duplicate.
+            self._uncertain = self._uncertain or flags is Flags.CONTINUE_TXN
+            raise
         except BaseException:
             self._clock.untick(clock)
             raise

@@ -97,6 +97,12 @@ def test_it_is_built(folder: Path, start: str) -> None:
         ("limit: 1GiB", "limit: much", "load.journal.limit: is 'much', expected"),
         ("limit: 1GiB", "sync: now", "load.journal.sync: is 'now', expected"),
         ("partitions: 2", "partitions: 0", "load.journal.partitions: "),
+        (
+            "path: out",
+            "path: http://h/a/",
+            "load.journal.path: is 'http://h/a/', expected",
+        ),
+        ("path: in", "path: https://h/a/", "extract.journal.path: is 'https://h/a/'"),
         ("key: /id", "key: id", "load.journal.key: "),
         ("r}}", "r}, every: 1s}", "is not for journals: use journal.follow"),
         ("name: p", "name: p\nengine: spark", "the end of stage extract is for engine"),

@@ -79,11 +79,11 @@ class MemorySection:
         self._journal = journal
 
     def release(self, *data: bytes) -> Done:
-        """Append, unless the disk is full."""
+        """Append, unless it is to fail."""
         journals, journal = self._journals, self._journal
         journals.sections.remove(journal)
-        if journals.full:
-            raise OSError(28, "No space left on device")
+        if journals.error is not None:
+            raise journals.error
         journals.data[journal] = journals.data.get(journal, b"") + b"".join(data)
         return Done(journal)
 
@@ -98,7 +98,7 @@ class Memory:
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
         self.sections: list[str] = []
-        self.full = False
+        self.error: Exception | None = None
 
     def start_append(self, journal: str) -> MemorySection:
         """Return the section."""

@@ -13,6 +13,7 @@ from etlstage.errors import ConfigError, LocalProtocolError
 from etlstage.sequencing import (
     NO_UUID,
     AckIntent,
+    AppendUncertain,
     Clock,
     EmptyListResponse,
     Flags,
@@ -95,11 +96,6 @@ class Unframeable(Str):
         raise NotFrameable("half of it")
 
 
-def full(journals: Memory) -> None:
-    """Fill the disk."""
-    journals.full = True
-
-
 def no_journals(message: object) -> tuple[str, str]:
     """Map to nothing."""
     raise EmptyListResponse
@@ -134,17 +130,36 @@ def test_error_leaves_nothing(
     make, mapping, is_full, error = failure
     journals, clock = Memory(), Clock(1000)
     publisher = Publisher(journals, clock)
-    journals.full = is_full
+    journals.error = OSError(28, "No space left on device") if is_full else None
     with pytest.raises(error):
         act(publisher)(make(), mapping)
     assert clock.value == 1000
     assert journals.data == {}
     assert journals.sections == []
     assert publisher.build_ack_intents() == []
-    journals.full = False
+    journals.error = None
     act(publisher)(Str("again"), to_json)
     assert clock.value == 1160
     assert journals.data["a"].endswith(b'"Str":"again"}\n')
+
+
+def test_append_that_is_uncertain() -> None:
+    """Its clock is used up; a transaction of it is never committed."""
+    journals, clock = Memory(), Clock(1000)
+    journals.error = AppendUncertain("no answer")
+    for act, ends in zip(ACTS, (False, True), strict=True):
+        publisher = Publisher(journals, clock)
+        before = clock.value
+        with pytest.raises(AppendUncertain):
+            act(publisher)(Str("one"), to_json)
+        assert clock.value == before + 160
+        if ends:
+            with pytest.raises(LocalProtocolError, match="is uncertain"):
+                act(publisher)(Str("two"), to_json)
+            with pytest.raises(LocalProtocolError, match="another publisher"):
+                publisher.build_ack_intents()
+        else:
+            assert publisher.build_ack_intents() == []
 
 
 def test_committed_within_an_own_transaction_is_refused() -> None:

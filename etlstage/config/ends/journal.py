@@ -58,6 +58,7 @@ class JournalSourceKeys(SourceKeys):
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what contradicts itself."""
+        yield from _remote(given)
         start = given.get("from")
         if isinstance(start, str):
             try:
@@ -153,7 +154,8 @@ class _SetKeys(Keys):
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what is no amount."""
+        """Return what is no folder, and what is no amount."""
+        yield from _remote(given)
         amounts = {key: given.get(key) for key in ("keep", "limit", "sync")}
         if not any(amounts.values()):
             return
@@ -318,6 +320,15 @@ class EdgeSinkKeys(JournalSinkKeys):
     def bounds(self) -> Bounds:
         """Return small ones: the half behind it waits for each epoch."""
         return EPOCH
+
+
+def _remote(given: Mapping[str, Any]) -> Iterator[Problem]:
+    path = given.get("path")
+    if isinstance(path, str) and path.startswith(("http://", "https://")):
+        text = (
+            "is {got}, expected a folder: a broker is read and appended to from Python"
+        )
+        yield Problem(("path",), text, path)
 
 
 def _start(text: str) -> Literal["beginning", "end"] | float:

@@ -1,0 +1,280 @@
+"""Journals of a broker: the same reads and appends, whatever becomes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from etlstage.errors import ConfigError, LocalProtocolError
+from etlstage.journal import (
+    AppendInDoubt,
+    Broker,
+    JournalError,
+    Journals,
+    OffsetGone,
+    Publisher,
+    modulo,
+)
+from etlstage.sequencing import Clock, JsonMessage
+from tests.journal.gateway import Gateway, running
+
+ELECTING = 500, "NO_JOURNAL_PRIMARY_BROKER"
+PART = "orders/part-000"
+
+
+@pytest.fixture(name="gateway")
+def gateway_() -> Iterator[Gateway]:
+    """Return a broker with a journal."""
+    with running(PART) as gateway:
+        yield gateway
+
+
+def opened(gateway: Gateway, patience: float = 10, **fields: Any) -> Journals:  # noqa: ANN401
+    """Return its journals; an answer that does not come is given up soon."""
+    return Journals(Broker(gateway.url, timeout=0.2, patience=patience), **fields)
+
+
+def publisher(journals: Journals) -> Publisher:
+    """Return one that maps by a key."""
+    return Publisher(journals, Clock(1000), mapping=modulo(lambda m: m["k"]))
+
+
+def numbers(journals: Journals, **fields: Any) -> list[int]:  # noqa: ANN401
+    """Return what a reader delivers."""
+    found = []
+    for envelope in journals.read_committed(**fields):
+        assert isinstance(envelope.message, JsonMessage)
+        found.append(envelope.message["k"])
+    return found
+
+
+def test_messages_come_back() -> None:
+    """From partitions, in transactions and without."""
+    with (
+        running(*(f"orders/part-{n:03}" for n in range(3))) as gateway,
+        Journals(gateway.url, partitions=3) as journals,
+    ):
+        one, two = publisher(journals), publisher(journals)
+        for number in range(20):
+            one.publish_committed({"k": number})
+            two.publish_uncommitted({"k": 100 + number})
+        assert sorted(numbers(journals)) == list(range(20))
+        for intent in two.build_ack_intents():
+            journals.append(intent.journal, intent.intent)
+        assert len(numbers(journals)) == 40
+        assert all(gateway.data.values())
+
+
+def test_one_journal_by_its_name() -> None:
+    """Whose address has no slash at its end."""
+    with running("orders/all") as gateway:
+        with Journals(f"{gateway.url}all") as journals:
+            publisher(journals).publish_committed({"k": 1})
+            assert numbers(journals) == [1]
+        with pytest.raises(ConfigError, match="is one journal"):
+            Journals(f"{gateway.url}all", partitions=2)
+
+
+async def test_follower_is_woken(gateway: Gateway) -> None:
+    """By one request that waits, not by asking again and again."""
+    async with (
+        opened(gateway) as journals,
+        journals.read_committed(follow=True) as reader,
+    ):
+        found: list[int] = []
+
+        async def follow() -> None:
+            async for envelope in reader:
+                assert isinstance(envelope.message, JsonMessage)
+                found.append(envelope.message["k"])
+                if found == [1, 2]:
+                    return
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follow)
+                while not any("block=true" in one for one in gateway.requests):
+                    await anyio.lowlevel.checkpoint()
+                for number in (1, 2):
+                    await anyio.to_thread.run_sync(
+                        publisher(journals).publish_committed, {"k": number}
+                    )
+                    while number not in found:
+                        await anyio.lowlevel.checkpoint()
+    assert sum("block=true" in one for one in gateway.requests) <= 3
+
+
+def test_append_whose_answer_is_lost_stands_twice_and_counts_once(
+    gateway: Gateway,
+) -> None:
+    """Lost, late, or refused for want of a primary: it is tried again."""
+    with opened(gateway) as journals:
+        one = publisher(journals)
+        for number, fault in enumerate(
+            ("lost", "late", ELECTING, "dropped", (503, ""))
+        ):
+            gateway.faults["PUT"].append(fault)
+            one.publish_uncommitted({"k": number})
+        gateway.faults["PUT"] += "lost", "lost"
+        for intent in one.build_ack_intents():
+            journals.append(intent.journal, intent.intent)
+        lines = bytes(gateway.data[PART]).splitlines()
+        assert len(lines) == 9
+        assert len(set(lines)) == 6
+        assert numbers(journals) == [0, 1, 2, 3, 4]
+
+
+def test_append_in_doubt_uses_its_clock_up(gateway: Gateway) -> None:
+    """Or another message would be dropped as the duplicate of one that stands there."""
+    with opened(gateway, patience=0) as journals:
+        one = publisher(journals)
+        gateway.faults["PUT"].append("lost")
+        with pytest.raises(AppendInDoubt, match=r"can't append: .*failed 1 times"):
+            one.publish_committed({"k": 1})
+        one.publish_committed({"k": 2})
+        assert numbers(journals) == [1, 2]
+
+
+def test_transaction_with_an_append_in_doubt_is_not_committed(gateway: Gateway) -> None:
+    """It may lack a message; another publisher begins one."""
+    with opened(gateway, patience=0) as journals:
+        one = publisher(journals)
+        one.publish_uncommitted({"k": 1})
+        gateway.faults["PUT"].append("dropped")
+        with pytest.raises(AppendInDoubt):
+            one.publish_uncommitted({"k": 2})
+        with pytest.raises(LocalProtocolError, match="is uncertain"):
+            one.publish_uncommitted({"k": 2})
+        with pytest.raises(LocalProtocolError, match="another publisher"):
+            one.build_ack_intents()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ((400, "Journal: must be a clean path"), "broker answered '400 Journal: must"),
+        ((500, "boom"), "broker answered '500 boom'"),
+        (ELECTING, "within 0 s .*: 500 NO_JOURNAL_PRIMARY_BROKER"),
+        ((403, ""), "broker answered '403 Forbidden'"),
+        ("late", "timed out"),
+        ("dropped", "closed|reset"),
+    ],
+)
+def test_what_fails_is_a_clear_error(
+    gateway: Gateway, fault: object, error: str
+) -> None:
+    """Of reads and appends alike."""
+    with opened(gateway, patience=0) as journals:
+        gateway.faults["PUT"].append(fault)
+        with pytest.raises(JournalError, match=error):
+            publisher(journals).publish_committed({"k": 1})
+        publisher(journals).publish_committed({"k": 2})
+        gateway.faults["GET"] += fault, fault
+        with pytest.raises(JournalError, match=error):
+            numbers(journals)
+        with pytest.raises(JournalError, match=error):
+            journals.log(PART).end()
+
+
+def test_committed_bytes_that_are_others(gateway: Gateway) -> None:
+    """Are in doubt."""
+    with opened(gateway) as journals:
+        gateway.faults["PUT"].append("other")
+        with pytest.raises(AppendInDoubt, match="committed other bytes"):
+            publisher(journals).publish_committed({"k": 1})
+
+
+def test_journal_that_is_not_there(gateway: Gateway) -> None:
+    """Is named."""
+    gone = pytest.raises(JournalError, match=r"does not exist \(orders/part-001\)")
+    with opened(gateway, partitions=2) as journals, gone:
+        numbers(journals)
+
+
+def test_nobody_listens() -> None:
+    """The address is named, and how often it was tried."""
+    with running() as gateway:
+        url = gateway.url
+    with Journals(Broker(url, patience=0.2)) as journals:
+        with pytest.raises(JournalError, match=r"/orders/ failed [23] times.*refused"):
+            publisher(journals).publish_committed({"k": 1})
+        assert journals.log(PART).grown(0)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["chunked", "plain"])
+@pytest.mark.parametrize("cut", [0, 1, 49, 50, 51, 149, 700])
+def test_answer_that_is_cut_goes_on_there(
+    gateway: Gateway, cut: int, plain: bool
+) -> None:
+    """Within a chunk, a frame, or before the first byte."""
+    gateway.plain = plain
+    with opened(gateway) as journals:
+        one = publisher(journals)
+        for number in range(10):
+            one.publish_committed({"k": number})
+        # The first answer tells the write head; the position is checked with it.
+        gateway.faults["GET"] += cut, "broker terminated RPC", cut + 7
+        assert numbers(journals) == list(range(10))
+
+
+def test_position_is_resumed_from(gateway: Gateway) -> None:
+    """It is the caller's to store."""
+    with opened(gateway) as journals:
+        publisher(journals).publish_committed({"k": 1})
+        with journals.read_committed() as reader:
+            next(reader)
+            position = reader.position()
+        second = len(gateway.data[PART])
+        publisher(journals).publish_committed({"k": 2})
+        assert numbers(journals, position=position) == [2]
+        assert numbers(journals, start={PART: second}) == [2]
+        assert numbers(journals, start="end") == []
+
+
+def test_what_was_dropped_is_gone(gateway: Gateway) -> None:
+    """From 0 on is read what is kept; another offset has to be there."""
+    with opened(gateway) as journals:
+        one = publisher(journals)
+        for number in range(3):
+            one.publish_committed({"k": number})
+        second = bytes(gateway.data[PART]).index(b"\n") + 1
+        gateway.begins[PART] = second
+        assert numbers(journals) == [1, 2]
+        with pytest.raises(OffsetGone, match=f"offset 5 .* kept is {second}"):
+            numbers(journals, start={PART: 5})
+
+
+def test_what_a_broker_does_not_have_is_refused(gateway: Gateway) -> None:
+    """Names of readers, retention, times."""
+    with opened(gateway) as journals:
+        with pytest.raises(JournalError, match="a broker keeps no readers"):
+            journals.read_committed("billing")
+        with pytest.raises(JournalError, match="no index of times"):
+            journals.read_committed(start=1.0)
+        with pytest.raises(JournalError, match="are made there"):
+            journals.add_partitions(1)
+        assert journals.trim() == {}
+    of_folders: list[dict[str, Any]] = [{"keep": "read"}, {"limit": "1GiB"}]
+    for setting in of_folders:
+        with pytest.raises(ConfigError, match="is of a folder, not of a broker"):
+            opened(gateway, **setting)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "http://host", "http://host:x/a/", "http://host/a/?b=1"]
+)
+def test_address_that_is_none(url: str) -> None:
+    """It is shown, with one that is."""
+    with pytest.raises(ConfigError, match="expected an address such as"):
+        Journals(url)
+
+
+def test_headers_are_sent_and_not_shown() -> None:
+    """They may be secrets."""
+    assert "token" not in repr(
+        Broker("http://host/a/", headers={"Authorization": "token"})
+    )
