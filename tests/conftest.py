@@ -26,7 +26,7 @@ _JAVA: Final = OPTIONS + (
 )
 os.environ.setdefault("JDK_JAVA_OPTIONS", _JAVA)
 
-pytest.register_assert_rewrite("tests.readme")
+pytest.register_assert_rewrite("tests.manual.fences")
 
 # What nohup ignores our children would ignore, too. We do so on, by a handler, of which
 # nothing is left in a program that we start.
@@ -93,6 +93,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests that use a Spark session, and these alone, with one over"
         " Spark Connect; a process can't have both",
+    )
+    parser.addoption(
+        "--update",
+        action="store_true",
+        help="write what the commands on README and the pages print into them",
     )
 
 

@@ -24,7 +24,7 @@ from etlstage import ErrorPolicy, InvalidState, RestartPolicy, Stage, WorkerStar
 from etlstage.asgi import StageService
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
-from tests.readme import runs
+from tests.manual.fences import section
 
 pytestmark = pytest.mark.process
 
@@ -228,14 +228,13 @@ async def test_program_that_is_not_there() -> None:
 UPPER = "from etlstage import worker; worker.transform(lambda m: [m.upper()])"
 
 
-@runs("Serve HTTP with Starlette or FastAPI 1")
-async def test_application_of_readme(blocks: list[str]) -> None:
+async def test_application_of_the_manual() -> None:
     """It serves as it stands there (issue 22)."""
     names: dict[str, Any] = {
         "stage": Stage(name="t", worker=[sys.executable, "-c", UPPER])
     }
-    (block,) = blocks
-    exec(compile(block, "manual", "exec", dont_inherit=True), names)  # noqa: S102 - the manual's own
+    (fence,) = section("how-to/embed.md#Serve HTTP with Starlette or FastAPI").fences
+    exec(compile(fence.text, "manual", "exec", dont_inherit=True), names)  # noqa: S102 - the manual's own
     async with serving(names["app"]) as client:
         assert (await client.post("/", content=b"abc")).text == "ABC"
         assert (await client.get("/metrics")).status_code == 200

@@ -15,7 +15,7 @@ from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.record import Record
 from etlstage.supervisor.lifecycle import events
 from etlstage.supervisor.process import _INHERITED
-from tests.readme import DOCS, PAGES, ROOT
+from tests.manual.fences import DOCS, PAGES, ROOT
 
 SOURCE: Final = "\n".join(
     path.read_text()

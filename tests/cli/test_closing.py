@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.cli.conftest import Etlstage
-from tests.readme import runs
+from tests.manual.fences import section
 
 REFUSING: Final = """\
 import sys
@@ -29,9 +29,8 @@ def comparable(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-@runs("The report 1")
-def test_report_is_as_readme_shows_it(
-    blocks: list[str], etlstage: Etlstage, pipeline: Path, tmp_path: Path
+def test_report_is_as_the_manual_shows_it(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
     """Key by key, and value by value where runs don't differ (issue 11)."""
     pipeline.write_text(pipeline.read_text().replace(r"c\n", r"c\nd\ne\n"))
@@ -41,7 +40,8 @@ def test_report_is_as_readme_shows_it(
     _, upper, load = written["stages"]
     assert 0 < upper["busy"] <= written["seconds"]
     assert 0 < load["busy"] <= written["seconds"]
-    assert comparable(written) == comparable(json.loads(*blocks))
+    (fence,) = section("reference/report.md#The report").fences
+    assert comparable(written) == comparable(json.loads(fence.text))
     order = list(written), list(written["stages"][0]), list(written["edges"][0])
-    shown = json.loads(*blocks)
+    shown = json.loads(fence.text)
     assert order == (list(shown), list(shown["stages"][0]), list(shown["edges"][0]))

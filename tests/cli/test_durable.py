@@ -16,7 +16,7 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
 from tests.cli.conftest import Etlstage, command, environment, left_behind
 from tests.cli.test_kills import wait_until
-from tests.readme import runs
+from tests.manual.fences import section
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -70,12 +70,10 @@ def loaded(folder: Path, salts: int = 2) -> list[str]:
     return sorted(line[0] for line in lines)
 
 
-@runs("Durable edges 1")
-def test_halves_of_the_manual(
-    blocks: list[str], etlstage: Etlstage, tmp_path: Path
-) -> None:
+def test_halves_of_the_manual(etlstage: Etlstage, tmp_path: Path) -> None:
     """Together, and one after the other."""
-    (tmp_path / "dear.yaml").write_text(blocks[0])
+    (fence,) = section("how-to/journals.md#Durable edges").fences
+    fence.write(tmp_path)
     (tmp_path / "fetch.py").write_text(
         "import json, sys\n"
         "for line in sys.stdin.buffer:\n"

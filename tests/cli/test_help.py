@@ -9,7 +9,7 @@ from etlstage.cli.help import GROUPS, list_topics, show_topic, topics
 from etlstage.errors import ConfigError
 from tests.cli.conftest import Etlstage, command, environment
 from tests.cli.terminal import on_terminal
-from tests.readme import DOCS, PAGES
+from tests.manual.fences import DOCS, PAGES
 
 
 def test_topics_are_listed_by_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from etlstage.config.reading import read
 from etlstage.config.schema import pipeline_schema, schema_text
 from etlstage.config.stages import stage_of
 from etlstage.settings.definition import Section, Setting, section_in
-from tests.readme import MANUAL, runs
+from tests.manual.fences import MANUAL, section
 from tests.reference import schemas
 
 FILES = [
@@ -199,12 +199,10 @@ def test_ends_and_forms(text: str, valid: bool) -> None:
     assert (problems(data_of(text)) == []) is valid
 
 
-@runs("Pipeline keys 1")
-def test_manual_lists_every_key_with_its_default(
-    blocks: list[str], tmp_path: Path
-) -> None:
+def test_manual_lists_every_key_with_its_default(tmp_path: Path) -> None:
     """Keys that are not in force are there as comments."""
-    (listing,) = blocks
+    (fence,) = section("reference/keys.md#Pipeline keys").fences
+    listing = fence.text
     path = tmp_path / "p.yaml"
     keyed = re.sub(r"^( {4,6})# ( *\w+:)", r"\1\2", listing, flags=re.MULTILINE)
     path.write_text(keyed.replace("    workers: 1 ", "    # workers: 1 "))

@@ -10,20 +10,19 @@ import pytest
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.state import Mode, Token, TokenMachine
 from etlstage.testing.check import batching, extracting, marker, speaking
-from tests.readme import BLOCKS_OF, DOCS, PAGES, runs
+from tests.manual.fences import DOCS, PAGES, fences_of
 
 NAME: Final = "reference/marker-protocol.md"
 PAGE: Final = PAGES[DOCS / NAME]
-DIALOGUES: Final = [block.name for block in BLOCKS_OF[NAME]]
+DIALOGUES: Final = {f.heading: f for f in fences_of(NAME) if f.comment == "dialogue"}
 MODES: Final = {mode.value: mode for mode in Mode}
 PART: Final = re.compile(r"([^<]*)<([A-Z]+)>")
 
 
-@pytest.mark.parametrize("name", DIALOGUES)
-def test_dialogue_is_allowed(name: str) -> None:
+@pytest.mark.parametrize("heading", DIALOGUES)
+def test_dialogue_is_allowed(heading: str) -> None:
     """From its first byte to its last, with nothing owed at its end (issue 27)."""
-    (text,) = (block.text for block in BLOCKS_OF[NAME] if block.name == name)
-    mode, *lines = text.splitlines()
+    mode, *lines = DIALOGUES[heading].text.splitlines()
     machine = TokenMachine(MODES[mode])
     for line in lines:
         ours = line.startswith("S: ")
@@ -37,10 +36,10 @@ def test_dialogue_is_allowed(name: str) -> None:
     assert machine.owed == 0
 
 
-@runs(*DIALOGUES)
-def test_every_dialogue_is_read(blocks: list[str]) -> None:
-    """One for each mode (issue 27)."""
-    assert {block.partition("\n")[0] for block in blocks} == MODES.keys()
+def test_every_mode_has_a_dialogue() -> None:
+    """And each page's fence is one (issue 27)."""
+    modes = [fence.text.partition("\n")[0] for fence in fences_of(NAME)]
+    assert sorted(modes) == sorted(MODES)
 
 
 def test_markers_have_their_defaults() -> None:

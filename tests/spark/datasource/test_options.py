@@ -13,7 +13,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.settings.definition import section_in, settings_of
 from etlstage.spark.datasource.options import _READ, _WRITE, reading, writing
 from etlstage.stage import OffsetPolicy, PoolPolicy, RestartPolicy, Stage, WorkerProgram
-from tests.readme import MANUAL
+from tests.manual.fences import MANUAL
 
 RUN = {"command": "./run"}
 

@@ -1,31 +1,17 @@
-"""The manual as a whole: what is in it is run, its links lead somewhere, no option lacks."""
+"""The manual as a whole: its links lead somewhere, no option lacks."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.readme import BLOCKS_OF, CLAIMED, DOCS, MANUAL, PAGES, ROOT, runs
+from tests.manual.fences import DOCS, MANUAL, PAGES, ROOT
 from tests.reference import PARTS, commands, part
 
-TESTS: Final = Path(__file__).parent
 PROJECT: Final = {path: path.read_text() for path in (ROOT / ".github").glob("*.md")}
-DRAWINGS: Final = {"etlstage 1", "The life of a message 1"}
-
-
-@runs("Try it 1", "Development 1")
-def test_commands_that_need_a_network(blocks: list[str]) -> None:
-    """They have names, by which .ci/run finds and runs them (issue 11)."""
-    script = (TESTS.parent / ".ci" / "run").read_text()
-    for block in blocks:
-        readme = PAGES[ROOT / "README.md"]
-        named = re.search(rf"<!-- ci: (\w+) -->\n```bash\n{re.escape(block)}", readme)
-        assert named
-        assert f"command=$(readme_command {named[1]})\n" in script
 
 
 def test_links_lead_somewhere() -> None:
@@ -46,12 +32,6 @@ def test_links_lead_somewhere() -> None:
     assert len(set(anchors)) == len(anchors)
     assert {link for link in links if link[1]} - set(anchors) == set()
     assert [path for path, _ in links if not path.exists()] == []
-
-
-def test_blocks_have_names_of_their_own() -> None:
-    """Which are those of their headings (issue 11)."""
-    names = [block.name for blocks in BLOCKS_OF.values() for block in blocks]
-    assert sorted(names) == sorted(set(names))
 
 
 SHORT: Final = [
@@ -95,16 +75,6 @@ def test_what_is_generated_is_up_to_date(name: str) -> None:
     """Otherwise: python -m tests.reference (issue 11)."""
     (written,) = part(name).findall(PAGES[DOCS / f"{name}.md"])
     assert written.splitlines() == PARTS[name]().splitlines()
-
-
-def test_every_block_is_run() -> None:
-    """By the tests, or by what runs them all, but for drawings (issue 11)."""
-    for path in TESTS.rglob("test_*.py"):
-        if "from tests.readme import" in path.read_text():
-            importlib.import_module(".".join(path.relative_to(TESTS.parent).parts)[:-3])
-    names = {block.name for blocks in BLOCKS_OF.values() for block in blocks}
-    assert CLAIMED - names == set()
-    assert names - CLAIMED == DRAWINGS
 
 
 def test_index_lists_every_page() -> None:

@@ -14,7 +14,7 @@ import structlog
 
 from etlstage.cli.app import main
 from etlstage.spark import Session
-from tests.readme import BLOCKS_OF, Step, as_shown, runs, runs_whole, steps
+from tests.manual.fences import Step, as_shown, section, steps
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -99,25 +99,24 @@ spark = SparkSession.builder.master("local[2]").getOrCreate()
 """
 
 
-@runs(
-    "Transform a DataFrame in a notebook 1",
-    "On a cluster 1",
-    "Read and write as a Spark data source 1",
-)
+def text_of(name: str, file: str = "") -> str:
+    """Return what a section has fenced: one block, or the file of this name."""
+    (text,) = (f.text for f in section(name).fences if f.file == file)
+    return text
+
+
 def test_programs_for_spark(
-    blocks: list[str],
     program: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     """A stage as a function of DataFrames, sent to executors, and as a data source."""
-    in_notebook, shipped, data_source = blocks
     parts = (
         BEFORE.format(files=FILES),
-        in_notebook,
+        text_of("how-to/transform.md#Transform a DataFrame in a notebook"),
         "print([tuple(row) for row in cleaned.sort('id').collect()])",
-        shipped,
+        text_of("how-to/transform.md#On a cluster"),
         "shipped = transform(papers, clean, schema='title string, year int')",
         "print(shipped.count())",
-        data_source,
+        text_of("how-to/data-source.md#Read and write as a Spark data source"),
         "query.processAllAvailable(); query.stop()",
         "print(papers.count(), spark.table('papers').count())",
         "lines = [p.read_text() for p in pathlib.Path('index').iterdir()]",
@@ -133,19 +132,17 @@ def test_programs_for_spark(
     ]
 
 
-@runs_whole("tutorials/notebook.md")
 def test_notebook(
-    page: str,
     program: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
 ) -> None:
     """Its cells are a program, which prints what is shown (issue 27)."""
     cells, shown = [], []
-    for block in BLOCKS_OF[page]:
+    for block in section("tutorials/notebook.md").fences:
         if block.language == "text":
             shown.append(block.text)
-        elif block.text.startswith("# clean.py"):
-            (tmp_path / "cwd" / "clean.py").write_text(block.text)
+        elif block.file:
+            block.write(tmp_path / "cwd")
         else:
             cells.append(block.text)
     ended = program("\n".join(cells))
@@ -171,38 +168,35 @@ def here(
             with pytest.raises(SystemExit):
                 main()
             said = capsys.readouterr()
-            as_shown(said.out, shown, f"{command}\n{said.err}")
+            assert not as_shown(said.out, shown), said.err
 
     yield type_here
     structlog.reset_defaults()
 
 
 @pytest.mark.classic
-@runs("etlstage 2", "etlstage 3", "etlstage 4", "Compare two engines 1")
-def test_first_page(
-    blocks: list[str], here: Callable[[Sequence[Step]], None], tmp_path: Path
-) -> None:
+def test_first_page(here: Callable[[Sequence[Step]], None], tmp_path: Path) -> None:
     """It runs, and on the other engine, too, which leaves no trace (issue 11)."""
-    worker, pipeline, run, diff = blocks
-    (tmp_path / "shout.py").write_text(worker)
-    (tmp_path / "pipeline.yaml").write_text(pipeline)
+    drawing, worker, pipeline, run = section("README.md#etlstage").fences
+    assert drawing.comment == "drawing"
+    worker.write(tmp_path)
+    pipeline.write(tmp_path)
     (tmp_path / "names.txt").write_text("Ada\nAlan\nGrace\n")
-    here(steps(run))
+    here(steps(run.text))
     before = set(tmp_path.rglob("*"))
-    here(steps(diff))
+    here(steps(text_of("how-to/compare-engines.md#Compare two engines")))
     assert set(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.classic
-@runs("Test a pipeline 1", "Test a pipeline 2")
 def test_tests_of_a_pipeline(
-    blocks: list[str], here: Callable[[Sequence[Step]], None], tmp_path: Path
+    here: Callable[[Sequence[Step]], None], tmp_path: Path
 ) -> None:
     """One fails, for its worker forgets to refuse; one has rows (issue 11)."""
-    tests, dialogue = blocks
+    tests, dialogue = section("how-to/test-a-pipeline.md#Test a pipeline").fences
     for name, text in TESTED.items():
         (tmp_path / name).write_text(text)
     with (tmp_path / "pipeline.yaml").open("a") as file:
-        file.write(tests)
+        file.write(tests.text)
     (tmp_path / "papers.ndjson").touch()
-    here(steps(dialogue))
+    here(steps(dialogue.text))

@@ -1,0 +1,1 @@
+"""README and the pages in ``etlstage/docs``: what is fenced is run."""
