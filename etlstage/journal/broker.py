@@ -126,10 +126,6 @@ class BrokerLog:
         """Of the threads of this process: the broker orders those of all."""
         return f"{self.name}/lock"
 
-    def segments(self) -> list[int]:
-        """Return where the log begins."""
-        return [0]
-
     def first(self) -> int:
         """Return 0: a read from there begins with what is kept."""
         return 0
@@ -138,7 +134,7 @@ class BrokerLog:
         """Return the broker's write head."""
         return self._retried("read the write head", self._head)
 
-    reach = size = appended = end
+    reach = appended = end
 
     def sync(self) -> None:
         """Do nothing: a broker answers when an append is replicated."""

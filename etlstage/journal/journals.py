@@ -133,7 +133,7 @@ class _LockedSection:
     def __init__(self, journals: Journals, journal: str) -> None:
         self._journals = journals
         self._journal = journal
-        self._lock = journals.storage.locked(journals.log(journal).lock)
+        self._lock = journals.storage.locked(journals.byte_log(journal).lock)
         self._lock.__enter__()
 
     def release(self, *data: bytes) -> _Appended:
@@ -371,9 +371,16 @@ class Journals:
             self.storage.replace(_SPEC, json.dumps(spec).encode())
             self.refresh()
 
-    def log(self, journal: str) -> ByteLog:
+    def log(self, journal: str) -> JournalLog:
+        """Return the segments of a journal; as :meth:`byte_log`, and not a broker's."""
+        log = self.byte_log(journal)
+        if not isinstance(log, JournalLog):
+            raise JournalError(f"{journal}: a broker does not show its segments")
+        return log
+
+    def byte_log(self, journal: str) -> ByteLog:
         """
-        Return the log of a journal.
+        Return the log of a journal, wherever it is.
 
         Raises:
             JournalError: If the set has none of that name.
@@ -427,7 +434,7 @@ class Journals:
     def sync(self, journal: str | None = None) -> None:
         """Return when what was appended would outlive a crash of the machine."""
         for name in [journal] if journal is not None else list(self._dirty):
-            log = self.log(name)
+            log = self.byte_log(name)
             with self.storage.locked(log.lock):
                 log.sync()
                 self._dirty.pop(name, None)
@@ -448,7 +455,7 @@ class Journals:
         return True
 
     def _append(self, journal: str, *data: bytes) -> _Appended:
-        log = self.log(journal)
+        log = self.byte_log(journal)
         now = self._now()
         begin, end = log.append(now, *data)
         since = self._dirty.setdefault(journal, now)
@@ -468,7 +475,7 @@ class Journals:
     def _check_room(self, journal: str) -> None:
         if self._limit is None:
             return
-        log = self.log(journal)
+        log = self.byte_log(journal)
         end = log.appended()
         if end < self._room.get(journal, -1):
             return
@@ -539,7 +546,7 @@ class Journals:
             passes: Whether frames that are no message are passed over, too.
 
         """
-        log = self.log(journal)
+        log = self.byte_log(journal)
         reader = LogReader(
             log,
             self._names[journal],
@@ -570,7 +577,6 @@ class Journals:
         dropped = {}
         for name in self._names:
             log = self.log(name)
-            assert isinstance(log, JournalLog)
             with self.storage.locked(log.lock):
                 if gone := self._trim(log, readers):
                     dropped[name] = gone

@@ -72,9 +72,6 @@ class ByteLog(Protocol):
     def rolled(self) -> bool:
         """Whether the last append has begun a segment."""
 
-    def segments(self) -> list[int]:
-        """Return the first offsets of all segments."""
-
     def first(self) -> int:
         """Return the first offset that is there."""
 
@@ -86,9 +83,6 @@ class ByteLog(Protocol):
 
     def appended(self) -> int:
         """Return about where the end is."""
-
-    def size(self) -> int:
-        """Return how many bytes there are."""
 
     def grown(self, offset: int) -> bool:
         """Return whether there may be something behind an offset."""

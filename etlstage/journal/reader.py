@@ -393,7 +393,7 @@ class CommittedReader:
         for spec in specs:
             if spec.name in self._iterators:
                 continue
-            log = self._journals.log(spec.name)
+            log = self._journals.byte_log(spec.name)
             if spec.name not in self._offsets:
                 # One that was added since is read from its beginning.
                 self._offsets[spec.name] = self._begin(log) if first else log.first()
@@ -466,7 +466,7 @@ class CommittedReader:
         spec = self._readers[journal].spec
         # What is no message was told of when it was read for the first time.
         reader = LogReader(
-            self._journals.log(journal),
+            self._journals.byte_log(journal),
             spec,
             begin,
             end=end,

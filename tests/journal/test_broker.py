@@ -177,7 +177,7 @@ def test_what_fails_is_a_clear_error(
         with pytest.raises(JournalError, match=error):
             numbers(journals)
         with pytest.raises(JournalError, match=error):
-            journals.log(PART).end()
+            journals.byte_log(PART).end()
 
 
 def test_committed_bytes_that_are_others(gateway: Gateway) -> None:
@@ -202,7 +202,7 @@ def test_nobody_listens() -> None:
     with Journals(Broker(url, patience=0.2)) as journals:
         with pytest.raises(JournalError, match=r"/orders/ failed [23] times.*refused"):
             publisher(journals).publish_committed({"k": 1})
-        assert journals.log(PART).grown(0)
+        assert journals.byte_log(PART).grown(0)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["chunked", "plain"])
@@ -257,6 +257,8 @@ def test_what_a_broker_does_not_have_is_refused(gateway: Gateway) -> None:
             journals.read_committed(start=1.0)
         with pytest.raises(JournalError, match="are made there"):
             journals.add_partitions(1)
+        with pytest.raises(JournalError, match="does not show its segments"):
+            journals.log(PART)
         assert journals.trim() == {}
     of_folders: list[dict[str, Any]] = [{"keep": "read"}, {"limit": "1GiB"}]
     for setting in of_folders:
