@@ -205,7 +205,17 @@ class RemoteProtocolError(ProtocolError):
 
 
 class ContractBroken(RemoteProtocolError):
-    """Raised when a reply is not what its stage expects."""
+    """
+    Raised when a reply is not what its stage expects.
+
+    Attributes:
+        promise: The key of ``expect`` that it breaks.
+        ends_run: Whether the stage has ``on_mismatch: fail``.
+
+    """
+
+    promise: str = ""
+    ends_run: bool = False
 
 
 class PayloadTooBig(RemoteProtocolError):

@@ -25,16 +25,8 @@ __all__ = ("MetricsServer",)
 
 _LOOPBACK: Final = "127.0.0.1"
 _COUNTS: Final = (
-    *(
-        "received",
-        "produced",
-        "done",
-        "dead",
-        "failed",
-        "unprocessed",
-        "skipped",
-        "doubtful",
-    ),
+    *("received", "produced", "done", "dead", "failed", "unprocessed"),
+    *("skipped", "doubtful", "mismatched"),
 )
 _TEXT: Final = "text/plain; charset=utf-8"
 

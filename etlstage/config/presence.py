@@ -30,6 +30,7 @@ from etlstage.settings.definition import broken, judged
 from etlstage.settings.problem import Loc, Problem
 from etlstage.stage import Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
+from etlstage.supervisor.contract import checker_of, with_schema
 from etlstage.supervisor.process import (
     absent_from_path,
     names,
@@ -157,10 +158,20 @@ class Look:
 
     def worker(self, stage: Stage | None, loc: Loc) -> Iterator[Problem]:
         """Yield what keeps the worker of the stage at ``loc`` from being started."""
+        if stage is not None:
+            yield from judged(self._contract(stage, (*loc, "expect")))
         if self.runs_here and stage is not None:
             at = (*loc, "worker")
             yield from judged(self._worker(stage.program, at))
             yield from judged(self._identity(stage.program, at))
+
+    def _contract(self, stage: Stage, loc: Loc) -> Iterator[Problem]:
+        """Yield why replies can't be compared with what a stage promises."""
+        try:
+            checker_of(with_schema(stage, self.folder))
+        except ConfigError as error:
+            text = str(error).partition("expect.schema")[2].removeprefix(": ").strip()
+            yield Problem((*loc, "schema"), text, hidden="can't be used")
 
     def _worker(self, worker: WorkerProgram, loc: Loc) -> Iterator[Problem]:
         at = command_at(self._document, loc[:-1])

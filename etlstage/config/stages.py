@@ -39,6 +39,7 @@ from etlstage.settings.problem import Invalid, Loc, Problem, unexpected
 from etlstage.settings.schema import documentation, json_schema
 from etlstage.stage import ErrorPolicy, Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
+from etlstage.supervisor.contract import with_schema
 
 __all__ = (
     "StageKeys",
@@ -73,12 +74,18 @@ class StageKeys(Keys):
 
 
 def stage_of(keys: StageKeys, folder: Path) -> Stage:
-    """Return the stage of a worker, with its paths seen from the file's folder."""
+    """
+    Return the stage of a worker, with its paths seen from the file's folder.
+
+    Raises:
+        ConfigError: If the schema of its contract can't be read.
+
+    """
     assert keys.stage is not None
     worker = keys.stage.program
     cwd = folder / (worker.cwd or "")
     worker = replace(worker, command=command_of(worker.command, cwd), cwd=cwd)
-    return replace(keys.stage, worker=worker)
+    return with_schema(replace(keys.stage, worker=worker), folder)
 
 
 def command_of(command: Sequence[str], cwd: Path | None) -> tuple[str, ...]:

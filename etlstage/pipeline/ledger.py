@@ -9,13 +9,14 @@ What it makes of them is what the next stage takes in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from etlstage.errors import Fault, Faults, LedgerImbalance
 from etlstage.messages import StageKind
+from etlstage.stage.contract import PROMISES
 
 __all__ = ("COUNTS", "Account", "JoinedLedger", "Ledger")
 
@@ -30,6 +31,7 @@ COUNTS: Final = (
     "doubtful",
     "restarts",
     "failures",
+    *(f"mismatched_{promise}" for promise in PROMISES),
 )
 """What an account counts."""
 
@@ -63,6 +65,13 @@ class Account:
     """Workers that were started in place of one that was gone."""
     failures: int = 0
     """Workers that were found at fault, or died."""
+    mismatched_outputs: int = 0
+    """Messages whose replies were not as ``expect`` says, by the first key that they
+    broke. They count as dead or failed, too; or as done, where they are only counted."""
+    mismatched_json: int = 0
+    mismatched_schema: int = 0
+    mismatched_where: int = 0
+    mismatched_max_seconds: int = 0
     faults: tuple[Fault, ...] = ()
     """The last of these, where the workers were not on Spark's executors."""
     seconds: float = 0.0
@@ -84,8 +93,26 @@ class Account:
 
     def add(self, counts: Sequence[int]) -> None:
         """Add what another account of the stage has counted."""
-        for name, count in zip(COUNTS, counts, strict=True):
+        # On record by a version that counted less there are fewer.
+        for name, count in zip(COUNTS, counts, strict=False):
             setattr(self, name, getattr(self, name) + count)
+
+    def add_mismatches(self, mismatches: Mapping[str, int]) -> None:
+        """Add the replies to a supervisor that were not as expected."""
+        for promise, count in mismatches.items():
+            name = f"mismatched_{promise}"
+            setattr(self, name, getattr(self, name) + count)
+
+    @property
+    def mismatches(self) -> dict[str, int]:
+        """How many replies broke each promise, of those that any has broken."""
+        counts = {name: getattr(self, f"mismatched_{name}") for name in PROMISES}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def mismatched(self) -> int:
+        """How many replies were not as expected."""
+        return sum(self.mismatches.values())
 
     def add_faults(self, faults: Faults) -> None:
         """Add how the workers of a supervisor have fared."""

@@ -297,6 +297,7 @@ class Pipeline(Runner):
         finally:
             account.skipped += supervisor.skipped
             account.doubtful += supervisor.doubtful
+            account.add_mismatches(supervisor.mismatches)
             account.add_faults(supervisor.faults)
             account.busy += supervisor.busy
             closed.set()
@@ -319,7 +320,7 @@ class Pipeline(Runner):
             judged_of=self._judged_of,
         )
         before = account.received  # by starts that were interrupted
-        keeps = policy.keeps
+        keeps = policy.keeps and stage.on_mismatch != "fail"
         answers = supervisor.answers(_received(items, account))
         with self._guarded():
             async with aclosing(answers), _flushed(policy):

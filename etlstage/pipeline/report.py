@@ -205,7 +205,7 @@ def accounts(
 
     """
     # Restarts also where they lost nothing: a healthy report is to show them.
-    seldom = ("skipped", "restarts")
+    seldom = ("skipped", "mismatched", "restarts")
     shown = [name for name in seldom if any(getattr(a, name) for a in ledger)]
     bad = ["dead", "failed", "unprocessed", *shown]
     rows = []
@@ -269,7 +269,14 @@ def as_html(
 def closing_lines(report: Report) -> list[str]:
     """Return what stands below the table, without secrets; not the error."""
     conceal = report.secrets.conceal
-    lines = [balance(report), *map(str, report.durable), conceal(report.landed)]
+    mismatches = [
+        f"{a.stage}: not as expected: "
+        + ", ".join(f"{count:,} by {name}" for name, count in a.mismatches.items())
+        for a in report.ledger
+        if a.mismatches
+    ]
+    lines = [balance(report), *mismatches, *map(str, report.durable)]
+    lines.append(conceal(report.landed))
     if report.dead_letters.messages:
         look = conceal(str(report.dead_letters.command))
         look += " --group" if report.dead_letters.messages > LISTED else ""
@@ -311,6 +318,7 @@ def _stage(account: Account) -> dict[str, Any]:
         "unprocessed": account.unprocessed,
         "skipped": account.skipped,
         "doubtful": account.doubtful,
+        "mismatches": account.mismatches,
         "restarts": account.restarts,
         "failures": account.failures,
         "seconds": round(account.seconds, 3),

@@ -2,45 +2,237 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain
 from json import JSONDecoder
-from typing import ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
 
-from etlstage.messages import counted
+from etlstage.errors import ConfigError
+from etlstage.messages import Groups, counted
 from etlstage.settings.definition import Definition
-from etlstage.settings.units import CountOrZero
+from etlstage.settings.kind import FOLDER, Kind, Schema, Text
+from etlstage.settings.problem import refused, unexpected
+from etlstage.settings.units import CountOrZero, Duration
+from etlstage.stage.where import condition
 
-__all__ = ("ReplyContract",)
+__all__ = ("PROMISES", "Broken", "Checker", "ReplyContract")
+
+PROMISES: Final = ("outputs", "json", "schema", "where", "max_seconds")
+"""What is checked of each reply of a run, in this order; each is counted by its name."""
+
+_NOT_JSON: Final = object()
+
+
+class _JsonSchema(Kind):
+    """A JSON Schema, or the file that has it."""
+
+    def read(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(value, str | Path):
+            return FOLDER.read(value)
+        raise unexpected("the path of a JSON Schema, or the schema", value)
+
+    def written(self, value: Any) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    def schema(self) -> Schema:
+        return {"type": ["string", "object"]}
+
+
+class _Condition(Text):
+    """Text that is a condition."""
+
+    def read(self, value: Any) -> str:
+        text = super().read(value)
+        try:
+            condition(text)
+        except ValueError as error:
+            raise refused(str(error)) from None
+        return text
+
+
+JsonSchema = Annotated[Mapping[str, Any] | Path, _JsonSchema()]
+"""A JSON Schema, or the file that has it."""
+Where = Annotated[str, _Condition()]
+"""A condition, see :mod:`etlstage.stage.where`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyContract(Definition):
-    """What a stage promises of its replies; a message whose reply breaks it is refused."""
+    """What a stage promises of its replies; a reply that breaks it is a mismatch."""
 
     label: ClassVar[tuple[str, ...]] = ("expect",)
     outputs: CountOrZero | None = None
     """How many outputs there are of each message."""
     json: bool = False
     """Each output is a JSON document."""
+    schema: JsonSchema | None = None
+    """The JSON Schema of each output, or the path of its file."""
+    where: Where | None = None
+    """What is true of each output, a JSON object: ``total >= 0``. Names are its
+    members; there are comparisons, and, or, not, arithmetic, in [...], null."""
+    max_seconds: Duration | None = None
+    """How long a reply may take."""
+    stateless: bool = False
+    """A message has the same outputs whatever came before; asked by tests alone."""
+    order_free: bool = False
+    """Messages have the same outputs in any order; asked by tests alone."""
 
     @property
     def given(self) -> bool:
-        """Whether there is anything to check."""
-        return self.json or self.outputs is not None
+        """Whether there is anything to check in a run."""
+        return bool(self.promised)
 
-    def flaw(self, outputs: Sequence[bytes]) -> str:
-        """Return what the reply to a message breaks; an empty text: nothing."""
-        found, expected = len(outputs), self.outputs
+    @property
+    def promised(self) -> tuple[str, ...]:
+        """Those of :data:`PROMISES` that it makes."""
+        made = ((name, getattr(self, name)) for name in PROMISES)
+        return tuple(n for n, value in made if value is not None and value is not False)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is promised at all."""
+        return not (self.promised or self.stateless or self.order_free)
+
+
+class Broken(NamedTuple):
+    """What a reply breaks."""
+
+    promise: str
+    """One of :data:`PROMISES`."""
+    text: str
+    """Why, without what the reply says."""
+
+    def __str__(self) -> str:
+        return f"breaks expect.{self.promise}: {self.text}"
+
+
+_Check: TypeAlias = Callable[[Any], str]
+"""Says what is wrong with a document, an empty text: nothing."""
+
+
+class Checker:
+    """
+    Compares replies with a contract.
+
+    Args:
+        contract: A schema is in it, and not the path of one.
+
+    Raises:
+        ConfigError: If a schema is none, or what checks it is not installed.
+
+    """
+
+    def __init__(self, contract: ReplyContract) -> None:
+        self._outputs = contract.outputs
+        self._seconds = contract.max_seconds
+        self._is_json = contract.json
+        self._loads = _loader()
+        self._checks: list[tuple[str, _Check]] = []
+        if contract.schema is not None:
+            assert isinstance(contract.schema, Mapping), "a path is read before"
+            self._checks.append(("schema", _schema_check(contract.schema)))
+        if contract.where is not None:
+            self._checks.append(("where", _where_check(contract.where)))
+        self._of_json = "json" if contract.json else ""
+        self.found: Counter[str] = Counter()
+        """How many replies broke each promise, since it was emptied."""
+
+    def __call__(self, outputs: Sequence[bytes], seconds: float = 0.0) -> Broken | None:
+        """Return the first promise that the reply to a message breaks."""
+        found, expected = len(outputs), self._outputs
         if expected is not None and found != expected:
-            return f"breaks expect.outputs: {counted(found, 'output')}, not {expected}"
-        if self.json:
+            return Broken("outputs", f"{counted(found, 'output')}, not {expected}")
+        if self._checks:
             for number, output in enumerate(outputs, 1):
-                try:
-                    _JSON.decode(bytes(output).decode())
-                except (ValueError, RecursionError):
-                    return f"breaks expect.json: output {number} is no JSON document"
-        return ""
+                if (flaw := self._flaw(output)) is not None:
+                    promise, text = flaw
+                    return Broken(promise, f"output {number} {text}")
+        elif self._is_json:
+            for number, output in enumerate(outputs, 1):
+                if _parsed(output) is _NOT_JSON:
+                    return Broken("json", f"output {number} is no JSON document")
+        if self.is_slow(seconds):
+            return Broken("max_seconds", f"took {seconds:.3g} s, not {self._seconds:g}")
+        return None
+
+    def passes(self, groups: Groups) -> bool:
+        """
+        Return whether no reply breaks a promise, whatever time it took.
+
+        It may say no where all are right: then each has to be looked at. Done at once
+        it costs a third.
+        """
+        if self._checks:
+            return False
+        if self._outputs is not None and set(map(len, groups)) != {self._outputs}:
+            return False
+        if not self._is_json:
+            return True
+        try:
+            deque(map(self._loads, chain.from_iterable(groups)), maxlen=0)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def is_slow(self, seconds: float) -> bool:
+        """Return whether a reply took longer than it may."""
+        return self._seconds is not None and seconds > self._seconds
+
+    def _flaw(self, output: bytes) -> tuple[str, str] | None:
+        """Return what an output breaks of what asks for its value."""
+        document = _parsed(output)
+        if document is _NOT_JSON:
+            return self._of_json or self._checks[0][0], "is no JSON document"
+        for promise, check in self._checks:
+            if text := check(document):
+                return promise, text
+        return None
+
+
+def _where_check(text: str) -> _Check:
+    meets = condition(text)
+    return lambda document: "" if meets(document) else f"does not meet {text}"
+
+
+def _schema_check(schema: Mapping[str, Any]) -> _Check:
+    try:
+        jsonschema = import_module("jsonschema")
+        # Nothing is fetched from anywhere: only what is in the file is referred to.
+        registry = import_module("jsonschema_specifications").REGISTRY
+    except ImportError:
+        raise ConfigError(
+            "expect.schema needs the package jsonschema, which is not installed: pip"
+            " install 'etlstage[contract]'"
+        ) from None
+    kind = jsonschema.validators.validator_for(
+        schema, default=jsonschema.Draft202012Validator
+    )
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(f"expect.schema is no JSON Schema: {_brief(error)}") from None
+    validator = kind(schema, registry=registry)
+    best = jsonschema.exceptions.best_match
+
+    def check(document: Any) -> str:
+        if validator.is_valid(document):
+            return ""
+        error = best(validator.iter_errors(document))
+        where = "".join(f"/{part}" for part in error.absolute_path)
+        return f"does not meet {error.validator}{' at ' if where else ''}{where}"
+
+    return check
+
+
+def _brief(error: Any) -> str:
+    where = "/".join(map(str, error.absolute_path)) or "it"
+    return f"{where}: {error.message}"
 
 
 def _refuse(constant: str) -> None:
@@ -48,4 +240,23 @@ def _refuse(constant: str) -> None:
 
 
 # Python also takes NaN and Infinity, which no other reader has to.
-_JSON = JSONDecoder(parse_constant=_refuse)
+_JSON: Final = JSONDecoder(parse_constant=_refuse)
+
+
+def _parsed(output: bytes) -> Any:
+    try:
+        return _load(output)
+    except (ValueError, RecursionError):
+        return _NOT_JSON
+
+
+def _load(output: bytes) -> Any:
+    return _JSON.decode(bytes(output).decode())
+
+
+def _loader() -> Callable[[bytes], Any]:
+    """Return what parses, and takes nothing but JSON; it may refuse a little of that."""
+    try:
+        return import_module("orjson").loads  # type: ignore[no-any-return]
+    except ImportError:
+        return _load

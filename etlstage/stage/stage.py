@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Shape
 from etlstage.protocol.registry import default_dialect
 from etlstage.settings.definition import Definition, Place, Section, broken, settings_of
-from etlstage.settings.kind import Schema
+from etlstage.settings.kind import Noun, Schema
 from etlstage.settings.problem import Problem, dotted
 from etlstage.settings.units import (
     COMMAND,
@@ -149,7 +149,15 @@ class Stage(Definition):
     expect: Annotated[ReplyContract, Place.TRANSFORM] = field(
         default_factory=ReplyContract
     )
-    """What each reply must be; a message whose reply is not can't be processed."""
+    """What each reply must be; else it is a mismatch."""
+    on_mismatch: Annotated[
+        Literal["dead_letter", "fail", "count"],
+        Noun("end of a mismatch"),
+        Place.TRANSFORM,
+    ] = "dead_letter"
+    """What becomes of a message whose reply is not as expected: it can't be processed,
+    see ``on_error`` (dead_letter), the run fails, or its outputs are passed on, and it
+    is only counted."""
     recycle: Annotated[RecyclePolicy, Place.FED | Place.WRITE] = field(
         default_factory=RecyclePolicy
     )
@@ -193,11 +201,15 @@ class Stage(Definition):
                         (key,), f"is not for dialect {dialect.name}: {instead}"
                     )
         expect = given.get("expect")
-        if isinstance(expect, ReplyContract) and expect.given:
+        chosen = given.get("on_mismatch", "dead_letter") != "dead_letter"
+        if chosen and not getattr(expect, "given", False):
+            yield broken(("on_mismatch",), "needs expect, with what a reply must be")
+        if isinstance(expect, ReplyContract) and not expect.empty:
             kind = given.get("kind", StageKind.TRANSFORM)
+            batches = isinstance(dialect, Dialect) and dialect.shape.batches
             if kind is not StageKind.TRANSFORM:
                 yield broken(("expect",), f"is not for a {kind.value} stage")
-            elif isinstance(dialect, Dialect) and dialect.shape.batches:
+            elif batches and expect.given:
                 text = "is not for workers that answer a batch as a whole"
                 yield broken(("expect",), text)
         timeout, extracts = given.get("timeout"), given.get("kind") is StageKind.EXTRACT

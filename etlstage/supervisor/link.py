@@ -496,8 +496,11 @@ class Link:
         if session.owed < owed:
             self._reply_bytes += self.received
             self.received = 0
+            took = now - self.deadlines.turn_at
+            if self._in_order:
+                self.dispatch.time_oldest(owed, took)
             if self._metrics is not None:
-                self._metrics.took(self._worker.name, now - self.deadlines.turn_at)
+                self._metrics.took(self._worker.name, took)
             self._arm_deadlines(now)
         elif self._asks and session.room >= 1:
             self._arm_deadlines(now)  # nothing: it asks, and waits for us
@@ -613,12 +616,16 @@ class Link:
             if self._metrics is not None:
                 self._metrics.refused(self._worker.name, len(refusals))
             refused = Refusals([r.place for r in refusals], refusals, self._refusal)
+        if not self._in_order:
+            self.dispatch.time_each(event, now)
         answered = self.dispatch.ended(event, size, refused)
         self.answered += answered.messages
         if not self.dispatch.open.count:
             self._arm_deadlines(now)  # nothing: from now on it is idle
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._worker.name, *answered)
+            if (checker := self._backlog.checker) is not None:
+                self._metrics.mismatched(checker.found)
         self._note_wear()
 
     def _note_wear(self) -> None:

@@ -33,6 +33,7 @@ from etlstage.errors import (
 )
 from etlstage.protocol.events import Assignment, CommitAsked, FarewellReason
 from etlstage.stage.stage import Stage
+from etlstage.supervisor.contract import checker_of
 from etlstage.supervisor.deadlines import BusyTime, Deadline
 from etlstage.supervisor.diagnostic import SKIPPED
 from etlstage.supervisor.exchange.backlog import Backlog
@@ -192,7 +193,7 @@ class WorkerPool:
         """Has what workers commit stored."""
         self.farewell_reason: FarewellReason = FarewellReason.DRAIN
         """Why workers are to end, for the farewell of their dialect."""
-        self.backlog: Backlog = Backlog()
+        self.backlog: Backlog = Backlog(checker_of(stage))
         """Where the workers take messages from."""
         self.closing: bool = False
         """Nothing new is taken."""

@@ -13,6 +13,7 @@ from collections.abc import (
     AsyncIterator,
     Iterable,
     Iterator,
+    Mapping,
 )
 from contextlib import (
     AbstractAsyncContextManager,
@@ -125,7 +126,6 @@ class AsyncSupervisor:
                 " supervisor for each share"
             )
         self.stage = stage
-        self._contract = stage.expect if stage.expect.given else None
         # Only real processes have a program: others may call it what they like.
         self._looks = launch is launch_worker
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
@@ -278,6 +278,12 @@ class AsyncSupervisor:
         Those are done, without output; see ``on_error="skip"`` of ``etlstage.worker``.
         """
         return self._pool.skipped
+
+    @property
+    def mismatches(self) -> Mapping[str, int]:
+        """Replies that were not as ``expect`` says, by the first key that they broke."""
+        checker = self._pool.backlog.checker
+        return {} if checker is None else dict(checker.found)
 
     @property
     def doubtful(self) -> int:
@@ -598,13 +604,6 @@ class AsyncSupervisor:
 
     def _collect(self, submission: Submission | Lanes) -> list[Collected]:
         collected = submission.collect()
-        if (contract := self._contract) is not None:
-            collected = [
-                item.checked(contract, self.stage.name)
-                if isinstance(item, Outcome)
-                else item
-                for item in collected
-            ]
         if self._metrics is not None:
             for item in collected:
                 if isinstance(item, Outcome) and item.failed:

@@ -8,7 +8,7 @@ Gauges are moved by what has changed: supervisors of stages with one name add up
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
 from signal import Signals
@@ -74,6 +74,7 @@ class StageMetrics:
         self._workers: dict[str, _WorkerMetrics] = {}
         self._told: set[str] = set()  # names that workers gave to what they count
         self._in_flight: dict[str, _Level] = {}
+        self._mismatched: Mapping[str, int] = {}
         self._bind()
         if self._complained:
             self._meter = None
@@ -155,6 +156,18 @@ class StageMetrics:
     def failed(self, count: int) -> None:
         """Count messages that ended with an error."""
         self._failed.add(count)
+
+    @_harmless
+    def mismatched(self, found: Mapping[str, int]) -> None:
+        """Count replies that were not as expected, of which so many were ``found``."""
+        for promise, count in found.items():
+            if more := count - self._mismatched.get(promise, 0):
+                self._counter(
+                    "etlstage_mismatches_total",
+                    "Replies that were not as expect says, by the first key they broke.",
+                    expect=promise,
+                ).add(more)
+        self._mismatched = dict(found)
 
     @_harmless
     def refused(self, worker: str, count: int) -> None:

@@ -532,3 +532,27 @@ def test_reply_that_is_not_as_expected(
     result = etlstage("run", pipeline, *more)
     assert result.returncode == 1
     assert "stage upper: the reply breaks expect." in result.stderr
+
+
+def test_mismatches_by_name(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
+    """Counted, or the end of the run; a schema is of a file beside it (issue 26)."""
+    (tmp_path / "upper.py").write_text(DEBUGGING)
+    (tmp_path / "out.json").write_text('{"enum": ["a", "b"]}')
+    stage = "worker: {command: [python, upper.py]}"
+    promises = "{outputs: 1, schema: out.json}, on_mismatch: count"
+    text = pipeline.read_text().replace(stage, f"{stage}\n    expect: {promises}")
+    pipeline.write_text(text.replace(", on_mis", "\n    on_mis"))
+    result = etlstage("run", pipeline, "--report", "r.json")
+    assert result.returncode == 0
+    assert "upper: not as expected: 1 by outputs, 1 by schema\n" in result.stdout
+    assert result.stdout.splitlines()[0].split()[6] == "mismatched"
+    report = json.loads((tmp_path / "r.json").read_text())
+    found = [stage["mismatches"] for stage in report["stages"]]
+    assert found == [{}, {"outputs": 1, "schema": 1}, {}]
+    result = etlstage("run", pipeline, "--set", "transform.upper.on_mismatch=fail")
+    assert result.returncode == 1
+    assert "upper: the reply breaks expect.outputs: 2 outputs, not 1" in result.stderr
+    (tmp_path / "out.json").unlink()
+    result = etlstage("validate", pipeline)
+    assert result.returncode == 2
+    assert "transform[0].expect.schema: there is no file" in result.stderr

@@ -155,8 +155,13 @@ def test_check_agrees_with_counting(rows: list[tuple[int, ...]]) -> None:
 def test_accounts_are_added_up() -> None:
     """As those of tasks are."""
     account = Account("a", StageKind.TRANSFORM, received=3, done=2, dead=1, produced=9)
-    account.add([1, 0, 0, 0, 1, 0, 2, 3, 4, 5])
-    assert account.counts == [4, 2, 1, 0, 1, 9, 2, 3, 4, 5]
+    account.add([1, 0, 0, 0, 1, 0, 2, 3, 4, 5, 0, 6, 0, 0, 0])
+    assert account.counts == [4, 2, 1, 0, 1, 9, 2, 3, 4, 5, 0, 6, 0, 0, 0]
+    account.add_mismatches({"json": 1, "where": 2})
+    assert account.mismatches == {"json": 7, "where": 2}
+    assert account.mismatched == 9
+    account.add([1])  # of a version that counted less
+    assert account.received == 5
 
 
 def test_faults_are_added_up() -> None:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.settings.definition import settings_of
 from etlstage.stage import ReplyContract, Stage
+from etlstage.stage.contract import Checker
 
 
 @pytest.mark.parametrize(
@@ -40,8 +46,152 @@ from etlstage.stage import ReplyContract, Stage
 )
 def test_flaw(contract: ReplyContract, outputs: list[bytes], flaw: str) -> None:
     """What was promised, and nothing of the reply itself (issue 26)."""
-    assert contract.flaw(outputs) == flaw
+    found = Checker(contract)(outputs)
+    assert ("" if found is None else str(found)) == flaw
     assert contract.given == (contract != ReplyContract())
+
+
+SCHEMA = {
+    "properties": {"n": {"$ref": "#/$defs/count"}},
+    "$defs": {"count": {"minimum": 0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("contract", "outputs", "flaw"),
+    [
+        (ReplyContract(where="n >= 0"), [b'{"n": 0}'], ""),
+        (
+            ReplyContract(where="n >= 0"),
+            [b'{"n": 0}', b"{}"],
+            "breaks expect.where: output 2 does not meet n >= 0",
+        ),
+        (
+            ReplyContract(where="n >= 0"),
+            [b"n"],
+            "breaks expect.where: output 1 is no JSON document",
+        ),
+        (
+            ReplyContract(where="n >= 0", json=True),
+            [b"n"],
+            "breaks expect.json: output 1 is no JSON document",
+        ),
+        (ReplyContract(schema=SCHEMA), [b'{"n": 1}', b"[]"], ""),
+        (
+            ReplyContract(schema=SCHEMA, where="n > 0"),
+            [b'{"n": -1}'],
+            "breaks expect.schema: output 1 does not meet minimum at /n",
+        ),
+        (
+            ReplyContract(schema={"type": "object"}),
+            [b"[]"],
+            "breaks expect.schema: output 1 does not meet type",
+        ),
+        (
+            ReplyContract(schema={"type": "object"}),
+            [b"-"],
+            "breaks expect.schema: output 1 is no JSON document",
+        ),
+    ],
+)
+def test_flaw_of_what_an_output_says(
+    contract: ReplyContract, outputs: list[bytes], flaw: str
+) -> None:
+    """A schema, and a condition, of each output (issue 26)."""
+    found = Checker(contract)(outputs)
+    assert ("" if found is None else str(found)) == flaw
+
+
+def test_slow_reply() -> None:
+    """It is told last: what a reply says counts for more (issue 26)."""
+    checker = Checker(ReplyContract(outputs=1, max_seconds=0.5))
+    assert checker([b""], 0.5) is None
+    assert str(checker([b""], 2)) == "breaks expect.max_seconds: took 2 s, not 0.5"
+    found = checker([], 2)
+    assert found is not None
+    assert found.promise == "outputs"
+    assert not Checker(ReplyContract(outputs=1)).is_slow(9)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_replies_that_pass_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+    installed: bool,
+) -> None:
+    """What a faster parser refuses is looked at once more (issue 26)."""
+
+    def loads(text: bytes) -> object:
+        if text != b"{}":
+            raise ValueError
+        return {}
+
+    found = SimpleNamespace(loads=loads) if installed else None
+    monkeypatch.setitem(sys.modules, "orjson", found)
+    checker = Checker(ReplyContract(json=True, outputs=1))
+    surrogate = b'"\\ud800"'
+    assert checker.passes([(b"{}",), (b"{}",)])
+    assert checker.passes([(surrogate,)]) is not installed
+    assert checker([surrogate]) is None
+    for wrong in (b"-", b"[" * 10**5):
+        assert not checker.passes([(b"{}",), (wrong,)])
+        assert checker([wrong]) is not None
+    assert not checker.passes([(b"{}", b"{}")])
+    assert Checker(ReplyContract(outputs=1)).passes([(b"-",)])
+    assert not Checker(ReplyContract(where="true")).passes([(b"{}",)])
+
+
+def test_schema_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, with what installs it (issue 26)."""
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(ConfigError, match=r"pip install 'etlstage\[contract\]'"):
+        Checker(ReplyContract(schema={}))
+
+
+def test_schema_that_is_none() -> None:
+    """Where it is wrong is told (issue 26)."""
+    with pytest.raises(ConfigError, match="schema is no JSON Schema: type: 'text' is"):
+        Checker(ReplyContract(schema={"type": "text"}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("where", "total >", "expect.where: is no condition: invalid syntax"),
+        ("where", "f(x)", "expect.where: can't have 'f(x)'"),
+        (
+            "schema",
+            3,
+            "expect.schema: expected the path of a JSON Schema, or the schema",
+        ),
+        ("max_seconds", 0, "expect.max_seconds: expected more than 0, got 0"),
+    ],
+)
+def test_wrong_promise(key: str, value: object, text: str) -> None:
+    """It is refused when it is made (issue 26)."""
+    with pytest.raises(ConfigError) as caught:
+        ReplyContract(**{key: value})  # type: ignore[arg-type]
+    assert text in str(caught.value)
+
+
+def test_schema_is_a_mapping_or_a_path() -> None:
+    """Both are written as they are (issue 26)."""
+    for schema in ({"type": "object"}, Path("out.json")):
+        contract = ReplyContract(schema=schema)
+        assert contract.schema == schema
+        written = "out.json" if isinstance(schema, Path) else schema
+        assert contract.plain()["schema"] == written
+    assert ReplyContract(schema="out.json").schema == Path("out.json")  # type: ignore[arg-type]
+
+
+def test_what_only_tests_ask_is_nothing_to_check() -> None:
+    """Batches may promise it, too (issue 26)."""
+    contract = ReplyContract(stateless=True, order_free=True)
+    assert not contract.given
+    assert not contract.empty
+    batches = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
+    assert Stage(name="s", worker=("a",), expect=contract, dialect=batches)
+    with pytest.raises(ConfigError, match="on_mismatch: needs expect, with what a"):
+        Stage(name="s", worker=("a",), expect=contract, on_mismatch="count")
 
 
 def test_only_where_each_message_has_a_reply() -> None:
@@ -59,3 +209,9 @@ def test_only_where_each_message_has_a_reply() -> None:
     assert Stage(name="s", worker=("a",), dialect=batches).expect == ReplyContract()
     single = Stage(name="s", worker=("a",), expect=ReplyContract(outputs=1))
     assert single.expect.outputs == 1
+
+
+def test_how_promises_are_described() -> None:
+    """For editors that read the schema of a pipeline file (issue 26)."""
+    keys = settings_of(ReplyContract)
+    assert keys["schema"].kind.schema()["anyOf"][0] == {"type": ["string", "object"]}

@@ -47,6 +47,8 @@ def busy(metrics: StageMetrics) -> None:
     metrics.retried(5)
     metrics.failed(1)
     metrics.refused("clean-1", 2)
+    for found in ({"json": 1}, {"json": 1, "where": 2}, {"json": 4, "where": 2}):
+        metrics.mismatched(found)
     metrics.told("clean-1", "skipped", 4)
     metrics.noise("clean-1", 6)
 
@@ -72,6 +74,8 @@ def test_everything() -> None:
         "messages_retried_total": 5,
         "messages_failed_total": 1,
         "refusals_total worker=clean-1": 2,
+        "mismatches_total expect=json": 4,
+        "mismatches_total expect=where": 2,
         "worker_counts_total metric=skipped worker=clean-1": 4,
         "stderr_lines_total worker=clean-1": 3,
         "noise_lines_total worker=clean-1": 6,

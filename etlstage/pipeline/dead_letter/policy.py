@@ -20,6 +20,7 @@ from typing import Any, Final
 import anyio
 
 from etlstage.errors import (
+    ContractBroken,
     EtlstageError,
     InvalidMessage,
     RemoteProtocolError,
@@ -132,7 +133,8 @@ class DeadLetterPolicy:
 
         """
         letters = self._letters
-        if letters is None or not isinstance(error, OF_A_MESSAGE):
+        ends_run = isinstance(error, ContractBroken) and error.ends_run
+        if letters is None or ends_run or not isinstance(error, OF_A_MESSAGE):
             await self.flush()
             self._fail(error, len(messages))
             # What ends a stage is one error for all of its messages: the first counts.

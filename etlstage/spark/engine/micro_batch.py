@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -257,4 +258,5 @@ class Batches:
 
 def _sums(before: Sequence[int], counts: Sequence[int]) -> list[int]:
     """Add to what a stage had counted; nothing, if it is its first epoch."""
-    return [a + b for a, b in zip(before, counts, strict=True)] if before else [*counts]
+    # On record by a version that counted less there are fewer.
+    return [a + b for a, b in zip_longest(before, counts, fillvalue=0)]

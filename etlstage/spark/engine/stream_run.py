@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -231,8 +232,8 @@ class StreamingPipeline(Runner):
         for account in self.ledger:
             now, before = record.accounts[account.stage], self._booked[account.stage]
             if now:
-                none = [0] * len(now)
-                account.add([a - b for a, b in zip(now, before or none, strict=True)])
+                pairs = zip_longest(now, before, fillvalue=0)
+                account.add([a - b for a, b in pairs])
             self._tick(account)
         self._booked = record.accounts
         self._landed.epochs = record.epoch - self._from

@@ -11,6 +11,7 @@ import math
 from collections import Counter, deque
 
 from etlstage.errors import EtlstageError
+from etlstage.stage.contract import Checker
 from etlstage.supervisor.exchange.exchange import Exchange
 from etlstage.supervisor.exchange.submission import Submission
 
@@ -18,9 +19,16 @@ __all__ = ("Backlog",)
 
 
 class Backlog:
-    """What waits for the workers of a stage, each known by its number."""
+    """
+    What waits for the workers of a stage, each known by its number.
 
-    def __init__(self) -> None:
+    Args:
+        checker: Compares what they reply with what the stage promises, if it does.
+
+    """
+
+    def __init__(self, checker: Checker | None = None) -> None:
+        self.checker: Checker | None = checker
         self._submissions: deque[Submission] = deque()
         self._owners: dict[int, int] = {}  # number of the worker, by id of the lane
         self._dead: EtlstageError | None = None

@@ -13,7 +13,7 @@ worker *owes* tells the two apart: the oldest of what is open was answered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple
@@ -24,7 +24,12 @@ from etlstage.protocol.base import Shape
 from etlstage.protocol.events import Added, Cancelled, Ended, Opened
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refusals
+from etlstage.supervisor.exchange.exchange import (
+    NONE_SLOW,
+    Exchange,
+    Outcome,
+    Refusals,
+)
 from etlstage.supervisor.exchange.giving import Giving
 from etlstage.supervisor.exchange.retry import (
     Judgement,
@@ -97,6 +102,7 @@ class Dispatcher:
         self._commits = shape is Shape.COMMITTED
         self.open: Table = Table()
         self._begun: dict[int, _Begun] = {}  # replies that go on
+        self._slow: dict[int, float] = {}  # seconds that replies took, by number
         self.dialogues: dict[int, Dialogue] = {}
         self._last = 0  # a number that was sent is never used again
         self._answered_any = False
@@ -238,16 +244,17 @@ class Dispatcher:
             if self._begun:
                 some = self._with_begun(part, some)
             mine = None if refused is None else refused.among(at, at + many)
+            slow = self._slow_in(part) if self._slow else NONE_SLOW
             exchange, outcome = self._outcome(part, some, rest, mine)
             rest = 0
             messages += len(outcome.messages)
             size += outcome.size
             if mine:
-                for again in self._take_no(exchange, outcome):
+                for again in self._take_no(exchange, outcome, slow):
                     messages -= again.left
                     size -= again.size
             else:
-                exchange.submission.deliver(outcome)
+                exchange.submission.deliver(self._checked(exchange, outcome, slow))
             if self.dialogues:
                 for id_ in range(part.first, part.first + many):
                     self.dialogues.pop(id_, None)
@@ -257,6 +264,23 @@ class Dispatcher:
             if not self._commits:
                 self._backlog.step_on(messages)
         return Answered(count, messages, size, reply_size)
+
+    def time_oldest(self, owed: int, seconds: float) -> None:
+        """Keep how long the oldest of ``owed`` exchanges took, if that was too long."""
+        checker = self._backlog.checker
+        if checker is not None and checker.is_slow(seconds):
+            numbers = chain.from_iterable(item.numbers for item in self.open)
+            number = next(islice(numbers, self.open.count - owed, None))
+            self._slow[number] = seconds
+
+    def time_each(self, event: Ended, now: float) -> None:
+        """Keep how long each that has ended was open, if that was too long."""
+        if (checker := self._backlog.checker) is None:
+            return
+        for number in range(event.first, event.first + len(event.groups)):
+            item = self.open.find(number)
+            if item is not None and checker.is_slow(seconds := now - item.since):
+                self._slow[number] = seconds
 
     def expired(self, now: float, limit: float) -> list[int]:
         """Return the exchanges that have been open for ``limit`` seconds or longer."""
@@ -405,16 +429,33 @@ class Dispatcher:
             return exchange, outcome._replace(groups=(), error=error)
         return exchange, outcome._replace(refused=refused)
 
-    def _take_no(self, exchange: Exchange, outcome: Outcome) -> list[Exchange]:
+    def _take_no(
+        self, exchange: Exchange, outcome: Outcome, slow: Mapping[int, float]
+    ) -> list[Exchange]:
         """End what a worker refused, or have it tried again; return that."""
         # To try a round again would double what was passed on already.
         streams = exchange.submission.streams
         retries = 0 if streams else self._stage.on_error.retries_refused
         ended, again = refused(exchange, outcome, retries=retries)
         for part in ended:
-            exchange.submission.deliver(part)
+            exchange.submission.deliver(self._checked(exchange, part, slow))
         self.giving.retried.extendleft(reversed(again))
         return again
+
+    def _slow_in(self, part: RangePart) -> dict[int, float]:
+        """Return, once, how long replies took, by the messages' places."""
+        place = part.of.exchange.start - part.of.began
+        numbers = range(part.first, part.first + part.many)
+        return {n + place: self._slow.pop(n) for n in numbers if n in self._slow}
+
+    def _checked(
+        self, exchange: Exchange, outcome: Outcome, slow: Mapping[int, float]
+    ) -> Outcome:
+        """Return an outcome, with those refused whose replies break the contract."""
+        checker = self._backlog.checker
+        if checker is None or exchange.submission.streams:
+            return outcome
+        return outcome.checked(checker, self._stage, slow)
 
     def _with_begun(self, part: RangePart, groups: Groups) -> Groups:
         """Return groups with what came of them before, in front of each."""

@@ -13,19 +13,24 @@ each would cost more than the message.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from etlstage.errors import Attempt, ContractBroken, EtlstageError
 from etlstage.messages import Groups, Run, size_of
-from etlstage.stage.contract import ReplyContract
+from etlstage.stage.contract import Broken, Checker
+from etlstage.stage.stage import Stage
 
 if TYPE_CHECKING:
     from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("Exchange", "History", "Outcome", "Refusals")
+__all__ = ("NONE_SLOW", "Exchange", "History", "Outcome", "Refusals")
+
+NONE_SLOW: Final[Mapping[int, float]] = MappingProxyType({})
+"""No reply that took longer than it may."""
 
 History: TypeAlias = tuple[tuple[Attempt, ...], int, int]
 """Attempts, tries and refusals of an exchange."""
@@ -135,17 +140,38 @@ class Outcome(NamedTuple):
             return self._replace(groups=(), error=error)
         return self._replace(refused=mine)
 
-    def checked(self, contract: ReplyContract, stage: str) -> Outcome:
-        """Return the same, the messages refused whose replies break a contract."""
-        if self.error is not None:
+    def checked(
+        self, checker: Checker, stage: Stage, slow: Mapping[int, float] = NONE_SLOW
+    ) -> Outcome:
+        """
+        Return the same, the messages refused whose replies break a contract.
+
+        Where mismatches are only counted, it is the same.
+
+        Args:
+            checker: Looks at the replies, and counts.
+            stage: What becomes of them.
+            slow: Seconds that replies took, by their messages' places in the submission.
+
+        """
+        if self.error is not None or (not slow and checker.passes(self.replies)):
             return self
-        errors, replies = dict(self.refused), list(self.replies)
-        for place, outputs in enumerate(replies):
-            if place not in errors and (flaw := contract.flaw(outputs)):
-                errors[place] = ContractBroken(f"stage {stage}: the reply {flaw}")
-                replies[place] = ()
-        if len(errors) == len(self.refused):
+        broken: dict[int, Broken] = {}
+        for place, outputs in enumerate(self.replies):
+            seconds = slow.get(self.start + place, 0.0) if slow else 0.0
+            if (flaw := checker(outputs, seconds)) is not None:
+                broken[place] = flaw
+        errors = dict(self.refused)
+        broken = {place: flaw for place, flaw in broken.items() if place not in errors}
+        checker.found.update(flaw.promise for flaw in broken.values())
+        if not broken or stage.on_mismatch == "count":
             return self
+        replies = list(self.replies)
+        for place, flaw in broken.items():
+            error = ContractBroken(f"stage {stage.name}: the reply {flaw}")
+            error.promise = flaw.promise
+            error.ends_run = stage.on_mismatch == "fail"
+            errors[place], replies[place] = error, ()
         places = sorted(errors)
         known = Refusals(places, [errors[place] for place in places], _itself)
         return self._replace(groups=replies).refusing(known, 0)

@@ -27,7 +27,8 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import BatchPolicy, ErrorPolicy, Stage
+from etlstage.stage import BatchPolicy, ErrorPolicy, ReplyContract, Stage
+from etlstage.stage.contract import Checker
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome, Refusals
@@ -617,3 +618,61 @@ def test_worker_that_asks_after_its_last_message_gets_nothing() -> None:
 
     assert line.peer.batches == [[b"1", b"2"], [b"3"]]
     assert len(list(outcome(caller.collect()))) == 3
+
+
+def promising(run: Stage) -> Line:
+    """Return a line of a stage with a contract."""
+    line = Line(run)
+    line.backlog.checker = Checker(run.expect)
+    return line
+
+
+def test_reply_that_took_longer_than_it_may() -> None:
+    """Of two callers' messages the one that was due, whatever was not (issue 26)."""
+    line = promising(stage(Mode.SINGLE, expect=ReplyContract(max_seconds=1), window=9))
+    callers = [line.submission() for _ in range(2)]
+    for caller in callers:
+        caller.feed([b"a", b"b"], 0.0)
+        caller.close()
+    line.pump()
+    line.dispatcher.time_oldest(4, 1.0)  # as long as it may
+    line.dispatcher.time_oldest(3, 2.0)
+    line.dispatcher.time_oldest(2, 3.0)
+    line.answer((b"1",))
+    line.answer((b"2",), (b"3",), refused=refusing([(1, refusal())]))
+    line.answer((b"4",))
+    first, second = (list(outcome(caller.collect())) for caller in callers)
+    # The caller that came last was given first.
+    assert [failed for _, _, failed in first] == [True, False]
+    assert [failed for _, _, failed in second] == [False, True]
+    assert line.backlog.checker is not None
+    assert line.backlog.checker.found == {"max_seconds": 1}
+
+
+def test_nothing_is_timed_without_a_contract() -> None:
+    """However long it takes (issue 26)."""
+    line = Line(stage(Mode.SINGLE))
+    caller = line.submission()
+    caller.feed([b"a"], 0.0)
+    line.pump()
+    line.dispatcher.time_oldest(1, 1e9)
+    line.dispatcher.time_each(Ended(1, [()]), 1e9)
+    line.answer((b"1",))
+    assert [failed for _, _, failed in outcome(caller.collect())] == [False]
+
+
+def test_exchanges_that_overlap_are_timed_each() -> None:
+    """From when it was opened (issue 26)."""
+    run = stage(Mode.SINGLE, expect=ReplyContract(max_seconds=1), window=9)
+    backlog = Backlog(Checker(run.expect))
+    dispatcher = Dispatcher(run, backlog, in_order=False)
+    caller = Submission(lambda: None)
+    backlog.open(caller)
+    caller.feed([b"a", b"b"], 0.0)
+    caller.close()
+    for now in (0.0, 1.5):
+        assert dispatcher.next(now, 0, 1) is not None
+    ended = Ended(1, [(b"1",), (b"2",), (b"3",)])  # the last is not open
+    dispatcher.time_each(ended, 2.0)
+    dispatcher.ended(ended, 0)
+    assert [failed for _, _, failed in outcome(caller.collect())] == [True, False]

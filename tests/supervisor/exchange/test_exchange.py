@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from etlstage.errors import Attempt, ContractBroken, WorkerRefusal
-from etlstage.stage import ReplyContract
+from etlstage.stage import ReplyContract, Stage
+from etlstage.stage.contract import Checker
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refusals
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.refusing import refusing
@@ -158,31 +161,58 @@ def test_outcome_has_the_history_of_its_exchange() -> None:
     assert (again.attempts, again.tries) == ((DIED,), 1)
 
 
-def test_replies_that_break_a_contract_are_refused() -> None:
+def promising(
+    expect: ReplyContract,
+    on_mismatch: Literal["dead_letter", "fail", "count"] = "dead_letter",
+) -> tuple[Checker, Stage]:
+    """Return what looks at replies, and the stage."""
+    run = Stage(name="s", worker=("a",), expect=expect, on_mismatch=on_mismatch)
+    return Checker(run.expect), run
+
+
+@pytest.mark.parametrize("end", ["dead_letter", "fail"])
+def test_replies_that_break_a_contract_are_refused(
+    end: Literal["dead_letter", "fail"],
+) -> None:
     """Beside those that the worker refused; the others stay (issue 26)."""
+    checker, run = promising(ReplyContract(outputs=1), end)
     messages = [b"a", b"b", b"c", b"d"]
     groups = [(b"1",), (), (b"1", b"2"), (b"3",)]
     outcome = Outcome(7, messages, groups, 4, 8, refused=refusing([(1, NO)]))
-    checked = outcome.checked(ReplyContract(outputs=1), "s")
+    checked = outcome.checked(checker, run)
     assert checked.groups == [(b"1",), (), (), (b"3",)]
     (none, no, broken, last) = checked.errors
     assert (none, no, last) == (None, NO, None)
     assert isinstance(broken, ContractBroken)
     assert str(broken) == ("stage s: the reply breaks expect.outputs: 2 outputs, not 1")
+    assert (broken.promise, broken.ends_run) == ("outputs", end == "fail")
     assert (checked.start, checked.failed) == (7, 2)
     assert [part.start for part in checked.parts()] == [7, 8, 9, 10]
+    assert checker.found == {"outputs": 1}
 
 
 def test_replies_that_keep_a_contract_are_as_they_were() -> None:
     """Nothing is copied; what has failed has no reply to be checked (issue 26)."""
+    checker, run = promising(expect=ReplyContract(outputs=1, json=True))
     kept = Outcome(0, [b"a", b"b"], [(b"1",), (b"2",)], 2)
-    assert kept.checked(ReplyContract(outputs=1, json=True), "s") is kept
+    assert kept.checked(checker, run) is kept
     lost = Outcome(0, [b"a"], (), 1, error=NO)
-    assert lost.checked(ReplyContract(outputs=1), "s") is lost
+    assert lost.checked(checker, run) is lost
+    assert not checker.found
 
 
 def test_reply_to_one_message_breaks_a_contract() -> None:
     """The message is refused as a whole (issue 26)."""
-    checked = Outcome(0, [b"a"], [(b"{",)], 1).checked(ReplyContract(json=True), "s")
+    checker, run = promising(expect=ReplyContract(json=True))
+    checked = Outcome(0, [b"a"], [(b"{",)], 1).checked(checker, run)
     assert checked.groups == ()
     assert isinstance(checked.error, ContractBroken)
+
+
+def test_mismatches_that_are_only_counted() -> None:
+    """The outputs are passed on as they are (issue 26)."""
+    contract = ReplyContract(outputs=1, max_seconds=1)
+    checker, run = promising(expect=contract, on_mismatch="count")
+    outcome = Outcome(7, [b"a", b"b"], [(), (b"1",)], 2)
+    assert outcome.checked(checker, run, {8: 2.0, 9: 3.0}) is outcome
+    assert checker.found == {"outputs": 1, "max_seconds": 1}
