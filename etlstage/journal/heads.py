@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from typing import Final, Self
 from uuid import UUID
 
+from etlstage.journal.journals import Journals
 from etlstage.journal.log import HEAD, JournalLog
+from etlstage.journal.reader import LogReader
 from etlstage.journal.run import RunFraming
 from etlstage.sequencing import (
     FIXED_FRAME_HEADER_LENGTH,
@@ -21,30 +23,29 @@ from etlstage.sequencing import (
     Envelope,
     FixedFraming,
     JournalSpec,
+    ReadUncommitted,
     UnexpectedEnd,
 )
 
-__all__ = ("FrameHead", "FrameHeads", "has_heads")
+__all__ = ("FrameHead", "FrameHeads", "MessageHeads", "heads_of")
 
 _UUID: Final = FIXED_FRAME_HEADER_LENGTH + 16
 _SIZE: Final = _UUID + 8
 """Of a head: with the first bytes of a block, which say how many messages it has."""
 
 
-def has_heads(spec: JournalSpec) -> bool:
-    """Return whether the frames of a journal have heads."""
-    return spec.content_type in (RunFraming.content_type, FixedFraming.content_type)
-
-
 class FrameHead:
     """A message of which no more is known than its head."""
 
-    __slots__ = ("messages", "uuid")
+    __slots__ = ("before", "messages", "uuid")
 
-    def __init__(self, uuid: UUID, messages: int) -> None:
+    def __init__(self, uuid: UUID, messages: int, before: int) -> None:
         self.uuid: UUID = uuid
         self.messages: int = messages
         """How many there are in the frame."""
+        self.before: int = before
+        """Where the frame before it ends, or the reader began; between are heads of
+        groups alone."""
 
     def set_uuid(self, uuid: UUID) -> None:
         """Set the UUID."""
@@ -55,9 +56,30 @@ class FrameHead:
         raise NotImplementedError
 
 
+class MessageHeads:
+    """Gives messages that are read in whole the shape of heads."""
+
+    def __init__(self, messages: ReadUncommitted, offset: int) -> None:
+        self._messages = messages
+        self._before = offset
+
+    def __iter__(self) -> Iterator[Envelope]:
+        return map(self._head, self._messages)
+
+    def poll(self) -> Envelope | None:
+        """Return the next, or None if there is none yet."""
+        found = self._messages.poll()
+        return None if found is None else self._head(found)
+
+    def _head(self, found: Envelope) -> Envelope:
+        head = FrameHead(found.message.uuid, 1, self._before)
+        self._before = found.end
+        return found._replace(message=head)
+
+
 class FrameHeads:
     """
-    Iterates over the heads of all frames of a journal.
+    Iterates over the heads of all fixed frames of a journal.
 
     Args:
         log: The journal.
@@ -75,7 +97,7 @@ class FrameHeads:
     ) -> None:
         self._log = log
         self._spec = spec
-        self._at = offset
+        self._at = self._before = offset
         self._end = end
         self._runs = spec.content_type == RunFraming.content_type
         self._found: Iterator[Envelope] = iter(())
@@ -114,13 +136,9 @@ class FrameHeads:
                 # As RunMessage has it: without a block it is an acknowledgement.
                 count = int.from_bytes(head[_UUID + 4 : end - at], "little")
                 uuid = UUID(bytes=head[FIXED_FRAME_HEADER_LENGTH:_UUID])
-                self._at = end
-                yield Envelope(
-                    self._spec.name,
-                    at,
-                    end,
-                    FrameHead(uuid, count if self._runs else 1),
-                )
+                found = FrameHead(uuid, count if self._runs else 1, self._before)
+                self._at = self._before = end
+                yield Envelope(self._spec.name, at, end, found)
                 at = end
             self._at = group.end
 
@@ -134,3 +152,23 @@ class FrameHeads:
             return
         error.framing, error.journal = self._spec.content_type, self._spec.name
         raise error
+
+
+def heads_of(
+    journals: Journals, spec: JournalSpec, offset: int, end: int | None = None
+) -> FrameHeads | MessageHeads:
+    """
+    Return the heads of a journal's frames; where these have none, messages are read.
+
+    Args:
+        journals: The set.
+        spec: Which journal.
+        offset: Where to begin.
+        end: Where to end; without it there may be more later.
+
+    """
+    log = journals.log(spec.name)
+    if spec.content_type in (RunFraming.content_type, FixedFraming.content_type):
+        return FrameHeads(log, spec, offset, end)
+    reader = LogReader(log, spec, offset, end=end)
+    return MessageHeads(ReadUncommitted(reader, journals.new_message), offset)

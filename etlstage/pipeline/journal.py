@@ -51,7 +51,7 @@ from etlstage.sequencing.publisher import Append, OrderedSection
 from etlstage.supervisor.exchange.keyed import key_text, point
 from etlstage.telemetry.log import Log
 
-__all__ = ("CUT", "JournalSink", "JournalSource")
+__all__ = ("CUT", "JournalSink", "JournalSource", "messages_of")
 
 _log = Log()
 
@@ -487,7 +487,7 @@ class JournalSource(Source):
             if envelope is None:
                 self._ready += [held] if held else []
                 return True
-            run = _messages_of(envelope.message)
+            run = messages_of(envelope.message)
             bytes_ = size_of(run)
             if len(run) == 1:
                 held += run
@@ -580,7 +580,7 @@ def _joined(group: list[Run]) -> Run:
     return list(chain.from_iterable(group))
 
 
-def _messages_of(message: object) -> Run:
+def messages_of(message: object) -> Run:
     """Return what a message of a journal is to a pipeline."""
     if isinstance(message, RunMessage):
         return message.run

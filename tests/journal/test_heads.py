@@ -11,7 +11,7 @@ from etlstage.journal import (
     Publisher,
     RunMessage,
 )
-from etlstage.journal.heads import FrameHead, FrameHeads, has_heads
+from etlstage.journal.heads import FrameHead, FrameHeads, heads_of
 from etlstage.journal.log import HEAD
 from etlstage.sequencing import DesyncDetected, FrameError, Opaque, UnexpectedEnd
 
@@ -78,7 +78,8 @@ def test_heads_are_those_of_the_frames(
     for at, frame in enumerate(frames):
         rest = list(heads(journals, frame.begin, frames[-1].begin))
         assert [e.begin for e in rest] == [e.begin for e in found[at:-1]]
-    assert has_heads(journals.select()[0])
+    befores = [head.message.before for head in found]  # type: ignore[attr-defined]
+    assert befores == [0, *(frame.end for frame in frames[:-1])]
 
 
 def test_what_comes_later_is_found() -> None:
@@ -132,7 +133,27 @@ def test_data_before_an_offset_are_not_read() -> None:
 
 def test_a_head_is_for_sequencing_alone() -> None:
     """It acknowledges nothing."""
-    head = FrameHead(RunMessage().uuid, 0)
+    head = FrameHead(RunMessage().uuid, 0, 0)
     head.set_uuid(RunMessage().uuid)
     with pytest.raises(NotImplementedError):
         head.acknowledgement("set/part-000")
+
+
+def test_messages_without_a_head_are_read() -> None:
+    """They look the same."""
+    journals = opened("application/x-ndjson")
+    publisher = Publisher(journals, mapping=lambda _: one(journals))
+    (spec,) = journals.select()
+    messages = heads_of(journals, spec, 0)
+    assert messages.poll() is None
+    for n in range(3):
+        publisher.publish_committed({"n": n})
+    frames = list(journals.read_uncommitted(spec.name))
+    found = [messages.poll() for _ in frames]
+    again = list(heads_of(journals, spec, 0, frames[-1].end))
+    for heads in (found, again):
+        assert all(isinstance(head.message, FrameHead) for head in heads if head)
+        assert [h and h.begin for h in heads] == [f.begin for f in frames]
+        assert [h and h.message.uuid for h in heads] == [f.message.uuid for f in frames]
+    runs = opened()
+    assert isinstance(heads_of(runs, runs.select()[0], 0), FrameHeads)

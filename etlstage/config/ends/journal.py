@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from etlstage.config.end import End, Keys, SinkKeys, Site, SourceKeys, unrecorded
-from etlstage.errors import ConfigError
 from etlstage.messages import counted
+from etlstage.pipeline.appending import (
+    Appending,
+    remote_problems,
+    start_of,
+    start_problems,
+)
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.delivery.folder import READER
 from etlstage.settings.definition import Section, broken
 from etlstage.settings.kind import Flag, Maybe, Schema
 from etlstage.settings.problem import Loc, Problem, unexpected
-from etlstage.settings.units import Argument, Count, Pointer
+from etlstage.settings.units import Argument, Count
 
 if TYPE_CHECKING:
     from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
@@ -58,17 +62,8 @@ class JournalSourceKeys(SourceKeys):
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what contradicts itself."""
-        yield from _remote(given)
-        start = given.get("from")
-        if isinstance(start, str):
-            try:
-                _start(start)
-            except ValueError:
-                text = (
-                    "is {got}, expected beginning, end, or a time such as"
-                    " 2026-11-23T18:00:00Z"
-                )
-                yield Problem(("from",), text, start)
+        yield from remote_problems(given)
+        yield from start_problems(given)
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the set, if there is none."""
@@ -108,7 +103,7 @@ class JournalSourceKeys(SourceKeys):
             site.folder / self.path,
             name=stage.name,
             reader=self.reader or None,
-            start=_start(self.from_),
+            start=start_of(self.from_),
             follow=self.follow,
             skips=self.on_damage == "skip",
             cut=cut,
@@ -135,43 +130,7 @@ class JournalSourceKeys(SourceKeys):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _SetKeys(Keys):
-    """How messages are appended to a set of journals."""
-
-    key: Pointer | None = None
-    """A JSON pointer such as /customer: messages with one key are in one journal, in
-    order; those without it, too. Without it runs of messages go to the journals in
-    turn."""
-    mapping: Literal["modulo", "rendezvous"] = "modulo"
-    """How the journal of a key is found; with rendezvous few keys move when journals
-    are added."""
-    limit: str | None = None
-    """Of a new set, what a reader may have unread of a journal, such as 20GiB; an epoch
-    is begun when it has read on."""
-    sync: str = "commit"
-    """When bytes are forced to the disk besides at the end of an epoch: append, or a
-    time such as 1s."""
-
-    @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what is no folder, and what is no amount."""
-        yield from _remote(given)
-        amounts = {key: given.get(key) for key in ("keep", "limit", "sync")}
-        if not any(amounts.values()):
-            return
-        from etlstage.journal import journals  # takes a moment
-
-        checks = journals.amount_of, journals.bytes_of, journals.sync_of
-        for (key, value), check in zip(amounts.items(), checks, strict=True):
-            try:
-                if isinstance(value, str):
-                    check(value)
-            except ConfigError as error:
-                yield Problem((key,), str(error).removeprefix(f"{key} "), value)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DurableKeys(_SetKeys):
+class DurableKeys(Appending, Keys):
     """
     Journals in the state, in which what leaves a stage waits for the next.
 
@@ -218,7 +177,7 @@ class Durable(Maybe):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JournalSinkKeys(_SetKeys, SinkKeys):
+class JournalSinkKeys(Appending, SinkKeys):
     """A set of journals to append to, which any number of pipelines read."""
 
     path: Argument
@@ -320,21 +279,6 @@ class EdgeSinkKeys(JournalSinkKeys):
     def bounds(self) -> Bounds:
         """Return small ones: the half behind it waits for each epoch."""
         return EPOCH
-
-
-def _remote(given: Mapping[str, Any]) -> Iterator[Problem]:
-    path = given.get("path")
-    if isinstance(path, str) and path.startswith(("http://", "https://")):
-        text = (
-            "is {got}, expected a folder: a broker is read and appended to from Python"
-        )
-        yield Problem(("path",), text, path)
-
-
-def _start(text: str) -> Literal["beginning", "end"] | float:
-    if text == "beginning" or text == "end":
-        return "beginning" if text == "beginning" else "end"
-    return datetime.fromisoformat(text).astimezone().timestamp()
 
 
 JOURNAL: Final = End("journal", JournalSourceKeys, JournalSinkKeys)

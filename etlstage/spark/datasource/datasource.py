@@ -29,6 +29,7 @@ from etlstage.errors import ConfigError
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
 from etlstage.spark.datasource.reader import BatchReader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import StreamWriter, Writer
+from etlstage.spark.journal.datasource import JournalDataSource
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, Stage
 
@@ -37,7 +38,10 @@ __all__ = ("WorkerDataSource", "read_worker", "register")
 
 def register(spark: SparkSession) -> None:
     """
-    Make ``format("etlstage")`` known to ``spark``, classic or Spark Connect.
+    Make our formats known to ``spark``, classic or Spark Connect.
+
+    ``etlstage`` has workers read and write, ``etlstage-journal`` reads journals and
+    appends to them.
 
     ::
 
@@ -47,6 +51,7 @@ def register(spark: SparkSession) -> None:
     etlstage must be installed where Spark's Python workers run.
     """
     spark.dataSource.register(WorkerDataSource)
+    spark.dataSource.register(JournalDataSource)
 
 
 class WorkerDataSource(DataSource):

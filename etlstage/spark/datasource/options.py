@@ -47,7 +47,7 @@ from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, RestartPolicy, Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
 
-__all__ = ("Reading", "Writing", "reading", "writing")
+__all__ = ("SPARKS_OWN", "Reading", "SharedFolder", "Writing", "reading", "writing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,7 @@ class Writing:
             )
 
 
-class _Shared(Kind):
+class SharedFolder(Kind):
     """A folder that all executors see."""
 
     def read(self, value: Any) -> Path:  # noqa: ANN401
@@ -167,7 +167,7 @@ class _Read(Definition):
 class _Write(Definition):
     """Options that only a write has."""
 
-    path: Annotated[Path | None, _Shared()] = None
+    path: Annotated[Path | None, SharedFolder()] = None
     """Where staged files end."""
     commit: Command = ()
     """Program that makes a write final."""
@@ -271,7 +271,7 @@ def _given(options: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str
     given: dict[str, Any] = {}
     problems: list[str] = []
     for name, text in options.items():
-        if name in _SPARKS_OWN and known is _WRITE:
+        if name in SPARKS_OWN and known is _WRITE:
             continue
         if name not in known:
             problems.append(_unknown(name, known))
@@ -359,7 +359,8 @@ def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
     return {"command": found.pop("command"), **found, **offsets, **settings_of(own)}
 
 
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options of a write that are not the source's."""
 _OFFSETS: Final = {
     name: setting for name, setting in settings_of(OffsetPolicy).items() if name != "by"
 }

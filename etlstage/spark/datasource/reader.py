@@ -401,7 +401,7 @@ class RefusedStream(DataSourceStreamReader):
 
     """
 
-    def __init__(self, error: ConfigError) -> None:
+    def __init__(self, error: EtlstageError) -> None:
         self._error = error
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name

@@ -1,0 +1,1 @@
+"""``format("etlstage-journal")``: journals as a data source of Spark."""

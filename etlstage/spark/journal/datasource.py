@@ -1,0 +1,56 @@
+"""
+``format("etlstage-journal")``: sets of journals as a data source of Spark.
+
+As for :mod:`etlstage.spark.datasource.datasource`, Spark runs what is here in Python
+processes of its own. The driver plans in ``plan.py`` what tasks read in ``reader.py``;
+what they write in ``writer.py`` the driver commits.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from etlstage.errors import EtlstageError
+from etlstage.spark.datasource.reader import RefusedStream
+from etlstage.spark.journal.options import NAME, JournalReading, read_options
+from etlstage.spark.journal.reader import (
+    COLUMNS,
+    JournalBatchReader,
+    JournalStreamReader,
+)
+
+__all__ = ("JournalDataSource",)
+
+
+class JournalDataSource(DataSource):
+    """
+    Reads committed messages of journals, each once, and appends rows to journals.
+
+    See docs/how-to/journals.md for the options.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return NAME
+
+    def schema(self) -> str:
+        """Return the columns of a read to which no schema was given."""
+        return ", ".join(f"{name} {kind}" for name, (kind, _) in COLUMNS.items())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads once."""
+        return JournalBatchReader(read_options(JournalReading, self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return what reads a stream, batch after batch."""
+        try:
+            reading = read_options(JournalReading, self.options)
+            return JournalStreamReader(reading, schema)
+        except EtlstageError as error:
+            return RefusedStream(error)

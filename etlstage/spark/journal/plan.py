@@ -1,0 +1,341 @@
+"""
+Plans which frames of journals the tasks of a read have: only heads are read for it.
+
+A lane is one journal. What is committed in it has an order, whoever looks, so a place in
+it is said by how many of these frames are before it; with an offset, and what is known of
+producers there, it can be found without all that is before. A batch is planned from where
+it starts alone, and so it has the same frames when it is planned again. A transaction
+that is open at its end is in what is known of its producer, and is of the batch that sees
+its acknowledgement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Final, NamedTuple, cast
+
+from etlstage.journal import Journals
+from etlstage.journal.errors import JournalError
+from etlstage.journal.heads import FrameHead, heads_of
+from etlstage.journal.reader import CommittedReader
+from etlstage.pipeline.appending import start_of
+from etlstage.sequencing import (
+    Checkpoint,
+    Envelope,
+    Flags,
+    JournalSpec,
+    MustStartReplay,
+    ProducerState,
+    Sequencer,
+    flags_of,
+)
+from etlstage.spark.journal.options import JournalReading
+
+__all__ = ("Batch", "FrameRange", "Planner")
+
+_HORIZON: Final = 86400
+"""Seconds after which a producer that is silent is forgotten."""
+
+Offset = Mapping[str, str]
+"""Of a stream, as Spark keeps it: by journal, a lane's place."""
+
+
+class FrameRange(NamedTuple):
+    """Frames of a journal that follow each other, and acknowledgements between them."""
+
+    journal: str
+    begin: int
+    end: int
+    frames: int
+    """How many, without the acknowledgements."""
+
+
+class Batch(NamedTuple):
+    """What is read at once."""
+
+    tasks: list[list[FrameRange]]
+    end: Offset
+
+
+class _LanePlace(NamedTuple):
+    """How far a journal was read."""
+
+    offset: int
+    frames: int = 0
+    """How many frames have been read since the query began."""
+    states: Sequence[ProducerState] = ()
+
+    def text(self) -> str:
+        """Return it for a checkpoint."""
+        states = sorted([p.hex(), last, begin] for _, p, last, begin in self.states)
+        return json.dumps([self.offset, self.frames, states])
+
+    @classmethod
+    def of(cls, journal: str, text: str) -> _LanePlace:
+        """Return what :meth:`text` has made a text."""
+        offset, frames, states = json.loads(text)
+        return cls(
+            offset,
+            frames,
+            [ProducerState(journal, bytes.fromhex(p), *rest) for p, *rest in states],
+        )
+
+
+class _Lane:
+    """
+    The frames of one journal, from a place on.
+
+    Attributes:
+        bound: Offset up to which frames are looked at.
+        frames: How many were taken, by those before as well.
+        ranges: What was taken.
+
+    """
+
+    def __init__(
+        self, journals: Journals, spec: JournalSpec, place: _LanePlace, *, all_: bool
+    ) -> None:
+        self.bound: float = inf
+        self.frames: int = place.frames
+        self.ranges: list[FrameRange] = []
+        self._journals = journals
+        self._spec = spec
+        self._offset = place.offset
+        self._sequencer = (
+            None if all_ else Sequencer({spec.name: place.offset}, place.states)
+        )
+        self._heads = heads_of(journals, spec, place.offset)
+        # Read, and beyond the bound; returned, and not taken yet.
+        self._held: Envelope | None = None
+        self._last: Envelope | None = None
+        # Where what was taken ends, with the acknowledgements that follow.
+        self._behind = -1
+
+    def poll(self) -> FrameHead | None:
+        """Return the head of the next frame, or None if there is none yet."""
+        while (found := self._next()) is not None:
+            head = cast("FrameHead", found.message)
+            if flags_of(head.uuid) != Flags.ACK_TXN:
+                self._last = found
+                return head
+            if head.before == self._behind:
+                self._behind = found.end
+        return None
+
+    def size(self) -> int:
+        """Return the bytes of the frame that was returned last."""
+        assert self._last is not None
+        return self._last.end - self._last.begin
+
+    def take(self, most: int) -> None:
+        """Have the frame that was returned last read, in a range of so many bytes."""
+        found = self._last
+        assert found is not None
+        if self._sequencer is not None:
+            self._sequencer.finish_message()
+        self._offset = found.end
+        self.frames += 1
+        last = self.ranges[-1] if self.ranges else None
+        head = cast("FrameHead", found.message)
+        if last and head.before == self._behind and found.end - last.begin <= most:
+            self.ranges[-1] = last._replace(end=found.end, frames=last.frames + 1)
+        else:
+            self.ranges.append(FrameRange(self._spec.name, found.begin, found.end, 1))
+        self._behind = found.end
+
+    def place(self) -> _LanePlace:
+        """Return where what was taken ends."""
+        if self._sequencer is None:
+            return _LanePlace(self._offset, self.frames)
+        offsets, states = self._sequencer.checkpoint(_HORIZON)
+        return _LanePlace(offsets[self._spec.name], self.frames, states)
+
+    def _next(self) -> Envelope | None:
+        sequencer = self._sequencer
+        if sequencer is None:
+            return self._read()
+        while True:
+            try:
+                if (found := sequencer.deque_committed()) is not None:
+                    return found
+            except MustStartReplay:
+                _, begin, end = sequencer.replay_range()
+                replay = heads_of(self._journals, self._spec, begin, end)
+                sequencer.start_replay(replay)
+                continue
+            if (found := self._read()) is None:
+                return None
+            sequencer.queue_uncommitted(found)
+
+    def _read(self) -> Envelope | None:
+        found = self._held or self._heads.poll()
+        self._held = None
+        if found is not None and found.begin >= self.bound:
+            self._held, found = found, None
+        return found
+
+
+class Planner:
+    """
+    Plans batches of a set of journals.
+
+    Args:
+        reading: What to read.
+
+    """
+
+    def __init__(self, reading: JournalReading) -> None:
+        self._journals = Journals.open(reading.path, create=False)
+        self._reading = reading
+        self._reader: CommittedReader | None = None
+        # Where a query ends that takes what is there for all there is.
+        self._target: dict[str, int] | None = None
+        # The lanes that have found nothing since this offset, and the last batch.
+        self._idle: tuple[Offset, dict[str, _Lane]] | None = None
+        self._planned: tuple[Offset, Batch] | None = None
+
+    def close(self) -> None:
+        """Let the reader's name and the files go."""
+        if self._reader is not None:
+            self._reader.close()
+        self._journals.close()
+
+    def initial(self) -> Offset:
+        """Return where a query begins: where its reader has ended, or as it is said."""
+        known = {one.name: one.checkpoint for one in self._journals.readers()}
+        name = self._reading.reader
+        offsets, states = known.get(name, Checkpoint({}, [])) if name else ({}, [])
+        found = {}
+        for spec in self._journals.select():
+            own = [state for state in states if state.journal == spec.name]
+            offset = offsets.get(spec.name)
+            place = _LanePlace(self._begin(spec) if offset is None else offset, 0, own)
+            found[spec.name] = place.text()
+        return found
+
+    def freeze(self) -> None:
+        """Take what is there now for all there is."""
+        self._journals.refresh()
+        self._target = self._ends()
+
+    def next(self, start: Offset) -> Batch:
+        """Return the next batch; one without tasks ends where it starts."""
+        reading = self._reading
+        self._register(start)
+        self._journals.refresh()
+        lanes = self._lanes(start)
+        ends = self._ends() if self._target is None else self._target
+        for journal, lane in lanes.items():
+            lane.bound = ends.get(journal, 0)
+        taken = messages = size = 0
+        left = list(lanes.values())
+        while left:
+            for lane in list(left):
+                if (head := lane.poll()) is None:
+                    left.remove(lane)
+                    continue
+                messages, size = messages + head.messages, size + lane.size()
+                over = messages > (reading.max_messages or inf)
+                if taken and (over or size > (reading.max_bytes or inf)):
+                    left = []
+                    break
+                lane.take(reading.partition_bytes)
+                taken += 1
+        batch = self._batch(lanes, start)
+        if not batch.tasks:
+            self._idle = start, lanes
+        self._planned = start, batch
+        return batch
+
+    def between(self, start: Offset, end: Offset) -> list[list[FrameRange]]:
+        """
+        Return the tasks of a batch that was planned, here or by another.
+
+        Raises:
+            JournalError: If these frames are not there.
+
+        """
+        if self._planned is not None and (start, end) == (
+            self._planned[0],
+            self._planned[1].end,
+        ):
+            return self._planned[1].tasks
+        self._register(start)
+        self._journals.refresh()
+        lanes = self._lanes(start)
+        for journal, text in end.items():
+            if (lane := lanes.get(journal)) is None:
+                raise JournalError(f"{journal}: it is in the checkpoint, and not there")
+            wanted = _LanePlace.of(journal, text).frames
+            while lane.frames < wanted:
+                if lane.poll() is None:
+                    raise JournalError(
+                        f"{journal}: the checkpoint has {wanted} frames, and there are"
+                        f" {lane.frames}: it is not the journal that was read"
+                    )
+                lane.take(self._reading.partition_bytes)
+        return self._batch(lanes, start).tasks
+
+    def commit(self, end: Offset) -> None:
+        """Have the reader no longer need what is before an offset."""
+        if self._reader is not None:
+            self._reader.commit(_checkpoint(end))
+
+    def _register(self, start: Offset) -> None:
+        if self._reading.reader and self._reader is None:
+            self._reader = self._journals.read_committed(
+                self._reading.reader, commit_every=None, position=_checkpoint(start)
+            )
+
+    def _begin(self, spec: JournalSpec) -> int:
+        log, start = self._journals.log(spec.name), start_of(self._reading.from_)
+        if start == "beginning":
+            return log.first()
+        if start == "end":
+            return log.end()
+        return log.at_time(int(float(start) * 1e9))
+
+    def _ends(self) -> dict[str, int]:
+        return {
+            spec.name: self._journals.log(spec.name).reach()
+            for spec in self._journals.select()
+        }
+
+    def _lanes(self, start: Offset) -> dict[str, _Lane]:
+        idle, self._idle = self._idle, None
+        known = idle[1] if idle is not None and idle[0] == start else {}
+        for spec in self._journals.select():
+            if spec.name in known:
+                continue
+            # One that was added since is read from its beginning.
+            place = _LanePlace(self._journals.log(spec.name).first())
+            if spec.name in start:
+                place = _LanePlace.of(spec.name, start[spec.name])
+            known[spec.name] = _Lane(
+                self._journals, spec, place, all_=self._reading.read_uncommitted
+            )
+        return known
+
+    def _batch(self, lanes: Mapping[str, _Lane], start: Offset) -> Batch:
+        tasks: list[list[FrameRange]] = []
+        room = 0
+        for found in (one for lane in lanes.values() for one in lane.ranges):
+            size = found.end - found.begin
+            if size > room:
+                tasks.append([])
+                room = self._reading.partition_bytes
+            tasks[-1].append(found)
+            room -= size
+        if not tasks:
+            return Batch([], start)
+        return Batch(tasks, {name: lane.place().text() for name, lane in lanes.items()})
+
+
+def _checkpoint(offset: Offset) -> Checkpoint:
+    places = {name: _LanePlace.of(name, text) for name, text in offset.items()}
+    states: Iterable[ProducerState] = (
+        state for place in places.values() for state in place.states
+    )
+    return Checkpoint({name: p.offset for name, p in places.items()}, list(states))

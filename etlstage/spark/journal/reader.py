@@ -1,0 +1,296 @@
+"""
+Reads of ``format("etlstage-journal")``: once, and as a stream.
+
+What each task reads is planned in ``plan.py``; here is what Spark calls, and the rows.
+Nothing of what is read was checked when it was planned: a task raises if the frames are
+not there, or are not those of its plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from etlstage.errors import ConfigError, guess
+from etlstage.journal.errors import JournalError
+from etlstage.messages import Run, size_of
+from etlstage.pipeline.journal import messages_of
+from etlstage.sequencing import Envelope, Flags, clock_of, flags_of
+from etlstage.spark.journal.options import NAME, JournalReading, SetFolder
+from etlstage.spark.journal.plan import FrameRange, Planner
+from etlstage.spark.task.rows import binary_of
+from etlstage.supervisor.exchange.keyed import key_text, point
+
+__all__ = ("COLUMNS", "JournalBatchReader", "JournalRows", "JournalStreamReader")
+
+COLUMNS: Final = {
+    "value": ("binary", pa.binary()),
+    "key": ("string", pa.string()),
+    "journal": ("string", pa.string()),
+    "offset": ("bigint", pa.int64()),
+    "uuid": ("string", pa.string()),
+    "time": ("timestamp", pa.timestamp("us", "UTC")),
+}
+"""Of a read, with their types in Spark and in Arrow."""
+
+_MESSAGES: Final = 8192
+_BYTES: Final = 1 << 20
+"""Of a batch of rows, if they come in small frames."""
+
+
+class JournalRows:
+    """
+    Makes rows of frames.
+
+    Args:
+        place: The set.
+        reading: How it is read.
+        schema: Some of the columns, in any order.
+
+    Raises:
+        ConfigError: If there is another column, or one has another type.
+
+    """
+
+    def __init__(
+        self, place: SetFolder, reading: JournalReading, schema: StructType
+    ) -> None:
+        for field in schema:
+            kind, _ = COLUMNS.get(field.name, (None, None))
+            if kind is None:
+                raise ConfigError(
+                    f"format {NAME}: unknown column"
+                    f" {field.name!r}{guess(field.name, COLUMNS)}, expected some of"
+                    f" {', '.join(COLUMNS)}"
+                )
+            if field.dataType.simpleString() != kind:
+                raise ConfigError(
+                    f"format {NAME}: column {field.name} is of type"
+                    f" {field.dataType.simpleString()}, expected {kind}"
+                )
+        self._place = place
+        self._names = schema.names
+        self._key = None if reading.key is None else point(reading.key)
+
+    def read(self, ranges: list[FrameRange]) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the rows of a task.
+
+        Raises:
+            JournalError: If the frames are not those that were planned, or the folder
+                is not seen here.
+
+        """
+        if not ranges:
+            return
+        held: list[tuple[Envelope, Run]] = []
+        count = size = 0
+        for envelope in self._frames(ranges):
+            run = messages_of(envelope.message)
+            if held and (held[0][0].journal != envelope.journal or size > _BYTES):
+                yield self._batch(held)
+                held, count, size = [], 0, 0
+            held.append((envelope, run))
+            count, size = count + len(run), size + size_of(run)
+            if count >= _MESSAGES:
+                yield self._batch(held)
+                held, count, size = [], 0, 0
+        if held:
+            yield self._batch(held)
+
+    def _frames(self, ranges: list[FrameRange]) -> Iterator[Envelope]:
+        with self._place.opened() as journals:
+            for journal, begin, end, frames in ranges:
+                found = 0
+                for envelope in journals.read_uncommitted(journal, begin, end):
+                    if flags_of(envelope.message.uuid) != Flags.ACK_TXN:
+                        found += 1
+                        yield envelope
+                if found != frames:
+                    raise JournalError(
+                        f"{journal}: {found} frames from offset {begin} to {end},"
+                        f" {frames} were planned: it is not the journal that the driver"
+                        " has read"
+                    )
+
+    def _batch(self, held: list[tuple[Envelope, Run]]) -> pa.RecordBatch:
+        made = _Columns(held, self._key)
+        types = [COLUMNS[name][1] for name in self._names]
+        return pa.RecordBatch.from_arrays(
+            [getattr(made, name) for name in self._names],
+            schema=pa.schema(list(zip(self._names, types, strict=True))),
+        )
+
+
+class _Columns:
+    """The columns of some frames of one journal, each made when it is asked for."""
+
+    def __init__(
+        self, held: list[tuple[Envelope, Run]], key: tuple[Any, ...] | None
+    ) -> None:
+        self._frames = [envelope for envelope, _ in held]
+        self._runs = [run for _, run in held]
+        self._ends = list(accumulate(map(len, self._runs)))
+        self._key = key
+
+    @cached_property
+    def value(self) -> pa.Array:
+        """The messages."""
+        return pa.concat_arrays([binary_of(run) for run in self._runs])
+
+    @property
+    def key(self) -> pa.Array:
+        """What is at the pointer, of each message."""
+        if self._key is None:
+            return pa.nulls(len(self.value), pa.string())
+        keys = [key_text(message, self._key) for message in self.value.to_pylist()]
+        return pa.array(keys, pa.string())
+
+    @property
+    def journal(self) -> pa.Array:
+        """The name of the journal."""
+        return self._each(lambda frame: frame.journal, pa.string())
+
+    @property
+    def offset(self) -> pa.Array:
+        """Where the frame begins."""
+        return self._each(lambda frame: frame.begin, pa.int64())
+
+    @property
+    def uuid(self) -> pa.Array:
+        """The UUID of the frame, null for none."""
+        return self._each(
+            lambda frame: str(frame.message.uuid) if frame.message.uuid.int else None,
+            pa.string(),
+        )
+
+    @property
+    def time(self) -> pa.Array:
+        """When the frame was published, by its producer's clock."""
+
+        def micros(frame: Envelope) -> int | None:
+            uuid = frame.message.uuid
+            # In units of 100 ns since 1582, and a sequence of 4 bits.
+            return ((clock_of(uuid) >> 4) - _EPOCH) // 10 if uuid.int else None
+
+        return self._each(micros, COLUMNS["time"][1])
+
+    def _each(self, value: Callable[[Envelope], object], kind: pa.DataType) -> pa.Array:
+        """Return a value of each frame for all its messages."""
+        values = pa.array([value(frame) for frame in self._frames], kind)
+        ends = pa.array(self._ends, pa.int32())
+        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
+
+
+_EPOCH: Final = 0x01B21DD213814000
+"""Of UUIDs, when 1970 begins."""
+
+
+class JournalBatchReader(DataSourceReader):
+    """
+    Reads what is committed when it is planned.
+
+    Args:
+        reading: What to read.
+        schema: Of the rows.
+
+    """
+
+    def __init__(self, reading: JournalReading, schema: StructType) -> None:
+        for name in ("reader", "max_messages", "max_bytes"):
+            if getattr(reading, name):
+                raise ConfigError(f"format {NAME}: option {name} is only for streams")
+        self._reading = reading
+        self._rows = JournalRows(SetFolder.seen(reading.path), reading, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return what each task is to read."""
+        planner = Planner(self._reading)
+        try:
+            tasks = planner.next(planner.initial()).tasks
+        finally:
+            planner.close()
+        # Spark makes one of none.
+        return [InputPartition(task) for task in tasks or [[]]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task."""
+        return self._rows.read(partition.value)
+
+
+class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """
+    Reads a stream, whose offsets Spark keeps in its checkpoint.
+
+    Args:
+        reading: What to read.
+        schema: Of the rows.
+
+    """
+
+    def __init__(self, reading: JournalReading, schema: StructType) -> None:
+        self._rows = JournalRows(SetFolder.seen(reading.path), reading, schema)
+        self._reading = reading
+        self._opened: Planner | None = None
+
+    @property
+    def _planner(self) -> Planner:
+        """What plans; it stays in the process that was asked first."""
+        if self._opened is None:
+            self._opened = Planner(self._reading)
+        return self._opened
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        """Return where a query without a checkpoint begins."""
+        return dict(self._planner.initial())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return that the limits are ours: Spark knows but one, and cuts no frames."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Take what is there now for all there is."""
+        self._planner.freeze()
+
+    def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802 - Spark's name
+        """Return where the next batch ends; ``start`` if nothing new is committed."""
+        return dict(self._planner.next(start).end)
+
+    def partitions(
+        self, start: dict[str, str], end: dict[str, str]
+    ) -> list[InputPartition]:
+        """Return what each task of a batch is to read."""
+        return [InputPartition(task) for task in self._planner.between(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task."""
+        return self._rows.read(partition.value)
+
+    def commit(self, end: dict[str, str]) -> None:
+        """Have the reader no longer need what is before an offset."""
+        self._planner.commit(end)
+
+    def stop(self) -> None:
+        """Let the reader's name go."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what tasks need."""
+        return {**self.__dict__, "_opened": None}

@@ -1,0 +1,1 @@
+"""Tests of journals as a data source of Spark."""

@@ -1,0 +1,220 @@
+"""What is planned: each committed frame once, whenever the query is started again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from etlstage.journal import JournalError, Journals, Publisher, RunMessage
+from etlstage.sequencing import AckIntent, Flags, flags_of
+from etlstage.spark.journal.options import JournalReading
+from etlstage.spark.journal.plan import FrameRange, Offset, Planner
+
+RUNS = "application/x-etlstage-run"
+
+
+@pytest.fixture(params=[RUNS, "application/x-ndjson"])
+def journals(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journals]:
+    """Give a set of two journals, whose segments are small."""
+    made = Journals.open(
+        tmp_path / "set", partitions=2, content_type=request.param, segment=2000
+    )
+    with made:
+        yield made
+
+
+def publisher(journals: Journals) -> Publisher:
+    """Return a producer of its own."""
+    specs = journals.select()
+
+    def mapping(message: object) -> tuple[str, str]:
+        number = int(text(message))
+        return specs[number % len(specs)].name, journals.content_type
+
+    return Publisher(journals, mapping=mapping)
+
+
+def message(journals: Journals, number: int) -> object:
+    """Return a message that is a number."""
+    if journals.content_type == RUNS:
+        return RunMessage([b"%d" % number])
+    return {"n": number}
+
+
+def text(message: object) -> str:
+    """Return the number of a message."""
+    if isinstance(message, RunMessage):
+        return next(iter(message.run)).decode()
+    return str(message["n"])  # type: ignore[index]
+
+
+def planner(journals: Journals, **settings: object) -> Planner:
+    """Return what plans reads of a set, as a query that is started does."""
+    path = journals.storage.root  # type: ignore[attr-defined]
+    return Planner(JournalReading(path=path, **settings))  # type: ignore[arg-type]
+
+
+def numbers(journals: Journals, tasks: list[list[FrameRange]]) -> list[int]:
+    """Return what tasks read."""
+    found = []
+    for journal, begin, end, frames in (part for task in tasks for part in task):
+        own = [
+            int(text(envelope.message))
+            for envelope in journals.read_uncommitted(journal, begin, end)
+            if flags_of(envelope.message.uuid) != Flags.ACK_TXN
+        ]
+        assert len(own) == frames
+        found += own
+    return found
+
+
+def acknowledge(journals: Journals, intents: list[AckIntent]) -> None:
+    """Append intents."""
+    for journal, intent in intents:
+        journals.append(journal, intent)
+
+
+def test_an_open_transaction_is_of_the_batch_that_sees_its_end(
+    journals: Journals,
+) -> None:
+    """Also of a query that was started again meanwhile, from its offset as a text."""
+    one, two = publisher(journals), publisher(journals)
+    for n in (0, 2, 4):
+        one.publish_uncommitted(message(journals, n))
+        two.publish_committed(message(journals, 10 + n))
+    plan = planner(journals)
+    first = plan.next(start := plan.initial())
+    assert numbers(journals, first.tasks) == [10, 12, 14]
+    assert plan.next(first.end).end == first.end
+    acknowledge(journals, one.build_ack_intents())
+    again = planner(journals)
+    assert numbers(journals, again.between(start, first.end)) == [10, 12, 14]
+    second = again.next(first.end)
+    assert numbers(journals, second.tasks) == [0, 2, 4]
+    assert plan.next(first.end) == second
+    assert planner(journals).between(first.end, second.end) == second.tasks
+    assert plan.next(second.end).tasks == []
+
+
+def test_what_is_rolled_back_is_never_read(journals: Journals) -> None:
+    """Nor what is repeated; with read_uncommitted it is."""
+    lost, kept = publisher(journals), publisher(journals)
+    lost.publish_uncommitted(message(journals, 0))
+    kept.publish_uncommitted(message(journals, 2))
+    intents = kept.build_ack_intents()
+    acknowledge(journals, intents + intents)
+    plan = planner(journals)
+    batch = plan.next(plan.initial())
+    assert numbers(journals, batch.tasks) == [2]
+    plan = planner(journals, read_uncommitted=True)
+    batch = plan.next(plan.initial())
+    assert numbers(journals, batch.tasks) == [0, 2]
+    assert plan.next(batch.end).end == batch.end
+    lost.publish_uncommitted(message(journals, 4))
+    assert numbers(journals, plan.next(batch.end).tasks) == [4]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_have_each_message_once(journals: Journals, seed: int) -> None:
+    """However writers, limits and restarts fall: all that is committed, in order."""
+    draw = random.Random(seed)  # noqa: S311 - repeatable
+    writers = [publisher(journals) for _ in range(3)]
+    opened: dict[int, list[int]] = {n: [] for n in range(3)}
+    committed: list[int] = []
+    settings = {
+        "max_messages": draw.choice([None, 1, 3]),
+        "partition_bytes": draw.choice([1, 300, 1 << 20]),
+    }
+    plan = planner(journals, **settings)
+    offset = plan.initial()
+    found: list[int] = []
+    steps: list[tuple[Offset, Offset]] = []
+    for number in range(150):
+        writer = draw.randrange(3)
+        writers[writer].publish_uncommitted(message(journals, number))
+        opened[writer].append(number)
+        if draw.random() < 0.2:
+            acknowledge(journals, writers[writer].build_ack_intents())
+            committed += opened[writer]
+            opened[writer] = []
+        if draw.random() < 0.05:
+            writers[writer], opened[writer] = publisher(journals), []
+        if draw.random() < 0.3:
+            batch = plan.next(offset)
+            found += numbers(journals, batch.tasks)
+            steps.append((offset, batch.end))
+            offset = batch.end
+        if draw.random() < 0.1:
+            plan.close()
+            plan = planner(journals, **settings)
+    while (batch := plan.next(offset)).tasks:
+        most = settings["max_messages"]
+        assert most is None or sum(r.frames for t in batch.tasks for r in t) <= most
+        found += numbers(journals, batch.tasks)
+        offset = batch.end
+    for parity in (0, 1):
+        own = [n for n in committed if n % 2 == parity]
+        assert [n for n in found if n % 2 == parity] == own
+    again = planner(journals, **settings)
+    repeated = [n for at, to in steps for n in numbers(journals, again.between(at, to))]
+    assert sorted(repeated) == sorted(found[: len(repeated)])
+
+
+def test_where_a_query_begins_and_ends(journals: Journals) -> None:
+    """At the end, at a time, and at what was there when it was frozen."""
+    writer = publisher(journals)
+    writer.publish_committed(message(journals, 0))
+    plan = planner(journals, from_="end")
+    offset = plan.initial()
+    writer.publish_committed(message(journals, 2))
+    plan.freeze()
+    writer.publish_committed(message(journals, 4))
+    journals.add_partitions(1)
+    writer.publish_committed(message(journals, 6))
+    batch = plan.next(offset)
+    assert numbers(journals, batch.tasks) == [2]
+    assert plan.next(batch.end).tasks == []
+    plan = planner(journals, from_="2100-01-01T00:00:00Z")
+    assert plan.next(plan.initial()).tasks == []
+    plan = planner(journals, from_="2001-01-01T00:00:00Z")
+    assert len(numbers(journals, plan.next(plan.initial()).tasks)) == 4
+
+
+def test_a_name_registers_what_is_needed(journals: Journals) -> None:
+    """From the start of the first batch on; the position follows the commits."""
+    writer = publisher(journals)
+    writer.publish_committed(message(journals, 0))
+    plan = planner(journals, reader="billing")
+    offset = plan.initial()
+    batch = plan.next(offset)
+    (known,) = journals.readers()
+    assert set(known.needs.values()) == {0}
+    plan.commit(batch.end)
+    (known,) = journals.readers()
+    assert max(known.needs.values()) > 0
+    with pytest.raises(JournalError, match="reader 'billing' of set is in use"):
+        planner(journals, reader="billing").next(offset)
+    plan.close()
+    writer.publish_committed(message(journals, 2))
+    again = planner(journals, reader="billing")
+    assert numbers(journals, again.next(again.initial()).tasks) == [2]
+    again.close()
+
+
+def test_a_checkpoint_of_other_journals_is_refused(
+    journals: Journals, tmp_path: Path
+) -> None:
+    """Where its frames are not there."""
+    publisher(journals).publish_committed(message(journals, 0))
+    plan = planner(journals)
+    start = plan.initial()
+    end = plan.next(start).end
+    fewer = Journals.open(tmp_path / "other", name="set")
+    with pytest.raises(JournalError, match="has 1 frames, and there are 0: it is not"):
+        planner(fewer).between(start, end)
+    renamed = {f"other/{name}": place for name, place in end.items()}
+    with pytest.raises(JournalError, match="it is in the checkpoint, and not there"):
+        planner(fewer).between({}, renamed)
