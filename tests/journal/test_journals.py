@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from etlstage.errors import ConfigError, EtlstageError
 from etlstage.journal import (
@@ -609,86 +606,6 @@ async def test_writers_wait_for_readers() -> None:
         numbers(journals.read_committed("fast"))
     writer.publish_committed({"k": 1})
     assert memory().has_room()
-
-
-# --- all of it ---------------------------------------------------------------------
-
-
-def taken(reader: CommittedReader, count: int) -> Iterator[object]:
-    """Return messages that are there, up to so many."""
-    for _ in range(count):
-        if (found := reader.poll()) is None:
-            return
-        yield found.message
-
-
-STEPS = st.lists(
-    st.tuples(st.sampled_from("ppptcakrd"), st.integers(0, 2)), min_size=1, max_size=40
-)
-"""Publish in a transaction; commit it; publish committed; a writer that dies; kill and
-restart the reader; read some; cut a torn tail, with which writer."""
-
-
-@settings(deadline=None, max_examples=150)
-@given(STEPS, st.sampled_from([0, 1, 3, 100]), st.integers(40, 2000), st.booleans())
-def test_each_message_once(
-    steps: list[tuple[str, int]], ring: int, segment: int, trims: bool
-) -> None:
-    """Whoever dies, and wherever; a reader's work is what its position covers."""
-    storage = MemoryStorage()
-    fields: dict[str, Any] = {"partitions": 2, "segment": segment, "keep": "read"}
-    journals = memory(storage, **fields)
-    writers: list[Publisher] = [publisher(journals) for _ in range(3)]
-    pending: list[list[int]] = [[], [], []]
-    committed: list[int] = []
-    done: list[int] = []
-    count = 0
-    reader = journals.read_committed("r", ring=ring, commit_every=1e9)
-    read: list[int] = []
-
-    def settle() -> None:
-        # The last one is not done: it comes again.
-        reader.commit()
-        done.extend(read[:-1] if reader._sequencer._delivered is not None else read)
-        del read[: len(read) - (reader._sequencer._delivered is not None)]
-
-    for act, who in steps:
-        if act in "pt":
-            writers[who].publish_uncommitted({"k": count})
-            pending[who].append(count)
-            count += 1
-        elif act == "c":
-            for intent in writers[who].build_ack_intents():
-                journals.append(intent.journal, intent.intent)
-            committed += pending[who]
-            pending[who] = []
-        elif act == "a" and not pending[who]:
-            writers[who].publish_committed({"k": count})
-            committed.append(count)
-            count += 1
-        elif act == "d":
-            # It dies in the middle of an append.
-            writers[who], pending[who] = publisher(journals), []
-            name = f"part-{who % 2:03}"
-            log = memory(storage).log(f"orders/{name}")
-            # Who appends cuts what another has left.
-            segment, _, _ = log._recovered()
-            storage.append(f"{name}/{segment:020}.log", b"ETJ1torn")
-            if trims:
-                journals.trim()
-        elif act == "k":
-            read.clear()
-            storage._held.clear()
-            journals = memory(storage, **fields)
-            for one in writers:
-                one._appender = journals
-            reader = journals.read_committed("r", ring=ring, commit_every=1e9)
-        elif act == "r":
-            read += map(number_of, taken(reader, who + 1))
-            settle()
-    read += map(number_of, taken(reader, 1000))
-    settle()
-    assert sorted(done) == sorted(committed)
 
 
 def test_spec_is_plain_json(tmp_path: Path) -> None:

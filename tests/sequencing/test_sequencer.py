@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from etlstage.errors import LocalProtocolError
 from etlstage.sequencing import (
-    NO_UUID,
     Checkpoint,
     Envelope,
     MustStartReplay,
@@ -24,8 +23,8 @@ from etlstage.sequencing import (
     ReplayWaits,
     Sequencer,
     build_uuid,
-    clock_of,
 )
+from etlstage.testing.journal import Crash, JournalHistory, crashes, histories
 from tests.sequencing.journals import A, B, C, envelope
 from tests.sequencing.vectors import VECTORS
 
@@ -117,131 +116,48 @@ def test_outcomes_have_the_names_of_the_real_package() -> None:
     assert {one.value for one in QueueOutcome} == seen
 
 
-# --- a log, and what is in it ------------------------------------------------------
+# --- any history ------------------------------------------------------
 
 
-class Log(NamedTuple):
-    """Messages of a journal, and the clocks that are delivered."""
-
-    messages: list[Envelope]
-    delivered: list[tuple[bytes, int]]
-
-
-ACTS = st.lists(
-    st.tuples(
-        st.sampled_from([A, B, C]),
-        st.sampled_from("cccccakrpodz"),
-        st.integers(1, 4),
-    ),
-    max_size=40,
-)
-"""Of which producer; continue, acknowledge, roll back, acknowledge in part, outside,
-again, without UUID; a number."""
-
-
-def log_of(acts: list[tuple[bytes, str, int]]) -> Log:
-    """Return what well-behaved producers write, and what is to be made of it."""
-    messages: list[Envelope] = []
-    delivered: list[tuple[bytes, int]] = []
-    clocks = dict.fromkeys((A, B, C), 100)
-    acked = dict.fromkeys((A, B, C), -1)
-    open_: dict[bytes, list[int]] = {A: [], B: [], C: []}
-
-    def write(producer: bytes, clock: int, flags: int) -> None:
-        messages.append(envelope(producer, clock, flags, len(messages)))
-
-    for producer, act, number in acts:
-        span = open_[producer]
-        if act == "z":
-            message = envelope(producer, 0, 0, len(messages))
-            message.message.set_uuid(NO_UUID)
-            messages.append(message)
-            delivered.append((b"", message.begin))
-        elif act == "c" or (act in "po" and act == "o" and span):
-            clocks[producer] += number
-            span.append(clocks[producer])
-            write(producer, span[-1], 1)
-        elif act == "o":
-            clocks[producer] += number
-            acked[producer] = clocks[producer]
-            write(producer, clocks[producer], 0)
-            delivered.append((producer, clocks[producer]))
-        elif act in "ak":
-            clocks[producer] += number
-            write(producer, clocks[producer], 2)
-            delivered += [(producer, clock) for clock in (*span, clocks[producer])]
-            acked[producer] = clocks[producer]
-            span.clear()
-        elif act == "p" and span:
-            # All that is above is rolled back; its clocks are not used again here.
-            clock = span[min(number, len(span)) - 1]
-            write(producer, clock, 2)
-            delivered += [(producer, one) for one in span if one <= clock]
-            acked[producer] = clock
-            span.clear()
-        elif act == "r" and acked[producer] >= 0:
-            write(producer, acked[producer], 2)
-            span.clear()
-        elif act == "d":
-            # What is not acknowledged is appended again, from some message on.
-            for clock in span[-number:]:
-                write(producer, clock, 1)
-    return Log(messages, delivered)
-
-
-def name(found: Envelope) -> tuple[bytes, int]:
-    """Return what the model says of a message."""
-    uuid = found.message.uuid
-    if not uuid.int:
-        return b"", found.begin
-    return (uuid.int & 0xFFFFFFFFFFFF).to_bytes(6, "big"), clock_of(uuid)
-
-
-def dequeued(sequencer: Sequencer, log: Log) -> Iterator[Envelope]:
+def dequeued(sequencer: Sequencer, log: JournalHistory) -> Iterator[Envelope]:
     """Return what can be dequeued, with replays."""
     while True:
         try:
             found = sequencer.deque_committed()
         except MustStartReplay:
             _, begin, end = sequencer.replay_range()
-            sequencer.start_replay(m for m in log.messages if begin <= m.begin < end)
+            sequencer.start_replay(log.between(begin, end))
             continue
         if found is None:
             return
         yield found
 
 
-def read(log: Log, ring: int) -> list[tuple[bytes, int]]:
+def read(log: JournalHistory, ring: int) -> list[tuple[bytes, int]]:
     """Return what is delivered with a ring of that size."""
     sequencer, found = Sequencer(ring=ring), list[tuple[bytes, int]]()
     for message in log.messages:
         sequencer.queue_uncommitted(message)
-        found += map(name, dequeued(sequencer, log))
+        found += map(JournalHistory.name, dequeued(sequencer, log))
     return found
 
 
-def check_rings(acts: list[tuple[bytes, str, int]]) -> None:
+NEVER = Crash(-1, False, 0)
+
+
+def check_rings(log: JournalHistory) -> None:
     """Compare all rings with the model."""
-    log = log_of(acts)
     for ring in (0, 1, 2, 3, 5, 1000):
         assert read(log, ring) == log.delivered
 
 
-def check_crashes(
-    acts: list[tuple[bytes, str, int]], events: list[tuple[int, bool, int]]
-) -> None:
-    """
-    Compare what crashes leave with the model.
-
-    Each event is after how many steps something happens, whether that is a crash or
-    else a checkpoint, and the ring from then on.
-    """
-    log = log_of(acts)
+def check_crashes(log: JournalHistory, events: list[Crash]) -> None:
+    """Compare what crashes leave with the model."""
     sequencer, kept, position = Sequencer(ring=3), Checkpoint({}, []), 0
     found: list[tuple[bytes, int]] = []
     sure = 0
     schedule = iter(events)
-    steps, crash, ring = next(schedule, (-1, False, 0))
+    steps, crash, ring = next(schedule, NEVER)
     crashed = False
 
     def step() -> None:
@@ -255,7 +171,7 @@ def check_crashes(
         kept = sequencer.checkpoint()
         # The last one has not been processed while the span is not at its end.
         sure = len(found) - (1 if sequencer._delivered is not None else 0)
-        steps, crash, ring = next(schedule, (-1, False, 0))
+        steps, crash, ring = next(schedule, NEVER)
 
     while position < len(log.messages) or crashed:
         if crashed:
@@ -264,7 +180,7 @@ def check_crashes(
             del found[sure:]
             begin = kept.offsets.get("j", 0)
             position = sum(m.begin < begin for m in log.messages)
-            steps, crash, ring = next(schedule, (-1, False, 0))
+            steps, crash, ring = next(schedule, NEVER)
             continue
         sequencer.queue_uncommitted(log.messages[position])
         position += 1
@@ -272,55 +188,45 @@ def check_crashes(
         if crashed:
             continue
         for message in dequeued(sequencer, log):
-            found.append(name(message))
+            found.append(JournalHistory.name(message))
             step()
             if crashed:
                 break
     assert found == log.delivered
 
 
-EVENTS = st.lists(
-    st.tuples(
-        st.integers(1, 12), st.booleans(), st.sampled_from([0, 1, 2, 3, 5, 1000])
-    ),
-    max_size=12,
-)
-
-
 @settings(deadline=None, max_examples=300)
-@given(ACTS)
-def test_ring_changes_nothing(acts: list[tuple[bytes, str, int]]) -> None:
+@given(histories())
+def test_ring_changes_nothing(log: JournalHistory) -> None:
     """Whatever its size, the model's messages come in the model's order."""
-    check_rings(acts)
+    check_rings(log)
 
 
 @settings(deadline=None, max_examples=300)
-@given(ACTS, EVENTS)
-def test_crash_changes_nothing(
-    acts: list[tuple[bytes, str, int]], events: list[tuple[int, bool, int]]
-) -> None:
+@given(histories(), crashes())
+def test_crash_changes_nothing(log: JournalHistory, events: list[Crash]) -> None:
     """Wherever it happens, whatever the checkpoint was, and the next ring is."""
-    check_crashes(acts, events)
+    check_crashes(log, events)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(deadline=None, max_examples=10_000)
-@given(ACTS)
-def test_ring_changes_nothing_at_length(acts: list[tuple[bytes, str, int]]) -> None:
+@given(histories())
+def test_ring_changes_nothing_at_length(log: JournalHistory) -> None:
     """Ten thousand logs."""
-    check_rings(acts)
+    check_rings(log)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(deadline=None, max_examples=10_000)
-@given(ACTS, EVENTS)
+@given(histories(), crashes())
 def test_crash_changes_nothing_at_length(
-    acts: list[tuple[bytes, str, int]], events: list[tuple[int, bool, int]]
+    log: JournalHistory, events: list[Crash]
 ) -> None:
     """Ten thousand logs."""
-    check_crashes(acts, events)
+    check_crashes(log, events)
 
 
 @settings(deadline=None, max_examples=200)
@@ -333,7 +239,7 @@ def test_crash_changes_nothing_at_length(
 )
 def test_no_log_is_too_bad(acts: list[tuple[bytes, int, int]], ring: int) -> None:
     """Whatever faulty producers write, nothing is raised, and states can be taken."""
-    log = Log([envelope(*act, at) for at, act in enumerate(acts)], [])
+    log = JournalHistory([envelope(*act, at) for at, act in enumerate(acts)], [])
     sequencer = Sequencer(ring=ring)
     for message in log.messages:
         sequencer.queue_uncommitted(message)
@@ -513,7 +419,7 @@ def test_deep_rollback_is_logged_as_what_it_is(
 ) -> None:
     """An acknowledgement of the same clock is an ordinary one."""
     sequencer = queued(envelope(A, 9, 2, 0))
-    list(dequeued(sequencer, Log([], [])))
+    list(dequeued(sequencer, JournalHistory([], [])))
     sequencer.queue_uncommitted(envelope(A, 9, 2, 1))
     assert caplog.messages == []
     sequencer.queue_uncommitted(envelope(A, 5, 2, 2))
@@ -560,7 +466,7 @@ def test_message_of_clock_0_leaves_what_is_acknowledged() -> None:
     """A faulty producer's: a replay delivers it twice, and no duplicate for it."""
     messages = [envelope(A, 6, 1, 0), envelope(A, 0, 1, 1), envelope(A, 6, 1, 2)]
     messages.append(envelope(A, 13, 2, 3))
-    log = Log(messages, [])
+    log = JournalHistory(messages, [])
     found = [clock for _, clock in read(log, 1)]
     assert found[1:] == [6, 0, 13]
 
@@ -599,7 +505,7 @@ def test_payloads_are_let_go() -> None:
 def test_pending_since_offsets() -> None:
     """Open spans that begin there, or behind it."""
     sequencer = queued(envelope(A, 1, 1, 3), envelope(B, 1, 2, 4))
-    list(dequeued(sequencer, Log([], [])))
+    list(dequeued(sequencer, JournalHistory([], [])))
     assert sequencer.has_pending({})
     assert sequencer.has_pending({"j": 306})
     assert not sequencer.has_pending({"j": 307})
@@ -608,7 +514,7 @@ def test_pending_since_offsets() -> None:
     assert not sequencer.has_pending()
     assert sequencer.has_pending({})
     sequencer.queue_uncommitted(envelope(A, 1, 2, 5))
-    list(dequeued(sequencer, Log([envelope(A, 1, 1, 3)], [])))
+    list(dequeued(sequencer, JournalHistory([envelope(A, 1, 1, 3)], [])))
     assert not sequencer.has_pending({})
     sequencer.queue_uncommitted(envelope(A, 2, 1, 6))
     assert sequencer.has_pending()
@@ -621,7 +527,7 @@ def test_producers_are_pruned_within_their_journal() -> None:
         ("j", A, 16_000), ("j", B, 16_320), ("k", C, 10)
     ):  # fmt: skip
         sequencer.queue_uncommitted(envelope(producer, clock, 0, 0, journal=journal))
-        list(dequeued(sequencer, Log([], [])))
+        list(dequeued(sequencer, JournalHistory([], [])))
     producers = {state.producer for state in sequencer.producer_states(2e-6)}
     assert producers == {A, B, C}
     assert len(sequencer.producer_states(0)) == 3
@@ -636,7 +542,7 @@ def test_producer_with_an_open_span_is_as_old_as_its_newest_message() -> None:
     sequencer = queued(
         envelope(A, 16_000, 1, 0), envelope(A, 32_000, 1, 1), envelope(B, 32_000, 0, 2)
     )
-    list(dequeued(sequencer, Log([], [])))
+    list(dequeued(sequencer, JournalHistory([], [])))
     assert len(sequencer.producer_states(1e-7)) == 2
 
 
@@ -644,5 +550,8 @@ def test_journals_are_apart() -> None:
     """One producer's spans in two of them."""
     one, two = envelope(A, 1, 1, 0), envelope(A, 1, 1, 0, journal="k")
     sequencer = queued(one, two, envelope(A, 2, 2, 1))
-    assert [found.journal for found in dequeued(sequencer, Log([], []))] == ["j", "j"]
+    assert [found.journal for found in dequeued(sequencer, JournalHistory([], []))] == [
+        "j",
+        "j",
+    ]
     assert sequencer.producer_states() == [("j", A, 2, -1), ("k", A, 0, 0)]
