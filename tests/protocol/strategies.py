@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from etlstage.protocol.marker import Markers
 from etlstage.testing.strategies import MARKER_SETS, fragments, sendable
 
-__all__ = ("PR399", "REPEATED", "WORDS", "garbage", "moderate", "reasons", "thorough")
+__all__ = (
+    "PR399",
+    "REPEATED",
+    "WORDS",
+    "garbage",
+    "moderate",
+    "reasons",
+    "thorough",
+    "unmeasured",
+)
+
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 _, _, WORDS, REPEATED, _, PR399, _ = MARKER_SETS
 
 # Two cores are shared by everything that runs: no deadline, few examples.
 moderate: Final = settings(deadline=None, max_examples=150)
 thorough: Final = settings(deadline=None, max_examples=2000)
+
+
+def unmeasured(test: Test) -> Test:
+    """Let a test draw many examples, which take twice as long when coverage is on."""
+    return pytest.mark.no_cover(thorough(test))
 
 
 def reasons(markers: Markers) -> st.SearchStrategy[str]:

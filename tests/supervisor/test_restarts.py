@@ -52,7 +52,8 @@ from etlstage.testing.clock import Backend
 from etlstage.transport import Child, LaunchRequest, Wire
 from tests.supervisor.toy import ToyDialect, ToyWorker
 
-pytestmark = pytest.mark.core
+# Smaller tests cover what these pass through; measured, these take thrice as long.
+pytestmark = [pytest.mark.core, pytest.mark.no_cover]
 
 SCENARIOS: Final = 1000
 NEVER: Final = 78

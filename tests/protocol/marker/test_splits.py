@@ -11,7 +11,7 @@ from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
 from etlstage.testing.strategies import MARKER_SETS, chunkings
 from tests.protocol.pair import S, Typed, receive, without_dump
-from tests.protocol.strategies import garbage, thorough
+from tests.protocol.strategies import garbage, unmeasured
 from tests.protocol.words import BatchEnd, Messages, Word, tell
 
 MESSAGES = Messages([b"q"] * 3)
@@ -73,7 +73,7 @@ def check(
     st.sampled_from(MARKER_SETS),
     roomy,
 )
-@thorough
+@unmeasured
 def test_any_split_means_the_same(
     data: st.DataObject, side: Side, mode: Mode, markers: Markers, limits: Limits
 ) -> None:
@@ -89,7 +89,7 @@ def test_any_split_means_the_same(
     st.sampled_from(MARKER_SETS),
     tight,
 )
-@thorough
+@unmeasured
 def test_any_split_means_the_same_within_limits(
     data: st.DataObject, side: Side, mode: Mode, markers: Markers, limits: Limits
 ) -> None:
