@@ -24,7 +24,7 @@ from typing import Final, Self
 
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG, scratch
 
-__all__ = ("PostgreSQL", "SQLite", "drivers", "postgresql", "url_of")
+__all__ = ("PostgreSQL", "SQLite", "drivers", "install", "postgresql", "url_of")
 
 _JARS: Final = {
     "libpostgresql-jdbc-java": Path("/usr/share/java/postgresql.jar"),
@@ -36,7 +36,7 @@ _PASSWORD: Final = "the password of tests"  # noqa: S105
 
 def drivers() -> str:
     """Return the drivers for Java as Spark's setting ``spark.jars`` has them."""
-    _install([name for name, jar in _JARS.items() if not jar.exists()])
+    install([name for name, jar in _JARS.items() if not jar.exists()])
     return ",".join(map(str, _JARS.values()))
 
 
@@ -171,7 +171,7 @@ class PostgreSQL:
 def postgresql() -> Iterator[PostgreSQL]:
     """Start a server, and stop it at the end."""
     if not _programs():
-        _install(["postgresql"])
+        install(["postgresql"])
     # Not below the folders of pytest, which only their owner may enter.
     with scratch("database") as folder:
         if (owner := _owner()) is not None:
@@ -207,14 +207,13 @@ def _owner() -> str | None:
     )
 
 
-def _install(packages: Sequence[str]) -> None:
+def install(packages: Sequence[str]) -> None:
+    """Install packages of Debian, as root; others are told which."""
     if not packages:
         return
     wanted = f"apt-get install {' '.join(packages)}"
     if os.geteuid() or shutil.which("apt-get") is None:
-        raise RuntimeError(
-            f"the tests of databases need more than is installed: {wanted}"
-        )
+        raise RuntimeError(f"the tests need more than is installed: {wanted}")
     # Several processes of tests may want them at the same time.
     with (Path(tempfile.gettempdir()) / "etlstage-install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -60,7 +60,7 @@ GROUP: Final = "etlstage.ends"
 """Of entry points, by which packages of others are found."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
-_OURS: Final = ("spark", "worker", "files", "journal")
+_OURS: Final = ("spark", "worker", "files", "journal", "kinesis")
 """Modules of ``etlstage.config.ends``, in the order in which they are named."""
 
 
@@ -199,6 +199,8 @@ class SourceKeys(_EndKeys):
     place: ClassVar[Place] = Place.SOURCE
     numbered: ClassVar[bool] = False
     """Whether its messages have numbers that are the same for all who read them."""
+    sharded: ClassVar[bool] = False
+    """Whether its messages come from shards of its own."""
 
     @property
     def keyed(self) -> bool:

@@ -93,14 +93,6 @@ class ShardKeys(Keys):
     failover: Duration = 10.0
     """Time without a sign of life after which others take a runner's shards."""
 
-    @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what is only for leases."""
-        if given.get("leases") is None:
-            for name in ("table", "failover"):
-                if name in given:
-                    yield broken((name,), "needs leases")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadKeys(StageKeys):

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from etlstage.config.build import hidden_texts, state_folder
 from etlstage.config.document import Document
 from etlstage.config.end import Site, located
-from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys, ShardKeys
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.parts import parts_of
 from etlstage.config.stages import command_at, stage_of
 from etlstage.messages import StageKind, counted
@@ -114,8 +114,8 @@ class _Plan:
             dead = dead and stage.on_error.then == "dead_letter"
             if name in workers:
                 about = list(self._worker(loc, workers[name]))
-                if isinstance(stage, LoadKeys) and stage.shards is not None:
-                    about.insert(0, ("shards", _shards(stage.shards)))
+                if isinstance(stage, LoadKeys) and (shards := _shards(self._keys)):
+                    about.insert(0, ("shards", shards))
                 what = shlex.join(self._document.written(self._command(loc)))
             else:
                 assert isinstance(stage, ExtractKeys | LoadKeys)
@@ -286,12 +286,21 @@ def _dialect(dialect: Dialect) -> str:
     return "  ".join((dialect.name, *said))
 
 
-def _shards(shards: ShardKeys) -> str:
-    """Return how the input is cut, and what workers are told at its end."""
-    by = f"by {shards.key}" if shards.key else "by a hash of the message"
-    ends = shards.at_end == "shard_ended"
-    end = "each has ended" if ends else "workers are to shut down"
-    said = f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
+def _shards(keys: PipelineKeys) -> str:
+    """Return which they are, what workers are told at their end, and who shares them."""
+    shards = keys.load.shards
+    if keys.extract.end.sharded:
+        said = "those of the stream, a worker for each"
+        if shards is None or shards.leases is None:
+            kept = "the state" if keys.state else "memory"
+            return f"{said}; checkpoints in {kept}"
+    elif shards is None:
+        return ""
+    else:
+        by = f"by {shards.key}" if shards.key else "by a hash of the message"
+        ends = shards.at_end == "shard_ended"
+        end = "each has ended" if ends else "workers are to shut down"
+        said = f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
     if shards.leases is None:
         return said
     where = without_password(shards.leases)
@@ -303,7 +312,9 @@ def _guarantee(keys: PipelineKeys) -> str:
     promise = keys.load.end.promise(keys.load, keys)
     if promise is not None:
         return promise
-    if keys.state and keys.extract.end.goes_on(keys.extract):
+    shards = keys.load.shards
+    leased = shards is not None and shards.leases is not None
+    if leased or (keys.state and keys.extract.end.goes_on(keys.extract)):
         begins = "a run that is repeated goes on behind what is known to be loaded, and"
     else:
         begins = "a run that is repeated reads all again, and"

@@ -1,7 +1,11 @@
 """
 A load that several runners share: each has the shards of which it holds the leases.
 
-Each of them reads the whole input, and gives its workers the records of its shards,
+A stream with shards of its own is read shard by shard: each has a reader beside its
+worker, which reads on when the worker has taken what was read. New shards get leases as
+they are found; the keeper has them wait for their parents.
+
+Of any other input there is a part in each shard, by the key of the records. Each runner reads the whole input, and gives its workers the records of its shards,
 behind what was committed. So what one runner has read is nobody's position: there are
 only the checkpoints in the table, one for each shard, and whoever holds a shard goes on
 behind that.
@@ -19,8 +23,8 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, closing, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, assert_never
@@ -29,16 +33,12 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from etlstage.errors import EtlstageError, InvalidMessage, StateUnusable
-from etlstage.messages import AnnotatedRun, Position, Run, counted
-from etlstage.pipeline.dead_letter.policy import (
-    OF_A_MESSAGE,
-    DeadLetterPolicy,
-    config_of,
-)
-from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.interfaces import Output, Sink, Source
+from etlstage.errors import ConfigError, EtlstageError, InvalidMessage, StateUnusable
+from etlstage.messages import AnnotatedRun, Position, Run
+from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
+from etlstage.pipeline.interfaces import Source
 from etlstage.protocol.events import FarewellReason
 from etlstage.shard.cut import LONGEST_KEY, Cut, RecordRun
 from etlstage.shard.keeper import LeaseKeeper
@@ -63,15 +63,14 @@ from etlstage.shard.lease import (
     WriteRefused,
     Written,
 )
+from etlstage.shard.stream import AT_END, ShardedSource
 from etlstage.shard.table import LeaseTable, News, TableGone
-from etlstage.shard.worker import ShardWorker
+from etlstage.shard.worker import ShardSink, ShardWorker
 from etlstage.stage import Stage
-from etlstage.supervisor import Assignment, CommitRequest
+from etlstage.supervisor import CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.stream import Signal
-from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
-from etlstage.transport import Launch, launch_worker
 
 __all__ = ("LeasedSink",)
 
@@ -81,11 +80,12 @@ _LOST: Final = "ShutdownException"
 """What a worker is answered that commits in a shard of another runner. Clients of the
 Kinesis library know it by this name."""
 _TICK: Final = 0.001  # seconds
+_AGAIN: Final = 1.0  # seconds until a database is asked again
 _OF: Final = "shard"
 """The column that says whose a record is; a shard that comes back is another one."""
 
 
-class LeasedSink(Sink):
+class LeasedSink(ShardSink):
     """
     Loads with a worker for each shard of which this runner has the lease.
 
@@ -94,14 +94,10 @@ class LeasedSink(Sink):
 
     Args:
         stage: The stage; its dialect is of workers that commit.
-        cut: How the input is cut into shards.
-        keeper: Decides which of them are ours.
+        keeper: Decides which shards are ours.
         leases: Opens the table, given what the input is; called in a thread.
-        why: What the workers are told at the end of the input.
-        dead_letters: Where messages go that the workers can't load; None: the first
-            one ends its shard.
-        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers.
+        cut: How the input is cut into shards; None: it has shards of its own.
+        settings: As :class:`~etlstage.shard.worker.ShardSink` has them.
 
     """
 
@@ -109,38 +105,34 @@ class LeasedSink(Sink):
         self,
         stage: Stage,
         *,
-        cut: Cut,
         keeper: LeaseKeeper,
         leases: Callable[[str], LeaseTable],
-        why: FarewellReason = FarewellReason.ENDED,
-        dead_letters: DeadLetters | None = None,
-        meter: Meter | None = None,
-        launch: Launch = launch_worker,
+        cut: Cut | None = None,
+        **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
-        super().__init__(stage.name)
-        self._stage = stage
+        super().__init__(stage, **settings)
         self._cut = cut
+        self._names = set(cut.names) if cut is not None else set[str]()
         self._keeper = keeper
         self._open = leases
-        self._why = why
-        self._policy = DeadLetterPolicy(
-            self.account, stage.on_error, config_of(stage), dead_letters
-        )
-        self._settling = anyio.Lock(fast_acquire=True)
         self._starting = anyio.Lock()
-        self._of_supervisor: dict[str, Any] = {"meter": meter, "launch": launch}
         self._input: Source | None = None
+        self._stream: ShardedSource | None = None
+        self._entered = anyio.Event()
+        self._read_out: MemoryObjectSendStream[Run]
+        self._read_in: MemoryObjectReceiveStream[Run]
         self._table: LeaseTable | None = None
         self._threads = anyio.CapacityLimiter(4)
         self._events: deque[Event] = deque()
         self._reported = Signal()
         self._shards: dict[str, _LeasedShard] = {}  # whose workers run
+        self._rows: dict[str, Lease] = {}  # as they were read last
+        self._ended: set[str] = set()
         self._over: set[str] = set()  # shards that need no runner, or not this one
         self._failures: dict[str, EtlstageError] = {}
         self._refused: EtlstageError | None = None
         self._changed = Signal()
         self._left = anyio.Event()
-        self._finished = False
         self._tasks: TaskGroup
 
     # --- the pipeline -----------------------------------------------------------
@@ -148,19 +140,36 @@ class LeasedSink(Sink):
     def input_of(self, source: Source) -> Source:
         """Return the records of the shards that are ours."""
         self._input = source
-        return _LeasedInput(source, self, self._cut)
+        if self._cut is not None:
+            return _CutInput(source, self, self._cut)
+        if not isinstance(source, ShardedSource):
+            raise ConfigError(f"stage {self.name}: {source.input} has no shards")
+        self._stream = source
+        return _StreamInput(source, self)
 
     async def __aenter__(self) -> Self:
         """Open the table, and begin to take leases."""
-        await self._in_thread(self._begin)
+        try:
+            await self._in_thread(self._begin)
+        except BaseException:
+            if self._table is not None:
+                self._table.close()
+            raise
+        self._read_out, self._read_in = anyio.create_memory_object_stream[Run](0)
+        self._entered.set()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._keep)
+        if self._stream is not None:
+            self._tasks.start_soon(self._look_for_shards, self._stream)
         return self
 
     def _begin(self) -> None:
         self._table = self._open(self._input.identity() if self._input else "")
-        self._table.add(map(Lease, self._cut.names))
+        if self._stream is not None:
+            self._add_shards(self._stream)
+        else:
+            self._table.add(map(Lease, sorted(self._names)))
 
     async def __aexit__(
         self,
@@ -168,12 +177,23 @@ class LeasedSink(Sink):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the workers, and let the leases run out that are left."""
+        """Stop the workers, and release the leases that are left."""
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-        if self._table is not None:
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            self._read_out.close()
+            self._read_in.close()
             with anyio.CancelScope(shield=True):
-                await self._in_thread(self._table.close)
+                await self._in_thread(self._release)
+
+    def _release(self) -> None:
+        """Free what a run still has that has failed: there are no workers any more."""
+        with closing(self._leases) as table, suppress(TableGone):
+            for row in table.read():
+                if row.owner == self._keeper.owner:
+                    free = row._replace(owner=None, claimant=None)
+                    table.swap(row, free._replace(counter=row.counter + 1))
 
     async def write(self, run: Run) -> None:
         """
@@ -189,7 +209,9 @@ class LeasedSink(Sink):
         shard: _LeasedShard = run.columns[_OF][0]
         given = await self._sound(run)
         shard.held += len(given)
-        if len(given):
+        if not len(given):
+            shard.worker.taken.set()
+        else:
             # One that is lost meanwhile has no use for them.
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await shard.worker.runs.send(given)
@@ -237,9 +259,6 @@ class LeasedSink(Sink):
 
         """
         await self.stop()
-        self._check()
-        for error in self._failures.values():
-            raise error
         self._finished = True
 
     def drain(self) -> None:
@@ -247,19 +266,22 @@ class LeasedSink(Sink):
         self._report(LeaveAsked())
 
     async def stop(self) -> None:
-        """Hand over what is left, and return when that is done."""
+        """
+        Hand over what is left, and return when that is done.
+
+        Raises:
+            EtlstageError: Why the first shard has failed that did.
+
+        """
         self._report(LeaveAsked())
         await self._left.wait()
+        self._check()
+        for error in self._failures.values():
+            raise error
 
     def landed(self) -> str:
         """Return how many messages the workers of this runner have loaded."""
-        complete = "complete" if self._finished else "incomplete"
-        loaded = counted(self.account.done, "message")
-        return f"{loaded} loaded by this runner; output {complete}"
-
-    def output(self) -> Output:
-        """Return that workers have them."""
-        return Output("workers", self.name)
+        return self._loaded("by this runner")
 
     def _check(self) -> None:
         if self._refused is not None:
@@ -280,22 +302,131 @@ class LeasedSink(Sink):
         wanting = [shard for shard in self._shards.values() if shard.wants]
         return not wanting or any(shard not in shards for shard in wanting)
 
-    def exhaust(self, shards: Sequence[_LeasedShard]) -> None:
+    def exhaust(
+        self, shards: Iterable[_LeasedShard], why: FarewellReason | None = None
+    ) -> None:
         """Have shards end: all of the input was read for them."""
         for shard in shards:
-            shard.exhausted = True
+            shard.exhausted = why or self._why
             self._end_if_done(shard)
 
     @property
     def _all_over(self) -> bool:
-        everything = self._over.issuperset(self._cut.names) and not self._shards
-        return everything or self._refused is not None
+        over = not self._shards and all(map(self._is_over, self._names))
+        return over or self._refused is not None
+
+    def _is_over(self, shard: str) -> bool:
+        """Return whether a shard needs no runner, or can't begin by this one."""
+        if shard in self._over:
+            return True
+        row = self._rows.get(shard)
+        parents = () if row is None else row.parents
+        return any(self._is_over(p) for p in parents if p not in self._ended)
+
+    def _change(self) -> None:
+        """Have the input look whether shards need it."""
+        self._changed.set()
+        if self._stream is not None and self._all_over:
+            self._read_out.close()
 
     def _end_if_done(self, shard: _LeasedShard) -> None:
-        if shard.exhausted and not (
+        if shard.exhausted is not None and not (
             shard.coming or shard.gone or shard.worker.stopping
         ):
-            shard.worker.finish(self._why)
+            shard.worker.finish(shard.exhausted)
+
+    # --- a stream -----------------------------------------------------------------
+
+    async def read(self) -> AsyncGenerator[Run, None]:
+        """Yield what the reader of each shard has read."""
+        await self._entered.wait()
+        async for run in self._read_in:
+            yield run
+
+    def _add_shards(self, stream: ShardedSource) -> None:
+        """Add leases of shards that have come; blocks."""
+        found = stream.shards()
+        known = {row.shard: row for row in self._leases.read()}
+        there = {shard.name for shard in found}
+        gone = [
+            row for row in known.values() if not row.ended and row.shard not in there
+        ]
+        if gone:
+            raise StateUnusable(
+                f"stage {self.name}: shard {gone[0].shard} is gone from {stream.input},"
+                " and was not read to its end: 'etlstage shards reset' begins anew with"
+                " what there is"
+            )
+        begins = {
+            # What comes from others begins with its first record.
+            shard.name: None if known else stream.beginning(shard)
+            for shard in found
+        }
+        # The first to know a stream says where it begins. Who is second may see more
+        # shards, made of those: so first come the ones that are over, which decide.
+        over = [shard for shard in found if begins[shard.name] == AT_END]
+        first = self._leases.add(
+            Lease(shard.name, shard.parents, ended=True) for shard in over
+        )
+        rest = [shard for shard in found if shard not in over]
+        known_parents = there.union(known)
+        self._leases.add(
+            Lease(
+                shard.name,
+                tuple(name for name in shard.parents if name in known_parents),
+                _text(begins[shard.name] if first == len(over) else None),
+            )
+            for shard in rest
+        )
+        self._names = self._names | known_parents
+
+    async def _look_for_shards(self, stream: ShardedSource) -> None:
+        """Look for new shards from time to time."""
+        while True:
+            await anyio.sleep(stream.sync)
+            await self._find_shards(stream)
+
+    async def _find_shards(self, stream: ShardedSource) -> None:
+        while True:
+            try:
+                await self._in_thread(partial(self._add_shards, stream))
+            except TableGone as error:
+                _log.warning("leases not read", stage=self.name, error=str(error))
+                await anyio.sleep(_AGAIN)
+                continue
+            except EtlstageError as error:
+                self._fail(error)
+            return
+
+    def _fail(self, error: EtlstageError) -> None:
+        """End the run: what there is to read can't be read."""
+        self._refused = self._refused or error
+        self._change()
+
+    async def _feed(self, stream: ShardedSource, shard: _LeasedShard) -> None:
+        """Read a shard, when its worker has taken what was read before."""
+        with (
+            shard.reading,
+            suppress(anyio.ClosedResourceError, anyio.BrokenResourceError),
+        ):
+            try:
+                async with aclosing(
+                    stream.records(shard.name, shard.position)
+                ) as records:
+                    async for run in records:
+                        if run is None:
+                            # Once it has ended its children are all that is left.
+                            await self._find_shards(stream)
+                            self.exhaust([shard], FarewellReason.ENDED)
+                            return
+                        while shard.coming or not shard.worker.waits:
+                            await shard.worker.taken.wait()
+                        shard.coming += len(run)
+                        run.columns[_OF] = [shard] * len(run)
+                        await self._read_out.send(run)
+                self.exhaust([shard], FarewellReason.DRAIN)
+            except EtlstageError as error:
+                self._fail(error)
 
     # --- the leases -------------------------------------------------------------
 
@@ -338,21 +469,26 @@ class LeasedSink(Sink):
                 assert_never(instruction)
 
     def _refuse(self, text: str) -> None:
-        self._refused = StateUnusable(f"stage {self.name}: {text}")
-        self._changed.set()
+        self._fail(StateUnusable(f"stage {self.name}: {text}"))
         self._left.set()
 
     async def _read(self) -> None:
+        names = self._names  # there may be more meanwhile
         try:
             rows = await self._in_thread(self._leases.read)
         except TableGone as error:
             _log.warning("leases not read", stage=self.name, error=str(error))
             self._report(ReadFailed())
             return
-        if missing := {*self._cut.names}.difference(row.shard for row in rows):
+        self._rows = {row.shard: row for row in rows}
+        there = set(self._rows)
+        if missing := names - there:
             self._refuse(f"shard {min(missing)} is gone from the lease table")
-        self._over |= {row.shard for row in rows if row.ended}
-        self._changed.set()
+        # Children come into the table before their parents end, by whomever.
+        self._names = self._names | there
+        self._ended |= {row.shard for row in rows if row.ended}
+        self._over |= self._ended
+        self._change()
         self._report(TableRead(rows))
 
     async def _write(self, write: Write) -> None:
@@ -370,6 +506,7 @@ class LeasedSink(Sink):
             self._report(WriteFailed(number))
             return
         if done and after.ended:
+            self._ended.add(after.shard)
             self._over.add(after.shard)
         self._report(Written(number) if done else WriteRefused(number))
 
@@ -398,17 +535,15 @@ class LeasedSink(Sink):
         """Have a worker for a shard until it has ended, or is another's."""
         position = None if lease.position is None else json.loads(lease.position)
         shard = _LeasedShard(lease.shard, position)
-        shard.worker = ShardWorker(
-            self._stage,
-            Assignment(shard.name, position),
-            partial(self._store, shard),
-            **self._of_supervisor,
-        )
+        # Where a stream begins may say more, for us alone.
+        share = position[:2] if isinstance(position, list) else position
+        shard.worker = self._worker(shard.name, share, partial(self._store, shard))
         _log.info("shard taken", stage=self.name, shard=shard.name, position=position)
         try:
             await self._serve(shard)
         except EtlstageError as error:
-            shard.failure = shard.failure or error
+            if not shard.worker.stopping:
+                shard.failure = shard.failure or error
         self._end(shard)
 
     async def _serve(self, shard: _LeasedShard) -> None:
@@ -418,34 +553,41 @@ class LeasedSink(Sink):
                 worker = await stack.enter_async_context(shard.worker)
                 await anyio.lowlevel.checkpoint()
             self._shards[shard.name] = shard
-            self._changed.set()
+            self._change()
+            if self._stream is not None:
+                self._tasks.start_soon(self._feed, self._stream, shard)
             async with aclosing(worker.answers()) as answers:
                 async for part in answers:
                     await self._book(shard, part)
 
     async def _book(self, shard: _LeasedShard, part: Outcome) -> None:
-        """Take what became of messages of a shard."""
-        count, error = len(part.messages), part.error
-        if error is not None and shard.worker.stopping:
+        """Take what became of messages of a shard; raise what ends it."""
+        if part.error is not None and shard.worker.stopping:
             return  # who has the shard next finds out what is wrong with them
-        shard.held -= count
-        if error is None:
-            self.account.done += count
-        elif isinstance(error, OF_A_MESSAGE):
-            async with self._settling:
-                place = self.account.moved
-                await self._policy.settle(error, part.messages, place=place)
-        else:
-            shard.failure = shard.failure or error
+        try:
+            if part.error is None:
+                self.account.done += len(part.messages)
+            elif isinstance(part.error, OF_A_MESSAGE):
+                async with self._settling:
+                    place = self.account.moved
+                    await self._policy.settle(part.error, part.messages, place=place)
+            else:
+                raise part.error
+        except EtlstageError as error:
+            # Now: it may be stopped before its worker is gone.
+            shard.failure = error
+            raise
+        shard.held -= len(part.messages)
 
     def _end(self, shard: _LeasedShard) -> None:
         """Let go of a shard whose worker is gone."""
         shard.gone = True
+        shard.reading.cancel()
         for faults in shard.worker.faults:
             self.account.add_faults(faults)
-        if shard.worker.stopping:
-            shard.failure = None  # what was not committed whoever has it next gives
-        else:
+        # Another worker would fare no better here.
+        over = shard.failure is not None or not shard.worker.stopping
+        if over:
             self._over.add(shard.name)
         if shard.failure is not None:
             self._failures[shard.name] = shard.failure
@@ -458,8 +600,8 @@ class LeasedSink(Sink):
         else:
             self._leave_unprocessed(shard)
         self._shards.pop(shard.name, None)
-        self._report(WorkerEnded(shard.name, failed=not shard.worker.stopping))
-        self._changed.set()
+        self._report(WorkerEnded(shard.name, failed=over))
+        self._change()
 
     def _leave_unprocessed(self, shard: _LeasedShard) -> None:
         self.account.unprocessed += shard.held
@@ -478,18 +620,48 @@ class LeasedSink(Sink):
 
 
 class _LeasedInput(Source):
-    """Reads, in passes, the records of the shards that a runner has."""
+    """Reads the records of the shards that a runner has."""
 
-    def __init__(self, source: Source, sink: LeasedSink, cut: Cut) -> None:
+    def __init__(self, source: Source) -> None:
         super().__init__(source.name)
         self._source = source
-        self._sink = sink
-        self._cut = cut
+        self.goes_on: bool = source.goes_on
 
     @property
     def input(self) -> str:
         """What is read, for a human."""
         return self._source.input
+
+    def complete(self) -> None:
+        """Let it end where there is no more."""
+        self._source.complete()
+
+    async def aclose(self) -> None:
+        """Release what the source holds."""
+        await self._source.aclose()
+
+
+class _StreamInput(_LeasedInput):
+    """Those of a stream, as each shard has been read."""
+
+    def __init__(self, source: Source, sink: LeasedSink) -> None:
+        super().__init__(source)
+        self._sink = sink
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield records, each run of one shard, until no shard needs any."""
+        async with aclosing(self._sink.read()) as runs:
+            async for run in runs:
+                yield run
+
+
+class _CutInput(_LeasedInput):
+    """Those of an input that is read in passes."""
+
+    def __init__(self, source: Source, sink: LeasedSink, cut: Cut) -> None:
+        super().__init__(source)
+        self._sink = sink
+        self._cut = cut
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield records, each run of one shard, until no shard needs any."""
@@ -524,10 +696,6 @@ class _LeasedInput(Source):
             records.columns[_OF] = [shard] * len(part)
             yield records
 
-    async def aclose(self) -> None:
-        """Release what the source holds."""
-        await self._source.aclose()
-
 
 class _LeasedShard:
     """
@@ -543,20 +711,25 @@ class _LeasedShard:
 
     def __init__(self, name: str, position: object) -> None:
         self.name = name
+        self.position = position
+        self.reading: anyio.CancelScope = anyio.CancelScope()
+        """Of its reader, in a stream."""
         self.last = _number_of(position)
         """Number of the last record that was read for it, or committed."""
         self.coming = 0
         """Records that were read and are not written yet."""
         self.held = 0
         """Records that were written and have no outcome."""
-        self.exhausted = self.gone = False
+        self.exhausted: FarewellReason | None = None
+        """What its worker is told, since all was read for it."""
+        self.gone = False
         self.failure: EtlstageError | None = None
         self._asked: _Asked | None = None
 
     @property
     def wants(self) -> bool:
         """Whether it needs input."""
-        return not (self.exhausted or self.worker.stopping or self.gone)
+        return not (self.exhausted is not None or self.worker.stopping or self.gone)
 
     async def ask(self, report: Callable[[], None]) -> bool:
         """Report that a checkpoint is asked for; return whether it was stored."""
@@ -574,6 +747,11 @@ class _LeasedShard:
             asked, self._asked = self._asked, None
             asked.stored = stored
             asked.answered.set()
+
+
+def _text(position: object) -> str | None:
+    """Return a position as a lease has it."""
+    return None if position is None else json.dumps(position)
 
 
 class _Asked:

@@ -21,21 +21,13 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from etlstage.errors import EtlstageError, NotCommitted, StateUnusable
 from etlstage.messages import Run, counted
-from etlstage.pipeline.dead_letter.policy import (
-    OF_A_MESSAGE,
-    DeadLetterPolicy,
-    config_of,
-)
-from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.delivery.position import load, store
-from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.protocol.events import FarewellReason
 from etlstage.shard.cut import Cut, RecordRun
-from etlstage.shard.worker import ShardWorker
+from etlstage.shard.worker import ShardSink, ShardWorker
 from etlstage.stage import Stage
-from etlstage.supervisor import Assignment, CommitRequest
-from etlstage.telemetry import Meter
-from etlstage.transport import Launch, launch_worker
+from etlstage.supervisor import CommitRequest
 
 __all__ = ("CheckpointFile", "ShardedSink")
 
@@ -133,19 +125,15 @@ class CheckpointFile:
             ) from error
 
 
-class ShardedSink(Sink):
+class ShardedSink(ShardSink):
     """
-    Loads with a worker for each shard: a message is loaded once it is committed.
+    Cuts the input into shards, all of which are its own.
 
     Args:
         stage: The stage; its dialect is of workers that commit.
         cut: How the input is cut into them.
-        why: What the workers are told at the end of the input.
         checkpoints: Where it is stored how far shards are committed.
-        dead_letters: Where messages go that the workers can't load; None: the first
-            one ends the run.
-        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers.
+        settings: As :class:`~etlstage.shard.worker.ShardSink` has them.
 
     """
 
@@ -154,27 +142,16 @@ class ShardedSink(Sink):
         stage: Stage,
         *,
         cut: Cut,
-        why: FarewellReason = FarewellReason.ENDED,
         checkpoints: CheckpointFile | None = None,
-        dead_letters: DeadLetters | None = None,
-        meter: Meter | None = None,
-        launch: Launch = launch_worker,
+        **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
-        super().__init__(stage.name)
+        super().__init__(stage, **settings)
         self._cut = cut
-        self._why = why
         self._file = checkpoints or CheckpointFile(None, {})
-        self._policy = DeadLetterPolicy(
-            self.account, stage.on_error, config_of(stage), dead_letters
-        )
-        self._of_supervisor: dict[str, Any] = {"meter": meter, "launch": launch}
-        self._stage = stage
         self._shards = [_Shard(name) for name in cut.names]
         self._settled: dict[int, _Failed | None] = {}  # ahead of the first that is not
-        self._settling = anyio.Lock(fast_acquire=True)
         self._first = 0  # message of all that is not settled
         self._failure: EtlstageError | None = None
-        self._finished = False
         self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
@@ -205,9 +182,8 @@ class ShardedSink(Sink):
 
     async def _live(self, shard: _Shard, *, task_status: TaskStatus[None]) -> None:
         """Have the worker of a shard, and book what becomes of its messages."""
-        share = Assignment(shard.name, self._file.position(shard.name))
-        store = partial(self._store, shard)
-        shard.worker = ShardWorker(self._stage, share, store, **self._of_supervisor)
+        position = self._file.position(shard.name)
+        shard.worker = self._worker(shard.name, position, partial(self._store, shard))
         async with shard.worker as worker:
             task_status.started()
             try:
@@ -307,14 +283,7 @@ class ShardedSink(Sink):
 
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
-        complete = "complete" if self._finished else "incomplete"
-        shards = counted(len(self._shards), "shard")
-        loaded = counted(self.account.done, "message")
-        return f"{loaded} loaded in {shards}; output {complete}"
-
-    def output(self) -> Output:
-        """Return that workers have them."""
-        return Output("workers", self.name)
+        return self._loaded(f"in {counted(len(self._shards), 'shard')}")
 
     def _check(self) -> None:
         if self._failure is not None:

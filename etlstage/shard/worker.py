@@ -1,5 +1,5 @@
 """
-The worker of a shard, until the end of the shard is committed.
+The worker of a shard, until the end of the shard is committed; sinks that have several.
 
 A supervisor starts a worker again that is lost, but none that was told to end. A shard
 can't end without one: for what its worker had not committed when it ended another is
@@ -24,15 +24,21 @@ from etlstage.errors import (
     WorkerLost,
 )
 from etlstage.messages import Run, counted
+from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.protocol.events import FarewellReason
 from etlstage.stage import Stage
 from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.lifecycle.worker import wait_time
 from etlstage.supervisor.pool import StoreCommit
+from etlstage.supervisor.stream import Signal
+from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
+from etlstage.transport import Launch, launch_worker
 
-__all__ = ("ShardWorker",)
+__all__ = ("ShardSink", "ShardWorker")
 
 _log = Log()
 
@@ -48,7 +54,9 @@ class ShardWorker:
         settings: Of its supervisors.
 
     Attributes:
-        runs: Where records are given; closed by :meth:`finish` and :meth:`stop`.
+        runs: Where records are given; closed by :meth:`finish` and :meth:`stop`. One
+            run waits there for the supervisor.
+        taken: Set when that has been taken.
         ended: Whether the end of the shard is committed.
         stopping: Whether it was stopped.
         faults: How the workers of each supervisor have fared that is over.
@@ -63,7 +71,8 @@ class ShardWorker:
         **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
         self.runs: MemoryObjectSendStream[Run]
-        self.runs, self._given = anyio.create_memory_object_stream[Run](0)
+        self.runs, self._given = anyio.create_memory_object_stream[Run](1)
+        self.taken: Signal = Signal()
         self.ended: bool = False
         self.stopping: bool = False
         self.faults: list[Faults] = []
@@ -113,6 +122,11 @@ class ShardWorker:
         await self._store(request)
         self._share = self._share._replace(position=request.position)
         self.ended = request.ended
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing waits for it that it was given."""
+        return not self.runs.statistics().current_buffer_used
 
     def finish(self, why: FarewellReason) -> None:
         """Have it end when all is answered: there are no more records."""
@@ -207,6 +221,7 @@ class ShardWorker:
                 yield run
         else:
             async for run in runs:
+                self.taken.set()
                 yield run
         if self._why is not None:
             await self._be_ready()
@@ -217,3 +232,52 @@ class ShardWorker:
         with self._supervisor.events() as events:
             while self._supervisor.health.state not in ("ready", "failed"):
                 await events.receive()
+
+
+class ShardSink(Sink):
+    """
+    Loads with a worker for each shard: a message is loaded once it is committed.
+
+    Args:
+        stage: The stage; its dialect is of workers that commit.
+        why: What the workers are told at the end of the input.
+        dead_letters: Where messages go that the workers can't load; None: the first
+            one ends its shard.
+        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
+        launch: What starts the workers.
+
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        why: FarewellReason = FarewellReason.ENDED,
+        dead_letters: DeadLetters | None = None,
+        meter: Meter | None = None,
+        launch: Launch = launch_worker,
+    ) -> None:
+        super().__init__(stage.name)
+        self._stage = stage
+        self._why = why
+        self._policy = DeadLetterPolicy(
+            self.account, stage.on_error, config_of(stage), dead_letters
+        )
+        self._settling = anyio.Lock(fast_acquire=True)
+        self._of_supervisor: dict[str, Any] = {"meter": meter, "launch": launch}
+        self._finished = False
+
+    def _worker(self, shard: str, position: object, store: StoreCommit) -> ShardWorker:
+        """Return the worker of a shard, to be entered."""
+        share = Assignment(shard, position)
+        return ShardWorker(self._stage, share, store, **self._of_supervisor)
+
+    def output(self) -> Output:
+        """Return that workers have them."""
+        return Output("workers", self.name)
+
+    def _loaded(self, where: str) -> str:
+        """Return how many messages have been loaded somewhere, for a human."""
+        complete = "complete" if self._finished else "incomplete"
+        loaded = counted(self.account.done, "message")
+        return f"{loaded} loaded {where}; output {complete}"

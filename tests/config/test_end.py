@@ -66,7 +66,7 @@ def error_of(path: Path, text: str) -> str:
 @pytest.mark.timeout(120)
 def test_end_of_another_package(installed: Path) -> None:
     """It is as good as ours: found, built, run, planned, described (issue 23)."""
-    assert [*ends()] == ["spark", "worker", "files", "journal"]
+    assert [*ends()] == ["spark", "worker", "files", "journal", "kinesis"]
     assert [*ends(others=True)] == [*ends(), "lines"]
     report = anyio.run(pipeline_from_here(installed).run)
     assert (report.status, report.error) == ("done", None)

@@ -188,7 +188,7 @@ load:
         (
             "engine: streaming\n"
             + MINIMAL.replace('{worker: {command: [seq, "3"]}}', "{worker: null}"),
-            "3:1: extract: needs one of the keys spark, worker, files, journal",
+            "3:1: extract: needs one of the keys spark, worker, files, journal, kinesis",
         ),
         (
             MINIMAL + "transform: [{worker: null}]\n",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
 from socket import gethostname
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from etlstage.config.end import End, SinkKeys, Site, SourceKeys, one_load, unrecorded
 from etlstage.config.stages import command_of, stage_of
@@ -25,7 +25,7 @@ from etlstage.shard.cut import Cut
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.leased import LeasedSink
 from etlstage.shard.sink import CheckpointFile, ShardedSink
-from etlstage.shard.table import LeaseTable, is_url, open_leases
+from etlstage.shard.table import LeaseTable, MemoryLeases, is_url, open_leases
 from etlstage.stage import Stage
 
 if TYPE_CHECKING:
@@ -134,6 +134,11 @@ class WorkerSinkKeys(SinkKeys):
                 meter=site.meter,
                 launch=site.launch,
             )
+        extract = site.pipeline.extract
+        if extract is not None and extract.end.sharded:
+            from etlstage.config.model import ShardKeys  # it has ends itself
+
+            return _leased(stage.shards or ShardKeys(), made, site)
         if stage.shards is not None:
             cut = _leased if stage.shards.leases is not None else _sharded
             return cut(stage.shards, made, site)
@@ -163,8 +168,8 @@ class WorkerSinkKeys(SinkKeys):
                 " the input as workers and order say"
             )
             yield broken(("load", "shards"), text)
-        if stage.shards is not None and stage.shards.leases is not None:
-            yield from _unshared(pipeline)
+        if stage.shards is not None:
+            yield from _unshared(stage.shards, pipeline)
         if commits and pipeline.engine != "local":
             text = (
                 f"needs engine local with dialect {stage.dialect.name}: Spark's tasks have"
@@ -221,38 +226,57 @@ class WorkerSinkKeys(SinkKeys):
         return f"{text}; a load task that is retried may have loaded some already"
 
 
-def _unshared(pipeline: PipelineKeys) -> Iterator[Problem]:
-    """Yield what several runners can't have in common."""
-    at = ("load", "shards", "leases")
-    if pipeline.extract is not None and not pipeline.extract.end.numbered:
-        text = (
-            "needs extract.files: all runners read the input, and its messages have to"
-            " have the same numbers for each"
-        )
-        yield broken(at, text)
-    if pipeline.transform:
-        text = (
-            "needs an input that no stage has changed, for which all runners have the"
-            " same numbers: load what they make into files, and share these"
-        )
-        yield broken(at, text)
-    if pipeline.state is not None:
+def _unshared(keys: ShardKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+    """Yield what a stream has no use for, and what several runners can't share."""
+    at = ("load", "shards")
+    if pipeline.extract is not None and pipeline.extract.end.sharded:
+        for name in keys.given("count", "key", "at_end"):
+            yield broken(
+                (*at, name), "is not for a stream, which has shards of its own"
+            )
+    elif keys.leases is None:
+        for name in keys.given("table", "failover"):
+            yield broken((*at, name), "needs leases")
+    else:
+        if pipeline.extract is not None and not pipeline.extract.end.numbered:
+            text = (
+                "needs extract.files: all runners read the input, and its messages have"
+                " to have the same numbers for each; or a stream, extract.kinesis"
+            )
+            yield broken((*at, "leases"), text)
+        if pipeline.transform:
+            text = (
+                "needs an input that no stage has changed, for which all runners have"
+                " the same numbers: load what they make into files, and share these"
+            )
+            yield broken((*at, "leases"), text)
+    if keys.leases is not None and pipeline.state is not None:
         yield broken(("state",), "is not for shards.leases: checkpoints are in there")
 
 
 def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
-    assert keys.leases is not None
-    where = keys.leases if is_url(keys.leases) else str(site.folder / keys.leases)
-    ends = keys.at_end == "shard_ended"
+    cut = None
+    made: dict[str, object] = {}
+    if not site.pipeline.extract.end.sharded:
+        cut = Cut(keys.count, keys.key)
+        made = {"count": keys.count, "key": keys.key}
 
     def opened(of: str) -> LeaseTable:
-        made = {"count": keys.count, "key": keys.key, "input": of}
-        name = site.pipeline.name
-        return open_leases(where, name, table=keys.table, made=made)
+        if keys.leases is not None:
+            remote = is_url(keys.leases)
+            where = keys.leases if remote else str(site.folder / keys.leases)
+        elif site.state is not None:
+            site.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            where = str(site.state / "leases.db")
+        else:
+            return MemoryLeases()
+        return open_leases(
+            where, site.pipeline.name, table=keys.table, made={**made, "input": of}
+        )
 
     return LeasedSink(
         stage,
-        cut=Cut(keys.count, keys.key),
+        cut=cut,
         keeper=LeaseKeeper(
             f"{gethostname()}-{os.getpid()}",
             token_hex(4),
@@ -260,24 +284,27 @@ def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
             hand_over=max(_HAND_OVER, stage.timeout.farewell or 0.0),
         ),
         leases=opened,
-        why=FarewellReason.ENDED if ends else FarewellReason.DRAIN,
-        dead_letters=site.letters,
-        meter=site.meter,
-        launch=site.launch,
+        **_settings(keys, site),
     )
+
+
+def _settings(keys: ShardKeys, site: Site) -> dict[str, Any]:
+    ends = keys.at_end == "shard_ended"
+    return {
+        "why": FarewellReason.ENDED if ends else FarewellReason.DRAIN,
+        "dead_letters": site.letters,
+        "meter": site.meter,
+        "launch": site.launch,
+    }
 
 
 def _sharded(keys: ShardKeys, stage: Stage, site: Site) -> ShardedSink:
     path = None if site.state is None else site.state / "shards.json"
-    ends = keys.at_end == "shard_ended"
     return ShardedSink(
         stage,
         cut=Cut(keys.count, keys.key),
-        why=FarewellReason.ENDED if ends else FarewellReason.DRAIN,
         checkpoints=CheckpointFile(path, {"count": keys.count, "key": keys.key}),
-        dead_letters=site.letters,
-        meter=site.meter,
-        launch=site.launch,
+        **_settings(keys, site),
     )
 
 

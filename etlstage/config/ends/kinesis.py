@@ -1,0 +1,139 @@
+"""A stream in Kinesis as the source of record processors; boto3 is for who runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+from etlstage.config.end import End, Site, SourceKeys
+from etlstage.protocol.base import Shape
+from etlstage.settings.definition import broken
+from etlstage.settings.kind import Whole
+from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.units import Argument, Duration
+
+if TYPE_CHECKING:
+    from etlstage.config.model import ExtractKeys, PipelineKeys
+    from etlstage.config.presence import Look
+    from etlstage.pipeline.interfaces import Source
+
+__all__ = ("KINESIS", "KinesisSourceKeys")
+
+_EXPECTED: Final = (
+    "is {got}, expected trim_horizon, latest, seconds since 1970, or a time such as"
+    " 2026-11-23T18:00:00Z"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KinesisSourceKeys(SourceKeys):
+    """
+    A stream in Kinesis, whose shards have a record processor each.
+
+    Credentials are found as boto3 does.
+    """
+
+    sharded: ClassVar[bool] = True
+    stream: Argument
+    """Its name, or its ARN."""
+    from_: Argument = "trim_horizon"
+    """Where it begins if there are no checkpoints: trim_horizon, with the oldest
+    record; latest, with what comes from then on; a time such as 2026-11-23T18:00:00Z,
+    or in seconds since 1970."""
+    region: Argument | None = None
+    """Of AWS; by default what boto3 finds."""
+    endpoint: Argument | None = None
+    """URL of another service with this API, such as http://127.0.0.1:4567."""
+    follow: bool = True
+    """Whether to wait for more at the end, until stopped."""
+    max_records: Annotated[int, Whole(1, 10_000)] = 10_000
+    """Records of one read, at most; of an action they are batch.size."""
+    idle: Duration = 1.0
+    """Time until a shard is read again that had nothing new."""
+    sync: Duration = 60.0
+    """Time between two looks for new shards, beside those when a shard ends."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what is no place to begin."""
+        start = given.get("from_", given.get("from"))
+        if isinstance(start, str):
+            try:
+                _begin(start)
+            except ValueError:
+                yield Problem(("from",), _EXPECTED, start)
+
+    def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
+        """Yield boto3, if it is not there."""
+        if find_spec("boto3") is None:
+            yield broken(loc, "needs boto3: pip install 'etlstage[kinesis]'")
+
+    def text(self) -> str:
+        """Return which stream it is."""
+        return f"stream {self.stream} in Kinesis"
+
+    def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield which it is, and where it begins."""
+        yield "stream", self.stream
+        where = self.endpoint or self.region
+        yield from [("at", where)] if where else []
+        yield "from", f"{self.from_}, without a checkpoint"
+        yield "end", "waits for more" if self.follow else "ends where there is no more"
+
+    def source(self, stage: ExtractKeys, site: Site) -> Source:
+        """Return what reads the stream."""
+        from etlstage.shard.kinesis.source import KinesisSource, client_of
+
+        return KinesisSource(
+            self.stream,
+            partial(client_of, self.region, self.endpoint),
+            begin=_begin(self.from_),
+            name=stage.name,
+            follow=self.follow,
+            max_records=self.max_records,
+            idle=self.idle,
+            sync=self.sync,
+        )
+
+    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield what has no place behind it: all but processors that commit."""
+        load = pipeline.load.stage
+        if load is None or load.dialect.shape is not Shape.COMMITTED:
+            text = (
+                "needs load.worker with dialect: kcl: it is read up to the checkpoints of"
+                " record processors"
+            )
+            yield broken(("extract", "kinesis"), text)
+        if pipeline.transform:
+            text = (
+                "needs a stream that no stage has changed: processors checkpoint its"
+                " records; transform in the processor, or behind it"
+            )
+            yield broken(("extract", "kinesis"), text)
+        if stage.every is not None:
+            yield broken(("extract", "every"), "is not for streams: use kinesis.idle")
+
+    def goes_on(self, stage: ExtractKeys) -> bool:
+        """Return that checkpoints are kept."""
+        return True
+
+    def tried(self) -> KinesisSourceKeys:
+        """Return the same up to the end."""
+        return replace(self, follow=False)
+
+
+def _begin(text: str) -> str | float:
+    if text in ("trim_horizon", "latest"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+
+
+KINESIS: Final = End("kinesis", KinesisSourceKeys)
+"""Streams of AWS, or of what has its API."""

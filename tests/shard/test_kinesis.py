@@ -1,0 +1,487 @@
+"""A stream with shards of its own, in memory, and its records in processors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import pytest
+from botocore.exceptions import EndpointConnectionError
+from structlog.testing import capture_logs
+
+from etlstage.errors import ConfigError, NotCommitted, SourceFailed, StateUnusable
+from etlstage.messages import StageKind
+from etlstage.pipeline import Pipeline
+from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.shard.keeper import LeaseKeeper
+from etlstage.shard.kinesis.aggregate import MAGIC, split
+from etlstage.shard.kinesis.source import KinesisSource, client_of
+from etlstage.shard.lease import Lease
+from etlstage.shard.leased import LeasedSink
+from etlstage.shard.table import LeaseTable, MemoryLeases
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage
+from etlstage.testing import MemorySource, ScriptedLaunch, ScriptedWorker
+from tests.shard.load import Processors, run_all, virtually
+from tests.shard.stream import MemoryKinesis, aggregated, refusal
+
+pytestmark = pytest.mark.core
+
+STAGE = Stage(
+    name="load",
+    worker=("processor",),
+    dialect=KclDialect(),
+    kind=StageKind.LOAD,
+    batch=BatchPolicy(size=3),
+    restart=RestartPolicy(policy="temporary"),
+)
+FIRST = "shardId-000000000000"
+
+
+def stream_of(shards: int = 1, records: int = 0, **settings: Any) -> MemoryKinesis:  # noqa: ANN401
+    """Return a stream that has records, in virtual time."""
+    stream = MemoryKinesis(shards, anyio.current_time, **settings)
+    for n in range(records):
+        stream.put(n)
+    return stream
+
+
+def runner(
+    stream: MemoryKinesis,
+    processors: Callable[[ScriptedWorker], Coroutine[Any, Any, int]],
+    table: LeaseTable | None = None,
+    name: str = "a",
+    **settings: Any,  # noqa: ANN401 - of the source
+) -> Pipeline:
+    """Return a runner; without more it ends where there is no more."""
+    leases = table or MemoryLeases()
+    settings = {"follow": False, "idle": 0.5, "sync": 5.0, **settings}
+    return Pipeline(
+        name="p",
+        source=KinesisSource("clicks", lambda: stream, **settings),
+        sink=LeasedSink(
+            STAGE,
+            keeper=LeaseKeeper(name, "start", failover=3.0),
+            leases=lambda _of: leases,
+            launch=ScriptedLaunch(processors),
+        ),
+    )
+
+
+def check_all(processors: Processors, stream: MemoryKinesis, count: int) -> None:
+    """Assert that all was processed, in order, and children behind their parents."""
+    done = {shard: [*dict.fromkeys(ns)] for shard, ns in processors.done.items()}
+    assert sorted(n for ns in done.values() for n in ns) == [*range(count)]
+    for shard, ns in done.items():
+        held = [json.loads(record["Data"])["n"] for record in stream.records[shard]]
+        assert ns == held
+    for each in stream.shards:
+        for parent in ("ParentShardId", "AdjacentParentShardId"):
+            begin = each["ShardId"], "initialize"
+            if parent in each and begin in processors.actions:
+                begun = processors.actions.index(begin)
+                ended = processors.actions.index((each[parent], "shardEnded"))
+                assert ended < begun
+
+
+@virtually
+async def test_stream_is_read_to_where_there_is_no_more() -> None:
+    """Its shards go on with the next run, behind what was committed."""
+    stream, table, processors = stream_of(4, 40), MemoryLeases(), Processors()
+    (report,) = await run_all(runner(stream, processors, table))
+    assert report.status == "done", report.error
+    assert "40 messages loaded by this runner; output complete" in str(report)
+    check_all(processors, stream, 40)
+    assert not any(lease.ended or lease.owner for lease in table.read())
+    assert {action for _, action in processors.actions} >= {"shutdownRequested"}
+
+    for n in range(40, 50):
+        stream.put(n)
+    (report,) = await run_all(runner(stream, processors, table))
+    assert report.ledger[0].produced == 10
+    check_all(processors, stream, 50)
+
+
+@virtually
+async def test_stream_is_split_and_merged_under_load() -> None:
+    """Two runners have every record of every generation, parents before children."""
+    stream, table, processors = stream_of(2), MemoryLeases(), Processors(pause=0.02)
+    runners = [
+        runner(stream, processors, table, name, follow=True) for name in ("a", "b")
+    ]
+
+    async def produce() -> None:
+        for n in range(200):
+            stream.put(n)
+            await anyio.sleep(0.1)
+            if n == 50:
+                _, right = stream.split(FIRST)
+            if n == 100:
+                _, right = stream.split(right)
+            if n == 150:
+                stream.merge(right, "shardId-000000000001")
+        await anyio.sleep(30)
+        for one in runners:
+            one.drain()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(produce)
+        reports = await run_all(*runners)
+    assert {report.status for report in reports} == {"drained"}
+    check_all(processors, stream, 200)
+    assert all(report.ledger[-1].done for report in reports)
+    ended = {lease.shard for lease in table.read() if lease.ended}
+    assert len(ended) == 4
+    assert not any(lease.owner for lease in table.read() if not lease.ended)
+
+
+@virtually
+async def test_api_is_asked_no_more_than_it_allows() -> None:
+    """Five times a second and 2 MiB, and less often where there is nothing new."""
+    stream, processors = stream_of(1, 30), Processors(pause=0.0, every=30)
+    stream.put_data(json.dumps({"n": 30, "x": "x" * (4 << 20)}).encode(), "30")
+    await run_all(runner(stream, processors, max_records=4))
+    at = [time for time, method, _ in stream.calls if method == "get_records"]
+    pauses = [after - before for before, after in pairwise(at)]
+    assert min(pauses) > 0.199
+    assert pauses[:7] == pytest.approx([0.2] * 7, abs=0.1)
+    assert pauses[7] >= 2.0
+
+
+@virtually
+async def test_api_that_is_busy_or_gone_is_asked_again() -> None:
+    """More and more seldom; nothing is lost, and an iterator may be too old."""
+    stream, processors = stream_of(1, 12), Processors()
+    throttled = refusal("ProvisionedThroughputExceededException")
+    gone = EndpointConnectionError(endpoint_url="http://127.0.0.1")
+    stream.fails["describe_stream_summary"] = [gone]
+    stream.fails["list_shards"] = [refusal("LimitExceededException")]
+    stream.fails["get_shard_iterator"] = [refusal("InternalFailure", 500)]
+    stream.fails["get_records"] = [
+        refusal("ExpiredIteratorException"),
+        *[throttled] * 4,
+        gone,
+        refusal("ExpiredIteratorException"),
+    ]
+    with capture_logs() as logs:
+        (report,) = await run_all(runner(stream, processors, max_records=5))
+    assert report.status == "done", report.error
+    check_all(processors, stream, 12)
+    pauses = [log["seconds"] for log in logs if "again in a while" in log["event"]]
+    assert pauses == [0.5, 0.5, 1, 2, 4, 8]
+
+
+@virtually
+async def test_iterator_expires_while_a_worker_is_slow() -> None:
+    """Another begins with the record that was read last, which is not given again."""
+    stream, processors = stream_of(1, 30), Processors(pause=0.3)
+
+    async def expire() -> None:
+        for _ in range(8):
+            await anyio.sleep(0.9)
+            stream.fails["get_records"].append(refusal("ExpiredIteratorException"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(expire)
+        (report,) = await run_all(runner(stream, processors, max_records=4))
+    assert report.status == "done", report.error
+    assert processors.done == {FIRST: [*range(30)]}
+
+
+@virtually
+async def test_api_that_refuses_ends_the_run() -> None:
+    """With its words, and with no lease held."""
+    missing = refusal("ResourceNotFoundException")
+    for method in (
+        "describe_stream_summary",
+        "list_shards",
+        "get_shard_iterator",
+        "get_records",
+    ):
+        stream, table = stream_of(2, 12), MemoryLeases()
+        stream.fails[method] = [missing] * 9
+        (report,) = await run_all(runner(stream, Processors(), table))
+        assert report.status == "failed"
+        assert isinstance(report.error, SourceFailed), report.error
+        assert "can't read stream clicks in Kinesis: " in str(report.error)
+        assert "ResourceNotFoundException" in str(report.error)
+        assert not any(lease.owner for lease in table.read())
+
+
+@virtually
+async def test_run_that_fails_releases_its_leases() -> None:
+    """Others need not wait for failover."""
+
+    async def hostile(worker: Any) -> int:  # noqa: ANN401
+        await worker.read()
+        await anyio.sleep_forever()
+        return 0
+
+    stream, table = stream_of(2, 12), MemoryLeases()
+    one = runner(stream, hostile, table)
+
+    async def fail() -> None:
+        await anyio.sleep(2)
+        assert any(lease.owner for lease in table.read())
+        scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            await run_all(one)
+    assert not any(lease.owner for lease in table.read())
+
+
+@virtually
+async def test_hanging_processor_does_not_hold_up_other_shards() -> None:
+    """Each is read for itself."""
+    stream, processors = stream_of(2, 40), Processors()
+
+    begun: list[Any] = []
+
+    async def hang(worker: Any) -> int:  # noqa: ANN401
+        begun.append(worker)
+        if len(begun) == 1:
+            await worker.read()
+            await worker.write(b'{"action":"status","responseFor":"initialize"}\n')
+            await anyio.sleep_forever()
+        return await processors(worker)
+
+    one = runner(stream, hang, follow=True, max_records=2)
+
+    async def drain() -> None:
+        await anyio.sleep(25)
+        one.drain()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain)
+        await run_all(one)
+    ((shard, done),) = processors.done.items()
+    assert len(done) == len(stream.records[shard]) > 10
+
+
+@virtually
+async def test_children_of_a_failed_shard_do_not_begin() -> None:
+    """Other shards go on; then the run fails, also one that is drained."""
+    for follow in (False, True):
+        stream, table = stream_of(2, 40), MemoryLeases()
+        processors = Processors(at_end=3, fails=99)
+        children = stream.split(FIRST)
+        for n in range(40, 60):
+            stream.put(n)
+        one = runner(stream, processors, table, follow=follow)
+
+        async def drain(one: Pipeline = one) -> None:
+            await anyio.sleep(25)
+            one.drain()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drain)
+            (report,) = await run_all(one)
+        assert report.status == "failed"
+        assert isinstance(report.error, NotCommitted), report.error
+        assert FIRST in str(report.error)
+        begun = {shard for shard, action in processors.actions if action[0] == "i"}
+        assert begun.isdisjoint(children)
+        assert len(processors.done["shardId-000000000001"]) == len(
+            stream.records["shardId-000000000001"]
+        )
+
+
+@virtually
+async def test_shard_that_fails_is_over_at_once() -> None:
+    """It is read no further, and a run that is drained later has failed."""
+
+    async def dies(worker: Any) -> int:  # noqa: ANN401
+        await worker.read()
+        return 3
+
+    stream = stream_of(1, 12)
+    one = runner(stream, dies, follow=True, sync=99.0, max_records=2)
+
+    async def drain() -> None:
+        await anyio.sleep(5)
+        assert not stream.calls[-1][0] > begun + 4
+        one.drain()
+
+    begun = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain)
+        (report,) = await run_all(one)
+    assert report.status == "failed"
+    assert report.ledger[-1].unprocessed == report.ledger[-1].received > 0
+
+
+@virtually
+async def test_stream_is_read_from_a_time() -> None:
+    """From now on, or from then; what comes of the shards later is read whole."""
+    for begin in ("latest", 100.0):
+        stream, table, processors = stream_of(2, 20), MemoryLeases(), Processors()
+        stream.split(FIRST)
+        await anyio.sleep(100.2 - anyio.current_time() % 100)
+        begin = begin if begin == "latest" else anyio.current_time() - 0.1
+        for n in range(20, 40):
+            stream.put(n)
+        (report,) = await run_all(runner(stream, processors, table, begin=begin))
+        assert report.status == "done", report.error
+        done = sorted(n for ns in processors.done.values() for n in ns)
+        assert done == [*range(20, 40)]
+        if begin == "latest":
+            assert (FIRST, "initialize") not in processors.actions
+        stream.split("shardId-000000000001")
+        for n in range(40, 60):
+            stream.put(n)
+        await run_all(runner(stream, processors, table, begin=begin))
+        done = sorted(n for ns in processors.done.values() for n in ns)
+        assert done == [*range(20, 60)]
+
+
+@virtually
+async def test_runner_that_sees_a_new_stream_split_meanwhile() -> None:
+    """It reads all of the children of shards of which another reads what is new."""
+    stream, table = stream_of(1, 5), MemoryLeases()
+    first, second = Processors(), Processors()
+
+    async def later() -> None:
+        await anyio.sleep(1)
+        stream.put(5)
+        stream.split(FIRST)
+        stream.put(6)
+        await anyio.sleep(2)
+        await run_all(runner(stream, second, table, "b", begin="latest"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(later)
+        await run_all(runner(stream, first, table, begin="latest", idle=3.0))
+    done = {n for one in (first, second) for ns in one.done.values() for n in ns}
+    assert done >= {5, 6}
+
+
+@virtually
+async def test_where_a_new_stream_begins_is_decided_once() -> None:
+    """By who is first to have leases of the shards that are over."""
+    stream = stream_of(1, 5)
+    table = MemoryLeases()
+
+    class Raced(MemoryLeases):
+        def read(self) -> list[Lease]:
+            rows = table.read()
+            if not rows:
+                table.add([Lease(FIRST, position='["LATEST", 0, 0.0]')])
+            return rows
+
+        add = table.add
+        swap = table.swap
+
+    stream.split(FIRST)
+    processors = Processors()
+    await run_all(runner(stream, processors, Raced(), begin="latest"))
+    assert [lease.position for lease in table.read()[1:]] == [None, None]
+
+
+@virtually
+async def test_shard_that_is_gone_is_named() -> None:
+    """What was not read of it is lost, and nobody should take that for the end."""
+    stream, table, processors = stream_of(2, 12), MemoryLeases(), Processors()
+    table.add([Lease("shardId-000000000009", position='["7", 0]')])
+    (report,) = await run_all(runner(stream, processors, table))
+    assert isinstance(report.error, StateUnusable)
+    assert "shard shardId-000000000009 is gone from stream clicks" in str(report.error)
+    assert table.read() == [Lease("shardId-000000000009", position='["7", 0]')]
+    assert not processors.actions
+
+
+@virtually
+async def test_records_that_were_put_as_one_are_given_one_by_one() -> None:
+    """With sub-sequence numbers; a run goes on behind one of them."""
+    stream, table = stream_of(1), MemoryLeases()
+    stream.put_data(
+        aggregated(*((b'{"n": %d}' % n, f"key-{n % 2}") for n in range(5))), "a"
+    )
+    stream.put(5)
+    processors = Processors(every=2, pause=1.0)
+    with anyio.move_on_after(3.5):
+        await run_all(runner(stream, processors, table))
+    assert processors.done == {FIRST: [0, 1, 2]}
+    (lease,) = table.read()
+    number = stream.records[FIRST][0]["SequenceNumber"]
+    assert json.loads(lease.position or "") == [number, 1]
+
+    again = Processors(every=1)
+    (report,) = await run_all(runner(stream, again, table, "b"))
+    assert report.status == "done", report.error
+    assert again.done == {FIRST: [2, 3, 4, 5]}
+    assert report.ledger[0].produced == 4
+
+
+def test_what_is_not_exactly_aggregated_is_a_record() -> None:
+    """Bytes may begin so by chance, be cut off, or have another digest."""
+    whole = aggregated((b"one", "a"), (b"two" * 100, "b"), (b"", "a"))
+    assert split(whole) == [(b"one", "a"), (b"two" * 100, "b"), (b"", "a")]
+    assert split(b"plain") is None
+    for size in range(len(whole)):
+        assert split(whole[:size]) is None
+    assert split(whole[:-1] + bytes([whole[-1] ^ 1])) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x1a\x02\x08\x00",  # a record without data
+        b"\x1a\x02\x1a\x00",  # without the number of its key
+        b"\x1a\x04\x08\x07\x1a\x00",  # of a key that is not there
+        b"\x0a\x01\xff\x1a\x04\x08\x00\x1a\x00",  # a key that is no text
+        b"\x0b",  # a group
+        b"\x0a\x05ab",
+        b"\x08" + b"\xff" * 11,
+        b"\x08",
+    ],
+)
+def test_message_that_is_none_is_a_record(message: bytes) -> None:
+    """Although its digest is right."""
+    from hashlib import md5
+
+    digest = md5(message).digest()  # noqa: S324
+    assert split(MAGIC + message + digest) is None
+
+
+def test_fields_that_are_not_known_are_passed_over() -> None:
+    """Of each kind that there is."""
+    from hashlib import md5
+
+    message = b"\x0a\x01k\x20\x96\x01\x29" + b"8" * 8 + b"\x35" + b"4" * 4
+    message += b"\x1a\x05\x08\x00\x1a\x01d"
+    assert split(MAGIC + message + md5(message).digest()) == [(b"d", "k")]  # noqa: S324
+
+
+def test_source_without_shards_is_refused() -> None:
+    """Where no cut says how to make some."""
+    keeper = LeaseKeeper("a", "start")
+    sink = LeasedSink(STAGE, keeper=keeper, leases=lambda _of: MemoryLeases())
+    with pytest.raises(ConfigError, match="has no shards"):
+        sink.input_of(MemorySource([]))
+
+
+@virtually
+async def test_trial_reads_one_shard_after_the_other() -> None:
+    """Without leases: nothing is left behind."""
+    stream = stream_of(2, 20)
+    source = KinesisSource("clicks", lambda: stream, follow=False)
+    runs = [run async for run in source.runs()]
+    assert sum(len(run) for run in runs) == 20
+
+
+def test_client_is_made_by_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the file says; without boto3 the extra is named."""
+    client = client_of("eu-west-1", "http://127.0.0.1:1")
+    assert client.meta.region_name == "eu-west-1"
+    source = KinesisSource("arn:aws:kinesis:eu-west-1:1:stream/clicks", lambda: client)
+    assert source.input == "stream clicks in Kinesis"
+    monkeypatch.setitem(__import__("sys").modules, "boto3", None)
+    source = KinesisSource("clicks", lambda: client_of(None, None))
+    with pytest.raises(
+        SourceFailed, match=r"needs boto3: install 'etlstage\[kinesis\]'"
+    ):
+        source.shards()
