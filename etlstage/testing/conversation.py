@@ -31,6 +31,7 @@ from etlstage.messages import Run, counted
 from etlstage.protocol.base import Limits, Session, Shape
 from etlstage.protocol.events import Added, Event, Farewell, Opened, Ready
 from etlstage.stage.stage import Stage
+from etlstage.supervisor.contract import checker_of
 from etlstage.supervisor.process import command_line
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.answering import Answers
@@ -373,6 +374,15 @@ class WorkerUnderTest:
             self.fail(kit_of(self.stage.dialect).unasked(stray[:TAIL]))
         if self._said.fault is not None:
             self.fail(self._said.fault)
+
+    def examine_contract(self, replies: Sequence[Reply]) -> None:
+        """Fail for a reply that is not as ``expect`` of the stage says."""
+        checker = checker_of(self.stage)
+        for number, reply in enumerate(replies, 1):
+            if checker is None or reply.refused is not None:
+                continue
+            if (flaw := checker(reply.outputs)) is not None:
+                self.fail(f"gave a reply, number {number}, that {flaw}")
 
     def fail(self, what: str) -> NoReturn:
         """Raise :class:`WorkerMisbehaved` with what it did, and all that went both ways."""

@@ -56,7 +56,8 @@ def given_worker(
         options: Of :class:`~etlstage.Stage`.
 
     Raises:
-        WorkerMisbehaved: By the test, if the worker does not keep to the protocol.
+        WorkerMisbehaved: By the test, if the worker does not keep to the protocol, or
+            to what ``expect`` of the stage says of each reply.
 
     """
     stage, launch = stage_of(tested, **options)
@@ -68,6 +69,7 @@ def given_worker(
     async def ask(asked: Sequence[bytes]) -> list[Reply]:
         async with WorkerUnderTest(stage, launch=launch, timeout=patience) as worker:
             replies = await worker.exchange(asked)
+            worker.examine_contract(replies)
             await worker.close()
         return replies
 

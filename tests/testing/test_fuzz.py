@@ -12,7 +12,7 @@ import pytest
 
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import Stage
+from etlstage.stage import ReplyContract, Stage
 from etlstage.testing import Case, Step, verify
 from etlstage.testing.fuzzing.case import CaseFailed, FailureKind
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, cases, large_cases
@@ -106,12 +106,14 @@ def fuzzer_of(
     markers: Markers | None = None,
     timeout: float = 5.0,
     as_json: bool = False,
+    expect: ReplyContract | None = None,
     **oracles: Any,  # noqa: ANN401
 ) -> Fuzzer:
     """Return what looks for cases that fail."""
+    promises = expect or ReplyContract()
     dialect = MarkerDialect(mode=mode, markers=markers or Markers())
     return Fuzzer(
-        Stage(name="worker", worker=(*COMMAND, name), dialect=dialect),
+        Stage(name="worker", worker=(*COMMAND, name), dialect=dialect, expect=promises),
         cases(dialect, drawn=json_messages if as_json else messages),
         Oracles(**oracles),
         size=0 if mode is Mode.SINGLE else 3,
@@ -184,6 +186,33 @@ def test_what_was_not_asked_is_said() -> None:
     assert fuzzer.passed() == (
         "answers, protocol, stateless. Not asked: outputs, JSON, idempotent,"
         f" order-free, model{refused}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "contract", "kind", "shortest"),
+    [
+        ("keeps_state", ReplyContract(stateless=True), FailureKind.STATELESS, TWICE),
+        ("brackets", ReplyContract(json=True), FailureKind.JSON, EMPTY),
+        ("none", ReplyContract(outputs=2), FailureKind.EXPECT, EMPTY),
+        ("none", ReplyContract(where="this != 0"), FailureKind.EXPECT, EMPTY),
+    ],
+)
+def test_what_a_stage_promises_is_a_property(
+    name: str, contract: ReplyContract, kind: FailureKind, shortest: Case
+) -> None:
+    """Nobody has to say it once more (issue 26)."""
+    (found,) = search(name, expect=contract)
+    assert (found.failure.kind, found.case) == (kind, shortest)
+
+
+def test_what_a_stage_promises_was_asked() -> None:
+    """By the names of the pipeline file (issue 26)."""
+    contract = ReplyContract(outputs=1, where="true", order_free=True)
+    fuzzer = fuzzer_of("refuses", expect=contract)
+    assert fuzzer.passed() == (
+        "answers, protocol, outputs, order-free, where. Not asked: JSON, idempotent,"
+        " stateless, model"
     )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import ReplyContract
 from etlstage.testing import (
     FaultPlan,
     Reply,
@@ -147,3 +148,20 @@ def test_coroutine_is_no_such_test() -> None:
 
     with pytest.raises(TypeError, match="test_nothing is a coroutine function; use"):
         given_worker(clumsy)(test_nothing)  # type: ignore[arg-type]
+
+
+def test_reply_that_is_not_as_the_stage_expects() -> None:
+    """The same lines as in the pipeline file (issue 26)."""
+    contract = ReplyContract(where="this > 0")
+
+    @given_worker(clumsy, settings=FEW, messages=st.just([b"1"]), expect=contract)
+    def good(messages: list[bytes], replies: list[Reply]) -> None:
+        assert replies == [Reply((b"1",))]
+
+    @given_worker(clumsy, settings=FEW, messages=st.just([b"1", b"0"]), expect=contract)
+    def bad(messages: list[bytes], replies: list[Reply]) -> None:
+        raise AssertionError
+
+    good()
+    with pytest.raises(WorkerMisbehaved, match="number 2, that breaks expect"):
+        bad()

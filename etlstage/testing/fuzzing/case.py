@@ -48,6 +48,7 @@ class FailureKind(StrEnum):
     BREAKS = "it breaks the protocol"
     OUTPUTS = "it does not give one output for each message"
     JSON = "it writes what is no JSON"
+    EXPECT = "its reply is not as expect says"
     IDEMPOTENT = "it changes its own output"
     ORDER_FREE = "its replies depend on the order of the messages"
     STATELESS = "its replies depend on the messages before"

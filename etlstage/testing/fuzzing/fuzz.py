@@ -50,6 +50,7 @@ _QUICK: Final = 1.0  # seconds of patience while a case that hangs is shrunk
 _AT_ONCE: Final = 4  # sessions, at most
 _REPEATS: Final = 15  # cases that fail as others before, after which no more is drawn
 _HANGS: Final = 5  # the same, if they take all patience
+_OF_A_CONTRACT: Final = ("outputs", "schema", "where")  # beside the oracles' own
 _BETWEEN: Final = 10  # cases that are drawn between two that are given
 _SIZES: Final = (64 * 1024 + 1, 1024 * 1024)  # bytes; a pipe has room for fewer
 
@@ -134,7 +135,10 @@ class Fuzzer:
         self._timeout = timeout
         self.tell: Callable[[Progress], None] = lambda progress: None
         self._bench = Bench(stage, oracles, timeout=timeout, launch=launch)
-        self._oracles = oracles
+        self._oracles = oracles.joined(stage.expect)
+        self._promised = [
+            name for name in stage.expect.promised if name in _OF_A_CONTRACT
+        ]
         self._kind = stage.kind
         self._found: list[Found] = []
         self._known: set[tuple[str, ...]] = set()
@@ -158,7 +162,9 @@ class Fuzzer:
     def passed(self) -> str:
         """Say what was asked of a worker that has passed, and what was not."""
         unasked = self._oracles.unasked(self._kind)
+        unasked = [name for name in unasked if name not in self._promised]
         asked = [n for n in Oracles().unasked(self._kind) if n not in unasked]
+        asked += [name for name in self._promised if name not in asked]
         text = ", ".join(("answers", "protocol", *asked))
         if unasked:
             text += f". Not asked: {', '.join(unasked)}"

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
@@ -23,7 +23,8 @@ from etlstage.errors import ConfigError, InvalidMessage
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import Stage
+from etlstage.stage import ReplyContract, Stage
+from etlstage.supervisor.contract import checker_of
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import (
     Case,
@@ -67,6 +68,16 @@ class Oracles:
     model: str = ""
     """The worker does as this function does, ``module:function``, which is one that
     ``worker.transform`` takes, or ``worker.transform_batch``, ``worker.load``."""
+
+    def joined(self, contract: ReplyContract) -> Oracles:
+        """Return the same with what a stage promises of its replies."""
+        return replace(
+            self,
+            one_output=self.one_output or contract.outputs == 1,
+            json_out=self.json_out or contract.json,
+            order_free=self.order_free or contract.order_free,
+            stateless=self.stateless or contract.stateless,
+        )
 
     def unasked(self, kind: StageKind) -> list[str]:
         """Return what is not asked of a worker of that kind, and could be."""
@@ -153,6 +164,8 @@ async def compare(
     """
     batches = worker.stage.dialect.shape.batches
     exchanges = _single(said, batches=batches)
+    oracles = oracles.joined(worker.stage.expect)
+    checker = checker_of(worker.stage)
     for step, replies in exchanges:
         outputs = _outputs(replies)
         if outputs is None:
@@ -172,6 +185,9 @@ async def compare(
                     FailureKind.JSON,
                     f"wrote {_shown(output)}, which is no JSON",
                 )
+        if checker is not None and usual and (flaw := checker(outputs)) is not None:
+            what = f"gave {_shown(outputs)} for {_asked(step)}, which {flaw}"
+            fail(worker, FailureKind.EXPECT, what)
     if oracles.model:
         _follow(worker, model_of(oracles.model), exchanges, batches=batches)
     if oracles.stateless:
