@@ -333,6 +333,21 @@ def _loads(subject: Subject) -> str:
     return "" if subject.stage.kind is StageKind.LOAD else "for load workers"
 
 
+async def keeps_its_contract(subject: Subject) -> None:
+    """
+    Each reply to the sample is as ``expect`` of the stage says.
+
+    A run dead-letters a message whose reply is not.
+    """
+    async with subject.start() as worker:
+        worker.examine_contract(await _one_by_one(worker, [*subject.sample]))
+        await subject.settle(worker)
+
+
+def _no_sample(subject: Subject) -> str:
+    return "" if subject.sample else "only of a sample it is known what a reply must be"
+
+
 def _refuses(subject: Subject) -> str:
     return "a batch is refused as a whole" if subject.shape.batches else ""
 
@@ -353,6 +368,7 @@ CHECKS: Final = (
     Check(heeds_SIGTERM),
     Check(replies_the_same_again),
     Check(keeps_nothing),
+    Check(keeps_its_contract, when=_no_sample, promised=True),
     Check(load_workers_give_nothing, when=_loads),
     Check(goes_on_after_a_refusal, last=True, when=_refuses),
     Check(writes_nothing_to_speak_of_to_stderr, last=True, when=_not_asked),

@@ -64,6 +64,7 @@ class Check:
         gate: Whether nothing else is of interest if it fails.
         last: Whether it looks at what the others have seen.
         when: Says why a subject has no need of it; nothing if it does.
+        promised: Whether it is only for a stage that promises something of its replies.
 
     """
 
@@ -71,6 +72,7 @@ class Check:
     gate: bool = False
     last: bool = False
     when: Callable[[Subject], str] = lambda _subject: ""
+    promised: bool = False
 
     @property
     def name(self) -> str:
@@ -235,6 +237,8 @@ def _checks(subject: Subject) -> list[Check]:
     checks = [*(extracting.CHECKS if extracts else speaking.CHECKS)]
     if subject.shape is Shape.COMMITTED:
         checks = []  # these compare replies, and such a worker has none
+    if not subject.stage.expect.given:
+        checks = [check for check in checks if not check.promised]
     own = _own(subject.dialect.name)
     gates = [check for check in own if check.gate]
     return [*gates, *checks, *(check for check in own if not check.gate)]

@@ -54,7 +54,9 @@ def test_every_check_is_tied_to_a_sentence() -> None:
     rows = re.findall(r"^\| ([WS]\d+) \| .* \| (.*?) ?\|$", PAGE, re.MULTILINE)
     told = {name for _, names in rows for name in names.split(", ") if name}
     modules = (speaking, marker, batching, extracting)
-    assert told == {check.name for module in modules for check in module.CHECKS}
+    checks = [check for module in modules for check in module.CHECKS]
+    # What a stage promises of its replies is no matter of the protocol.
+    assert told == {check.name for check in checks if not check.promised}
 
 
 def test_sentences_are_numbered_without_a_gap() -> None:

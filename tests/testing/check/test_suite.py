@@ -11,7 +11,7 @@ from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import Stage
+from etlstage.stage import ReplyContract, Stage
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.check import (
     Subject,
@@ -195,6 +195,23 @@ def test_worker_that_refuses_what_it_can_process_is_found() -> None:
     findings = scripted(each(refuse))
     assert failures(findings) == {}
     assert "refuses all words" in said(findings, Verdict.ADVICE)[name]
+
+
+def test_worker_that_does_not_keep_its_contract_is_found() -> None:
+    """Only of a sample is it known what a reply must be (issue 26)."""
+
+    async def number(worker: ScriptedWorker, message: bytes) -> None:
+        await (worker.reply(message) if message != b"no" else worker.refuse("no"))
+
+    name, stage = "keeps its contract", {"expect": ReplyContract(json=True)}
+    sample = [b"1", b"no", b"a"]
+    findings = scripted(each(number), stage=stage, sample=sample)
+    assert failures(findings)[name].endswith(
+        "gave a reply, number 3, that breaks expect.json: output 1 is no JSON document"
+    )
+    assert failures(scripted(each(number), stage=stage, sample=[b"1"])) == {}
+    reasons = said(scripted(each(number), stage=stage), Verdict.NOT_APPLICABLE)
+    assert reasons[name] == "only of a sample it is known what a reply must be"
 
 
 def test_worker_that_refuses_by_mood_is_told() -> None:
