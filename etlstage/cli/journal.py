@@ -13,10 +13,12 @@ import typer
 
 from etlstage.cli.failure import complain
 from etlstage.cli.options import new_app
+from etlstage.errors import ConfigError
 from etlstage.telemetry.terminal import harmless
 
 if TYPE_CHECKING:
     from etlstage.journal.journals import Journals
+    from etlstage.journal.log import JournalLog
     from etlstage.sequencing import Envelope
 
 __all__ = ("app",)
@@ -68,7 +70,13 @@ def _cat(
         ),
     ] = False,
     begin: Annotated[
-        int | None, typer.Option("--from", metavar="OFFSET", help="Begin there.")
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OFFSET|TIME",
+            help="Begin there, or with what was appended at a time such as"
+            " 2026-11-23T18:00:00Z.",
+        ),
     ] = None,
     end: Annotated[
         int | None, typer.Option("--to", metavar="OFFSET", help="End there.")
@@ -190,7 +198,7 @@ def _print_messages(
     journal: str | None,
     *,
     uncommitted: bool = False,
-    begin: int | None = None,
+    begin: str | None = None,
     end: int | None = None,
     producer: str | None = None,
     follow: bool = False,
@@ -203,8 +211,9 @@ def _print_messages(
         if journal is not None:
             journals.log(journal)
             names = [journal]
+        offsets = {name: _offset(journals.log(name), begin) for name in names}
         for envelope in _messages(
-            journals, names, uncommitted=uncommitted, begin=begin, follow=follow
+            journals, offsets, uncommitted=uncommitted, follow=follow
         ):
             if envelope.journal not in names:
                 continue
@@ -224,22 +233,35 @@ def _opened(path: Path) -> Journals:
 
 def _messages(
     journals: Journals,
-    names: list[str],
+    offsets: dict[str, int],
     *,
     uncommitted: bool,
-    begin: int | None,
     follow: bool,
 ) -> Iterator[Envelope]:
     if uncommitted:
-        for name in names:
+        for name, begin in offsets.items():
             yield from journals.read_uncommitted(
                 name, begin, on_error=_told, passes=True
             )
         return
-    start: Any = "end" if follow else "beginning"
-    if begin is not None:
-        start = dict.fromkeys(names, begin)
+    start: Any = "end" if follow else offsets
     yield from journals.read_committed(follow=follow, start=start, on_error=_told)
+
+
+def _offset(log: JournalLog, begin: str | None) -> int:
+    """Return the offset that an offset or a time says."""
+    if begin is None:
+        return log.first()
+    if begin.isdigit():
+        return int(begin)
+    try:
+        moment = datetime.fromisoformat(begin).astimezone()
+    except ValueError:
+        raise ConfigError(
+            f"--from is {begin!r}, expected an offset, or a time such as"
+            " 2026-11-23T18:00:00Z"
+        ) from None
+    return log.at_time(int(moment.timestamp() * 1e9))
 
 
 def _told(error: Exception) -> None:

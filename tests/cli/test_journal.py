@@ -13,6 +13,7 @@ import pytest
 
 from etlstage.cli import journal as commands
 from etlstage.cli.app import app
+from etlstage.errors import ConfigError
 from etlstage.journal import JournalError, Journals, Publisher, modulo
 
 pytestmark = pytest.mark.core
@@ -81,6 +82,30 @@ def test_messages_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) 
     producer = every[4]["uuid"][-12:]
     assert run("journal", "cat", str(folder), "--producer", producer) == 0
     assert [row["message"]["n"] for row in rows(capsys)] == [3]
+
+
+@pytest.mark.parametrize("every", [(), ("--uncommitted",)])
+def test_messages_are_printed_from_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], every: tuple[str, ...]
+) -> None:
+    """It is that of the append, in each journal of the set."""
+    hours = iter(range(24))
+    path = tmp_path / "orders"
+    with Journals.open(
+        path, partitions=2, segment=300, now=lambda: next(hours) * 3600 * 10**9
+    ) as journals:
+        writer = Publisher(journals, mapping=modulo(lambda m: m["n"]))
+        for number in range(8):
+            writer.publish_committed({"n": number})
+    cat = "journal", "cat", str(path), *every, "--from"
+    assert run(*cat, "1970-01-01T04:59:00Z") == 0
+    assert sorted(row["message"]["n"] for row in rows(capsys)) == [5, 6, 7]
+    assert run(*cat, "1970-01-01T08:59:00+02:00") == 0
+    assert [row["message"]["n"] for row in rows(capsys)] == [7]
+    assert run(*cat, "2026-01-02") == 0
+    assert rows(capsys) == []
+    with pytest.raises(ConfigError, match="--from is 'soon', expected an offset, or"):
+        run(*cat, "soon")
 
 
 def test_unknown_journal_is_named(folder: Path) -> None:
