@@ -114,7 +114,7 @@ def _fuzz(
     vary_markers: Annotated[
         bool,
         typer.Option(
-            "--vary-markers", help="The worker takes its markers from the environment."
+            "--vary-markers", help="The worker reads its markers from the environment."
         ),
     ] = False,
     max_examples: Annotated[

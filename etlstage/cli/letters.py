@@ -160,15 +160,14 @@ def check_ended(delivery: Delivery) -> None:
     Assert that no run is to be gone on with that writes its last letters anew.
 
     Raises:
-        StateUnusable: If one broke off.
+        StateUnusable: If one was interrupted.
 
     """
     record = delivery.record
     if record.whole and not record.ended:
         raise StateUnusable(
-            f"the run {record.run} that uses {delivery.folder} broke off: run the"
-            " pipeline to its end first, the last of its dead letters are written anew"
-            " then"
+            f"the run {record.run} that uses {delivery.folder} was interrupted: complete"
+            " it first; its last dead letters are written again then"
         )
 
 

@@ -70,7 +70,7 @@ def _replay(
         bool,
         typer.Option("--shrink", help="Search for the fewest messages that differ."),
     ] = False,
-    patience: Annotated[
+    grace: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
@@ -100,10 +100,10 @@ def _replay(
         )
     stage = recording.stage_of(command or recording.command)
     with interruptible():
-        played = anyio.run(_play, recording, stage, patience)
+        played = anyio.run(_play, recording, stage, grace)
         if smallest and _differs(recording, played):
-            whole, recording = recording, anyio.run(_shrink, recording, stage, patience)
-            played = anyio.run(_play, recording, stage, patience)
+            whole, recording = recording, anyio.run(_shrink, recording, stage, grace)
+            played = anyio.run(_play, recording, stage, grace)
             _keep(target, whole, recording)
     out = Screen()
     for line in _told(recording, played):
@@ -130,12 +130,12 @@ def _replay_failures() -> int:
     return FAILED if failed else 0
 
 
-async def _play(recording: Recording, stage: Stage, patience: float) -> Recording:
-    return await play(recording, stage, patience=patience)
+async def _play(recording: Recording, stage: Stage, grace: float) -> Recording:
+    return await play(recording, stage, grace=grace)
 
 
-async def _shrink(recording: Recording, stage: Stage, patience: float) -> Recording:
-    return await shrink(recording, stage, patience=patience)
+async def _shrink(recording: Recording, stage: Stage, grace: float) -> Recording:
+    return await shrink(recording, stage, grace=grace)
 
 
 def _differs(recording: Recording, played: Recording) -> bool:

@@ -192,8 +192,8 @@ def _lines(state: Path) -> Iterator[tuple[str, str]]:
     if record.fence:
         yield "fence", str(record.fence)
     if record.run:
-        ended = "under way" if held else "broke off"
-        ended = "has ended" if record.ended else ended
+        ended = "running" if held else "interrupted"
+        ended = "completed" if record.ended else ended
         yield "last run", f"{record.run}, {record.delivery}; {ended}"
     if record.last_load:
         yield "last load", _load(record.last_load)
@@ -222,7 +222,7 @@ def _load(last: Mapping[str, object]) -> str:
 def _goes_on(record: Record) -> str:
     if not record.epoch or not record.resumes:
         return "from the beginning"
-    text = f"behind epoch {record.epoch:,} of load {record.load}"
+    text = f"after epoch {record.epoch:,} of load {record.load}"
     if record.position is not None:
         text += f", at position {json.dumps(record.position)}"
     return text

@@ -1,7 +1,7 @@
 """
 The data of a pipeline file, with the place of everything in it.
 
-All scalars are text, exactly as written: the model says what is a number.
+All scalars are text, exactly as written: the model returned what is a number.
 So ``1.10`` in a worker's environment stays ``1.10`` and ``yes`` stays ``yes``.
 How the data are read is in ``reading.py``.
 """

@@ -224,7 +224,7 @@ class SourceKeys(_EndKeys):
         yield from ()
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield why it can't be read on where a run broke off, and what would do."""
+        """Yield why it can't be read on where a run was interrupted, and what would do."""
         yield "needs positions from which extraction can go on"
 
     def goes_on(self, stage: ExtractKeys) -> bool:

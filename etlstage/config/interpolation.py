@@ -33,7 +33,7 @@ class Expanded(NamedTuple):
     text: str
     found: Mapping[str, str] = {}
     """What was put in, and the reference that stands for it; the text is then
-    nobody's to print."""
+    not to be printed."""
 
 
 def read_file(path: Path, most: int) -> bytes:

@@ -81,7 +81,7 @@ class ShardKeys(Keys):
     at_end: Annotated[Literal["shard_ended", "shutdown"], Noun("end of the input")] = (
         "shard_ended"
     )
-    """What workers are told at the end of the input: that their shard has ended, or
+    """What workers are sent at the end of the input: that their shard has ended, or
     that they are to shut down and it goes on with the next run."""
     leases: Argument | None = None
     """Where runners share the shards: postgresql://..., or the path of a file for those
@@ -175,7 +175,7 @@ class PipelineKeys(Keys):
 
     more: ClassVar[Schema] = {
         "patternProperties": {
-            "^x-": {"description": "Yours: a place for anchors; nobody else reads it."}
+            "^x-": {"description": "Free for anchors; etlstage does not read it."}
         }
     }
     name: Name

@@ -50,7 +50,7 @@ class FileSink(RowSink):
         format: ``csv``, ``json``, ``ndjson``, ``parquet`` or ``text``.
         mode: What is done about what is there: ``append``, ``overwrite`` or ``error``.
         schema: Columns as DDL; without it the column ``value``, the message as text.
-        missing: What becomes of a message without a column that is not said to be null.
+        missing: What becomes of a message without a column that may not be null.
         extra: What becomes of one with a field that is no column.
         options: As Spark calls them.
         partition_by: Columns that become folders.

@@ -60,7 +60,7 @@ class Broker:
     the slash at its end, one journal of that name."""
     timeout: float = 10.0
     """Seconds to wait for an answer, or for more of one."""
-    patience: float = 30.0
+    retry_for: float = 30.0
     """Seconds for which what failed is tried again."""
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     """Sent with each request, such as ``Authorization``."""
@@ -300,7 +300,7 @@ class BrokerLog:
         attempt: Callable[[], T],
         failure: type[JournalError] = JournalError,
     ) -> T:
-        deadline = time.monotonic() + self._broker.patience
+        deadline = time.monotonic() + self._broker.retry_for
         for count in itertools.count(1):
             try:
                 return attempt()
@@ -309,8 +309,8 @@ class BrokerLog:
                 if time.monotonic() + wait > deadline:
                     raise failure(
                         f"{self.name}: can't {what}: broker at {self._broker.url}"
-                        f" failed {count} times within {self._broker.patience} s"
-                        f" (patience), the last time: {error or type(error).__name__}"
+                        f" failed {count} times within {self._broker.retry_for} s"
+                        f" (retry_for), the last time: {error or type(error).__name__}"
                     ) from error
                 time.sleep(wait)
         raise AssertionError("unreachable: attempts have no end")

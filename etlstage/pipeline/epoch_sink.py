@@ -85,13 +85,13 @@ class EpochSink(WorkerSink):
         self._closed: anyio.Event
 
     def begin(self, epochs: Epochs) -> None:
-        """Take note of what was loaded before."""
+        """Record what was loaded before."""
         self._load, self._number = epochs.load, epochs.done + 1
         self._fence, self._check = epochs.start, epochs.check
 
     async def __aenter__(self) -> Self:
         """
-        Undo what a start that broke off has left.
+        Undo what a start that was interrupted has left.
 
         Raises:
             SinkFailed: If the program does not answer, or ends badly.

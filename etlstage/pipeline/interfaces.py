@@ -29,7 +29,7 @@ class Epochs(NamedTuple):
     """What the epochs of one load have in common, over all its starts."""
     done: int
     """The last that is recorded. What comes is the next; what there is of it, and of
-    those behind, is of a start that broke off, and is replaced or removed."""
+    those behind, is of a start that was interrupted, and is replaced or removed."""
     once: bool
     """Whether each is to be there once: :meth:`Sink.flush` ends one, and nothing of it
     counts before."""
@@ -76,7 +76,7 @@ class Source(ABC):
         return f"stage {self.name}"
 
     def begin(self, epochs: Epochs) -> None:
-        """Take note of what sets the load apart, over all its starts."""
+        """Record what sets the load apart, over all its starts."""
 
     async def finished(self) -> None:
         """Forget what was kept to read on: it is recorded that all is loaded."""
@@ -150,7 +150,7 @@ class Source(ABC):
         return "reading"
 
     async def acknowledge(self, position: Position) -> None:
-        """Take note that everything before ``position`` is durable, and recorded."""
+        """Record that everything before ``position`` is durable, and recorded."""
 
     async def aclose(self) -> None:
         """Release what the source holds; safe to call twice and at any time."""
@@ -183,13 +183,13 @@ class Landing(ABC):
         """What it is doing that takes its time, for a human."""
 
     def begin(self, epochs: Epochs) -> None:
-        """Take note of what was loaded before, ahead of being entered."""
+        """Record what was loaded before, ahead of being entered."""
 
     async def noted(self) -> str | None:
         """
         Return what was last given to :meth:`commit`, if it is kept there.
 
-        Asked behind :meth:`begin`, of a load that broke off.
+        Asked behind :meth:`begin`, of a load that was interrupted.
 
         Raises:
             SinkFailed: If it can't be read.

@@ -5,7 +5,7 @@ Journals at the ends of a pipeline: what one pipeline appends, others read.
 they come, uncommitted, and forced to the disk; what acknowledges them is kept in the
 epoch's record, and appended behind it. A start begins by appending what the record has,
 verbatim, which does no harm where it stands already, and goes on under another
-producer: what a start that broke off has left is never acknowledged. So nothing but the
+producer: what a start that was interrupted has left is never acknowledged. So nothing but the
 record decides. **At least once**, each run is committed by itself.
 
 **A position** of the source is how far each journal was read, and what is known of its

@@ -420,7 +420,7 @@ class Pipeline(Runner):
         return Passed(account.stage, account.settled, size)
 
     async def _begin(self) -> bool:
-        """Go on where a run broke off or ended; return whether all is loaded."""
+        """Go on where a run was interrupted or ended; return whether all is loaded."""
         if (record := await self._begin_delivery()) is None:
             return False
         self._source.begin(self._epochs)

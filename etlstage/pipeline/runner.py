@@ -174,7 +174,7 @@ class Runner(ABC):
         return self.report(status)
 
     def count(self, account: Account, name: str) -> int:
-        """Return a count of one of its accounts, without that of starts that broke off."""
+        """Return a count of one of its accounts, without that of starts that was interrupted."""
         before = self._carried.get(account.stage)
         count: int = getattr(account, name)
         return count - (before[COUNTS.index(name)] if before else 0)
@@ -193,7 +193,7 @@ class Runner(ABC):
         """
         Have what this run commits recorded, and return what was before.
 
-        Of a run that broke off all goes on, if its records are whole: its accounts, its
+        Of a run that was interrupted all goes on, if its records are whole: its accounts, its
         dead letters but those behind its last epoch, its number. It has ended only
         if the sink has noted that, and nobody could record it any more.
         """

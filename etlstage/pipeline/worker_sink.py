@@ -136,7 +136,7 @@ class WorkerSink(Sink):
             raise failure
 
     async def finish(self) -> None:
-        """Take note that the input was whole."""
+        """Record that the input was whole."""
         self._finished = True
 
     async def stop(self) -> None:

@@ -330,7 +330,7 @@ class SQLiteLeases(_DatabaseLeases):
         application: Whose they are.
         table: Its name.
         made: What makes the shards what they are, by setting.
-        patience: For others that write, in seconds.
+        timeout: For others that write, in seconds.
 
     """
 
@@ -344,17 +344,17 @@ class SQLiteLeases(_DatabaseLeases):
         *,
         table: str = TABLE,
         made: Mapping[str, Any] | None = None,
-        patience: float = 5.0,
+        timeout: float = 5.0,
     ) -> None:
         self._path = path
-        self._patience = patience
+        self._timeout = timeout
         super().__init__(application, table, made)
 
     def connect(self) -> sqlite3.Connection:
         """Return a connection on which each statement is a transaction."""
         connection = sqlite3.connect(
             self._path,
-            timeout=self._patience,
+            timeout=self._timeout,
             isolation_level=None,
             check_same_thread=False,
         )

@@ -145,10 +145,10 @@ class Timeouts(Definition):
     heartbeat: Annotated[Duration | None, Place.WORKER | Place.WRITE] = None
     """Between two heartbeats of a worker that has nothing to do."""
     commit: Annotated[Duration, Place.WORKER | Place.WRITE] = 30.0
-    """For us to store a position that a worker commits; then it is told that it failed.
+    """For us to store a position that a worker commits; then it is sent a failure.
     A worker's own time does not pass meanwhile."""
     farewell: Annotated[Duration | None, Place.WORKER | Place.WRITE] = None
-    """For a worker that is told to end, in a dialect that does so, before its stdin is
+    """For a worker that is asked to end, in a dialect that does so, before its stdin is
     closed; by default ``stop``."""
     stop: Duration = 5.0
     """For each step of stopping: closed stdin, SIGTERM, SIGKILL; and, where a worker

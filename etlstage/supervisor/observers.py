@@ -138,7 +138,7 @@ class Observers:
                     self._in_step = True
                     log.warning(
                         "stage goes on one message at a time",
-                        reason="replies can't be told apart; see: etlstage help pairing",
+                        reason="replies can't be matched to messages; see: etlstage help pairing",
                     )
             case StartFailed(error=error) | WorkerFailedPermanently(error=error):
                 log.error("worker failed permanently", error=str(error))

@@ -328,7 +328,9 @@ class WorkerPool:
         """Return whether the workers can do their work, and why not; from any thread."""
         health = self.state.health(self._clock.now())
         if health.state == "ready" and self.backlog.in_step:
-            reason = "messages go one at a time: replies could not be told apart"
+            reason = (
+                "messages are sent one at a time: replies could not be matched to them"
+            )
             return Health("degraded", reason)
         return health
 

@@ -553,8 +553,8 @@ class AsyncSupervisor:
         if stage.dialect.open(Side.SUPERVISOR, Limits()).in_order:
             raise LocalProtocolError(
                 f"stage {stage.name} can't have sessions: a worker of dialect"
-                f" {stage.dialect.name} answers one message after the other, and"
-                " nothing tells which of them a part of a reply is for; use submit()"
+                f" {stage.dialect.name} answers one message after the other, so"
+                " parts of replies can't be matched to them; use submit()"
             )
         self._admit(1)
         session = WorkerSession(self._pool, event)

@@ -137,7 +137,7 @@ class WorkerProcess:
         self._ending = False  # it is to go, or it is gone: it is given nothing more
         self._quit = anyio.Event()
         self._patient = True  # it may finish by itself
-        self._waiting = anyio.CancelScope()  # what impatience ends
+        self._waiting = anyio.CancelScope()  # ended when it is to be quick
         self._gone = anyio.Event()  # the process is; what it has left behind may live
         self._by_us = False  # it was we who ended it
         self._stderr_ended = anyio.Event()
@@ -366,7 +366,7 @@ class WorkerProcess:
             )
 
     async def _wait(self, seconds: float, what: _Task) -> None:
-        """Wait for something, but neither too long nor when there is no patience."""
+        """Wait for something, but not too long, nor once it is to be quick."""
         with anyio.move_on_after(seconds) as self._waiting:
             if self._patient:
                 await what()
@@ -431,8 +431,8 @@ class WorkerProcess:
         killed = 0
         # If they don't end now, then somebody in a session of its own has them: a part
         # of this worker.
-        for patience in _DRAIN:
-            with anyio.move_on_after(patience):
+        for seconds in _DRAIN:
+            with anyio.move_on_after(seconds):
                 await self._both_ended()
                 break
             killed += self._child.kill_heirs()

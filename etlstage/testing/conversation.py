@@ -272,7 +272,9 @@ class WorkerUnderTest:
         if count is None:
             await self.until(
                 lambda: self.session.owed == 0,
-                lambda: f"owes {counted(self.session.owed, 'reply', 'replies')}",
+                lambda: (
+                    f"has {counted(self.session.owed, 'reply', 'replies')} outstanding"
+                ),
             )
             count = len(self._said.complete)
         await self.until(
@@ -304,7 +306,7 @@ class WorkerUnderTest:
             otherwise: What it did if it did not do that, as a part of a sentence.
 
         """
-        async with self._patience(otherwise):
+        async with self._deadline(otherwise):
             while not done() or self._said.fault is not None:
                 if (
                     self._said.fault is None
@@ -327,7 +329,7 @@ class WorkerUnderTest:
     async def has_read(self) -> None:
         """Wait until all that was written to its stdin was read."""
         pause, most = _LOOK
-        async with self._patience(
+        async with self._deadline(
             lambda: (
                 f"has not read {counted(self._process.unread(), 'byte')} of its"
                 f" {self._input}"
@@ -352,7 +354,7 @@ class WorkerUnderTest:
 
     async def exited(self) -> int:
         """Wait for its end and return the exit status, negative for a signal."""
-        async with self._patience("did not exit"):
+        async with self._deadline("did not exit"):
             while not self._process.gone:
                 await self._process.changed()
         assert self.status is not None
@@ -393,7 +395,7 @@ class WorkerUnderTest:
     # --- how ----------------------------------------------------------------
 
     @asynccontextmanager
-    async def _patience(
+    async def _deadline(
         self, otherwise: str | Callable[[], str]
     ) -> AsyncIterator[None]:
         with anyio.move_on_after(self.timeout) as scope:
@@ -409,7 +411,7 @@ class WorkerUnderTest:
             if number:
                 await self.has_read()
             try:
-                async with self._patience(f"does not read its {self._input}"):
+                async with self._deadline(f"does not read its {self._input}"):
                     await self._process.write(piece)
             except BrokenPipeError:
                 with anyio.move_on_after(DRAIN):

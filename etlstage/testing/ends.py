@@ -229,7 +229,7 @@ class MemoryDeadLetters(DeadLetters):
         return Counter(letter.stage for letter in self.kept)
 
     def resume(self, run: str, sizes: Mapping[str, int]) -> None:
-        """Go on with a run that broke off; its letters behind some are removed."""
+        """Go on with a run that was interrupted; its letters behind some are removed."""
         self.run: str = run
         left, kept = Counter(sizes), list[DeadLetter]()
         for letter in self.kept:

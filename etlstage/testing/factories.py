@@ -83,7 +83,7 @@ class WorkerFactory:
         self,
         tested: Tested,
         *,
-        patience: float = 10.0,
+        timeout: float = 10.0,
         **settings: Any,  # noqa: ANN401 - a stage's
     ) -> WorkerUnderTest:
         """
@@ -91,12 +91,12 @@ class WorkerFactory:
 
         Args:
             tested: A command, a script or a stage.
-            patience: How long each wait may take, in seconds.
+            timeout: How long each wait may take, in seconds.
             settings: Of :class:`~etlstage.Stage`.
 
         """
         stage, launch = stage_of(tested, **settings)
-        made = WorkerUnderTest(stage, launch=launch, timeout=patience)
+        made = WorkerUnderTest(stage, launch=launch, timeout=timeout)
         self._made.append(made)
         return made
 

@@ -218,7 +218,7 @@ class ProcessorUnderTest:
         await self._process.start()
         try:
             self._process.accompany(self._write)
-            async with self._patience("did not answer initialize"):
+            async with self._deadline("did not answer initialize"):
                 await self._until(lambda: self.session.state is not State.INITIALIZING)
         except BaseException:
             await self._process.end()
@@ -243,7 +243,7 @@ class ProcessorUnderTest:
 
         """
         self.begin(records)
-        async with self._patience("did not answer processRecords"):
+        async with self._deadline("did not answer processRecords"):
             await self._until(lambda: self.session.state is not State.PROCESSING)
 
     def begin(self, records: Run) -> None:
@@ -266,7 +266,7 @@ class ProcessorUnderTest:
         """
         self.session.send(Farewell(why=why), anyio.current_time())
         self._due.set()
-        async with self._patience(f"did not answer {self.session.state.value}"):
+        async with self._deadline(f"did not answer {self.session.state.value}"):
             await self._until(lambda: self.session.state is State.ENDED)
         return await self.exited()
 
@@ -274,7 +274,7 @@ class ProcessorUnderTest:
         """Close its stdin, and wait for its exit."""
         if not self._process.closed:
             self._process.close_stdin()
-        async with self._patience("did not exit behind the end of its stdin"):
+        async with self._deadline("did not exit behind the end of its stdin"):
             while not self._process.gone:
                 await self._process.changed()
         assert self.status is not None
@@ -290,7 +290,7 @@ class ProcessorUnderTest:
     # --- how ----------------------------------------------------------------
 
     @asynccontextmanager
-    async def _patience(self, otherwise: str) -> AsyncIterator[None]:
+    async def _deadline(self, otherwise: str) -> AsyncIterator[None]:
         with anyio.move_on_after(self.timeout) as scope:
             yield
         if scope.cancelled_caught:

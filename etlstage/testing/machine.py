@@ -214,7 +214,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
 def _difference(expected: Expected, results: Sequence[Result]) -> str:
     shown = [(r.message, str(r.error) if r.error else r.outputs) for r in results]
-    return f"the model says {expected!r}, the workers {shown!r}"
+    return f"the model returned {expected!r}, the workers {shown!r}"
 
 
 class _Watched:

@@ -31,7 +31,7 @@ def given_worker(
     *,
     messages: st.SearchStrategy[list[bytes]] | None = None,
     settings: hypothesis.settings | None = None,
-    patience: float = 10.0,
+    timeout: float = 10.0,
     **options: Any,  # noqa: ANN401 - a stage's
 ) -> Callable[[Test], Test]:
     """
@@ -52,7 +52,7 @@ def given_worker(
         messages: Draws what is sent at once; by default up to five messages, which look
             as much like markers as they may.
         settings: Hypothesis's; by default 50 examples, which may take their time.
-        patience: How long each wait for the worker may take, in seconds.
+        timeout: How long each wait for the worker may take, in seconds.
         options: Of :class:`~etlstage.Stage`.
 
     Raises:
@@ -67,7 +67,7 @@ def given_worker(
         settings = hypothesis.settings(deadline=None, max_examples=50)
 
     async def ask(asked: Sequence[bytes]) -> list[Reply]:
-        async with WorkerUnderTest(stage, launch=launch, timeout=patience) as worker:
+        async with WorkerUnderTest(stage, launch=launch, timeout=timeout) as worker:
             replies = await worker.exchange(asked)
             worker.examine_contract(replies)
             await worker.close()

@@ -147,7 +147,7 @@ class ReplyReader:
                     self.unfinished = 0
                 case Farewell(code, reason, final):
                     what = "that none could work" if final else "that it terminates"
-                    self.farewell = f", having said {what}: {reason} (code {code})"
+                    self.farewell = f", having announced {what}: {reason} (code {code})"
                 case Failed(error):
                     self.fault = f"broke the protocol: {error}"
         return bool(new) and all(isinstance(e, Alive | Ready) for e in new)
@@ -180,7 +180,7 @@ class ReplyReader:
         ]
 
     def note(self, event: Event) -> None:
-        """Take note of what the worker is told."""
+        """Record what the worker is told."""
         match event:
             case Opened(first, messages, each, ended):
                 self.last = first + len(messages) - 1 if each else first

@@ -243,7 +243,7 @@ class SessionMachine(RuleBasedStateMachine):
         except Refuse:
             expected = None
         assert outputs == expected, (
-            f"the model says {expected!r} to {given!r}, and the worker {outputs!r}"
+            f"the model returned {expected!r} to {given!r}, and the worker {outputs!r}"
         )
 
 

@@ -48,7 +48,7 @@ class Channel(StrEnum):
 
 
 _SIDES: Final = {Channel.STDIN: Side.SUPERVISOR, Channel.STDOUT: Side.WORKER}
-_OVER_SOCKET: Final = {Channel.STDIN: "told", Channel.STDOUT: "said"}
+_OVER_SOCKET: Final = {Channel.STDIN: "sent", Channel.STDOUT: "recv"}
 """What passes either way where there is one connection for both."""
 
 

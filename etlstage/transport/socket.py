@@ -332,9 +332,7 @@ class Listener:
                 return
             connection.setblocking(False)
             if len(self._unidentified) == _UNIDENTIFIED:
-                self._refuse(
-                    next(iter(self._unidentified)), "said nothing for too long"
-                )
+                self._refuse(next(iter(self._unidentified)), "was silent for too long")
             self._unidentified[connection] = b""
             self._selector.register(connection, selectors.EVENT_READ)
             self._hear(connection)

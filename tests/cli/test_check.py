@@ -49,7 +49,7 @@ def test_all_checks_are_listed(etlstage: Etlstage) -> None:
         "workers that extract:",
         *("dialect marker:", "dialect cocaine:", "dialect kcl:"),
     ]
-    at = lines.index("  takes an empty message")
+    at = lines.index("  accepts an empty message")
     assert lines[at + 1] == (
         "      A message may have no bytes; it is answered, or refused, like any other."
     )
@@ -65,12 +65,12 @@ def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert not found["passed"]
     (failed,) = (each for each in found["checks"] if each["verdict"] == "failed")
-    assert failed["name"] == "takes an empty message"
+    assert failed["name"] == "accepts an empty message"
     assert "it waits for more input" in failed["reason"]
     assert failed["transcript"][1].endswith("stdin   <EOM>")
     suite = ET.fromstring((tmp_path / "out.xml").read_text())  # noqa: S314
     (case,) = suite.findall("testcase[failure]")
-    assert case.attrib["name"] == "takes an empty message"
+    assert case.attrib["name"] == "accepts an empty message"
 
 
 @pytest.mark.timeout(60)

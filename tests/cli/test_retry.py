@@ -181,7 +181,7 @@ def test_letters_of_a_run_that_broke_off(
         result = etlstage("dlq", *command, "pipeline.yaml")
         assert result.returncode == 1
         assert "the run a97b3e10 that uses" in result.stderr
-        assert "broke off: run the pipeline to its end first" in result.stderr
+        assert "was interrupted: complete it first" in result.stderr
     assert len(listed(etlstage)) == 2
 
 

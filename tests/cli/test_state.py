@@ -34,7 +34,7 @@ with Delivery(Path(sys.argv[1]), exactly_once=True) as delivery:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Leave what a run leaves that broke off."""
+    """Leave what a run leaves that was interrupted."""
     append(tmp_path / "s", letter(1), letter(2))
     with Delivery(tmp_path / "s", exactly_once=True) as delivery:
         delivery.begin("r0", stages=["a", "b"], letters={})
@@ -76,8 +76,8 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
         f"state         {state}\n"
         "lock          free\n"
         "fence         1\n"
-        "last run      r0, exactly-once; broke off\n"
-        "next run      behind epoch 1 of load ?, at position 17\n"
+        "last run      r0, exactly-once; interrupted\n"
+        "next run      after epoch 1 of load ?, at position 17\n"
         "checkpoint    3 bytes\n"
         "dead letters  2 of stage clean\n"
     )
@@ -100,7 +100,7 @@ def test_long_names_stand_apart_from_their_text(
 def test_last_load_that_ended_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its input, also while the next is under way, or broke off (issue 23)."""
+    """With its input, also while the next is under way, or was interrupted (issue 23)."""
     to, of = "parquet out", "json in"
     first = ""
     for number, ended in (1, True), (2, False):
@@ -140,7 +140,9 @@ def test_reset_leaves_what_is_noted(state: Path, what: str) -> None:
 
 def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:
     """Its last ones are written anew, and have the same ids then (issue 14)."""
-    with pytest.raises(StateUnusable, match=r"the run r0 that uses .* broke off: run"):
+    with pytest.raises(
+        StateUnusable, match=r"the run r0 that uses .* was interrupted: complete"
+    ):
         drop_letters(state, ["r-1"], yes=True)
     assert reset_state(state, yes=True) == 0
     assert drop_letters(state, ["r-1"], yes=True) == 0

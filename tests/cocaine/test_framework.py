@@ -148,7 +148,9 @@ async def test_it_may_leave_by_itself(framework: tuple[str, ...]) -> None:
         assert supervisor.faults.failures == 1
 
 
-async def test_it_leaves_when_nobody_answers(framework: tuple[str, ...]) -> None:
+async def test_it_exits_when_heartbeats_go_unanswered(
+    framework: tuple[str, ...],
+) -> None:
     """With status 0, although nobody told it to: that is no success."""
     async with talking((*framework[:2], "0.2")) as talk:
         talk.deaf = True

@@ -33,9 +33,9 @@ def gateway_() -> Iterator[Gateway]:
         yield gateway
 
 
-def opened(gateway: Gateway, patience: float = 10, **fields: Any) -> Journals:  # noqa: ANN401
+def opened(gateway: Gateway, retry_for: float = 10, **fields: Any) -> Journals:  # noqa: ANN401
     """Return its journals; an answer that does not come is given up soon."""
-    return Journals(Broker(gateway.url, timeout=0.2, patience=patience), **fields)
+    return Journals(Broker(gateway.url, timeout=0.2, retry_for=retry_for), **fields)
 
 
 def publisher(journals: Journals) -> Publisher:
@@ -130,7 +130,7 @@ def test_append_whose_answer_is_lost_stands_twice_and_counts_once(
 
 def test_append_in_doubt_uses_its_clock_up(gateway: Gateway) -> None:
     """Or another message would be dropped as the duplicate of one that stands there."""
-    with opened(gateway, patience=0) as journals:
+    with opened(gateway, retry_for=0) as journals:
         one = publisher(journals)
         gateway.faults["PUT"].append("lost")
         with pytest.raises(AppendInDoubt, match=r"can't append: .*failed 1 times"):
@@ -141,7 +141,7 @@ def test_append_in_doubt_uses_its_clock_up(gateway: Gateway) -> None:
 
 def test_transaction_with_an_append_in_doubt_is_not_committed(gateway: Gateway) -> None:
     """It may lack a message; another publisher begins one."""
-    with opened(gateway, patience=0) as journals:
+    with opened(gateway, retry_for=0) as journals:
         one = publisher(journals)
         one.publish_uncommitted({"k": 1})
         gateway.faults["PUT"].append("dropped")
@@ -168,7 +168,7 @@ def test_what_fails_is_a_clear_error(
     gateway: Gateway, fault: object, error: str
 ) -> None:
     """Of reads and appends alike."""
-    with opened(gateway, patience=0) as journals:
+    with opened(gateway, retry_for=0) as journals:
         gateway.faults["PUT"].append(fault)
         with pytest.raises(JournalError, match=error):
             publisher(journals).publish_committed({"k": 1})
@@ -199,7 +199,7 @@ def test_nobody_listens() -> None:
     """The address is named, and how often it was tried."""
     with running() as gateway:
         url = gateway.url
-    with Journals(Broker(url, patience=0.2)) as journals:
+    with Journals(Broker(url, retry_for=0.2)) as journals:
         with pytest.raises(JournalError, match=r"/orders/ failed [23] times.*refused"):
             publisher(journals).publish_committed({"k": 1})
         assert journals.byte_log(PART).grown(0)

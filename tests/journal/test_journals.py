@@ -565,7 +565,7 @@ def test_what_is_too_much_is_dropped_with_each_segment() -> None:
     assert numbers(journals.read_committed())[-1] == 49
 
 
-def test_forgotten_reader_keeps_nothing() -> None:
+def test_forgotten_reader_keeps_no_state() -> None:
     """Another is named, if it is close."""
     journals = memory(segment=10, keep="read")
     numbers(journals.read_committed("slow"))

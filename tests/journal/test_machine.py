@@ -115,7 +115,7 @@ class AtBroker(JournalMachine):
 
     def open(self) -> Journals:
         """Open its journals."""
-        broker = Broker(self._gateway.url, patience=0)
+        broker = Broker(self._gateway.url, retry_for=0)
         return Journals(broker, partitions=2)
 
     def read(self, journals: Journals, position: Checkpoint | None) -> CommittedReader:

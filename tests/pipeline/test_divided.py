@@ -337,7 +337,7 @@ async def test_message_that_is_lost_in_an_edge_fails_the_run(tmp_path: Path) -> 
 
 
 async def test_at_least_once_balances_too(tmp_path: Path) -> None:
-    """Also behind a run that broke off."""
+    """Also behind a run that was interrupted."""
 
     class Broken(MemorySink):
         async def write(self, run: Run) -> None:

@@ -228,7 +228,7 @@ class Letters:
         self._steps = steps
 
     async def sync(self) -> None:
-        """Take note of it."""
+        """Record it."""
         self._steps.append("letters")
 
     def size(self, _stage: str) -> int:

@@ -258,7 +258,7 @@ class Simulation(simulation.Simulation[Scenario]):
         return False
 
     def _goes_on(self) -> bool:
-        """Return whether a run that broke off goes on, and what is left for it."""
+        """Return whether a run that was interrupted goes on, and what is left for it."""
         kept = self._letters.kept
         # Of what was not made durable some may have become so.
         self._disk.letters = kept[

@@ -241,7 +241,7 @@ async def test_stage_in_lock_step_is_degraded() -> None:
         await supervisor.submit([b"1"] * 9)
         assert supervisor.health == (
             "degraded",
-            "messages go one at a time: replies could not be told apart",
+            "messages are sent one at a time: replies could not be matched to them",
         )
 
 

@@ -414,7 +414,7 @@ async def test_session_that_outlives_the_supervisor_is_lost() -> None:
         await session.send(b"a")
         await anyio.sleep(1)
         tasks.start_soon(supervisor.aclose)
-        for _ in range(2):  # before it is told to terminate, and behind that
+        for _ in range(2):  # before a terminate is sent to it, and behind that
             await anyio.sleep(0.8)
             await session.send(b"b")
         with pytest.raises(WorkerLost, match="was stopped while it held 1 message"):

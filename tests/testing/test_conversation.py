@@ -126,9 +126,12 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (Fault(FaultKind.KILL), "owes 1 reply: was killed by SIGKILL"),
-        (Fault(FaultKind.EXIT, status=0), "owes 1 reply: exited with status 0"),
-        (Fault(FaultKind.CLOSE_STDOUT), "owes 1 reply: closed its stdout"),
+        (Fault(FaultKind.KILL), "has 1 reply outstanding: was killed by SIGKILL"),
+        (
+            Fault(FaultKind.EXIT, status=0),
+            "has 1 reply outstanding: exited with status 0",
+        ),
+        (Fault(FaultKind.CLOSE_STDOUT), "has 1 reply outstanding: closed its stdout"),
         (
             Fault(FaultKind.PARTIAL),
             r"ended its output with what is not complete: A<EOM>",
@@ -152,7 +155,9 @@ async def test_error_says_what_the_worker_did(fault: Fault, said: str) -> None:
 async def test_error_says_for_how_long_nothing_came() -> None:
     """Each wait is bounded (issue 12)."""
     text = await failure(hostile(Fault(FaultKind.STALL)), b"a", timeout=0.5)
-    assert text.startswith("the worker owes 1 reply: for 0.5 seconds; it wrote nothing")
+    assert text.startswith(
+        "the worker has 1 reply outstanding: for 0.5 seconds; it wrote nothing"
+    )
 
 
 async def test_worker_that_closes_its_stdin() -> None:
@@ -259,7 +264,7 @@ class TestScripted:
         async with WorkerUnderTest(stage, launch=ScriptedLaunch(script)) as worker:
             assert await worker.exchange([b"a"], cuts=BYTEWISE) == [Reply((b"A",))]
             with pytest.raises(
-                WorkerMisbehaved, match="owes 2 replies: for 10 seconds"
+                WorkerMisbehaved, match="has 2 replies outstanding: for 10 seconds"
             ):
                 await worker.exchange([b"b", b"c", b"d"])
 

@@ -227,7 +227,7 @@ def test_search_that_time_ends_says_so() -> None:
 @pytest.mark.parametrize(
     ("kind", "what", "transcript", "signature"),
     [
-        (FailureKind.HANGS, "the worker owes 1 reply", "", ()),
+        (FailureKind.HANGS, "the worker has 1 reply outstanding", "", ()),
         (
             FailureKind.CRASHES,
             "the worker exited with status 1; 1 reply is owed",

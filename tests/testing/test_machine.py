@@ -146,7 +146,9 @@ def test_stage_that_does_as_its_model(machine: type[WorkerMachine]) -> None:
 @pytest.mark.parametrize("machine", [Remembering, Wrong])
 def test_stage_that_does_not(machine: type[WorkerMachine]) -> None:
     """The messages are as short as they can be (issue 12)."""
-    with pytest.raises(AssertionError, match=r"the model says \[b''\], the workers"):
+    with pytest.raises(
+        AssertionError, match=r"the model returned \[b''\], the workers"
+    ):
         run_state_machine_as_test(machine, settings=MANY)
 
 
@@ -228,6 +230,6 @@ def test_batch_is_answered_whole() -> None:
         machine.ask_some(data)
     with (
         started(Halving()) as machine,
-        pytest.raises(AssertionError, match=r"the model says \[b'A', b'B'\]"),
+        pytest.raises(AssertionError, match=r"the model returned \[b'A', b'B'\]"),
     ):
         machine.ask_some(data)

@@ -109,7 +109,10 @@ def test_failure_shows_what_was_said(
     ended = pytester.runpytest_subprocess(*OURS, "-p", "no:asyncio", "--tb", "short")
     ended.assert_outcomes(failed=2)
     shown = ended.stdout.str()
-    assert "WorkerMisbehaved: the worker owes 1 reply: exited with status 3" in shown
+    assert (
+        "WorkerMisbehaved: the worker has 1 reply outstanding: exited with status 3"
+        in shown
+    )
     assert shown.count("stdin   poison<EOM>") == 1
     assert "Captured worker mine call" in shown
     assert shown.count("stdout  ONE<EOM><EOP>") == 2

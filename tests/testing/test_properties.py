@@ -92,7 +92,9 @@ def test_worker_that_does_not_keep_to_the_protocol() -> None:
     def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
         raise AssertionError("unreachable: there is no reply")
 
-    with pytest.raises(WorkerMisbehaved, match="owes 1 reply: exited with status 0"):
+    with pytest.raises(
+        WorkerMisbehaved, match="has 1 reply outstanding: exited with status 0"
+    ):
         test_nothing()
     assert list(inspect.signature(test_nothing).parameters) == []
 
@@ -118,7 +120,7 @@ def test_worker_that_takes_too_long() -> None:
     async def stuck(_worker: ScriptedWorker) -> None:
         await anyio.sleep_forever()
 
-    @given_worker(stuck, settings=FEW, messages=st.just([b"x"]), patience=0.01)
+    @given_worker(stuck, settings=FEW, messages=st.just([b"x"]), timeout=0.01)
     def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
         raise AssertionError("unreachable: there is no reply")
 

@@ -83,7 +83,7 @@ async def test_waiting_for_a_reply_is_bounded(kind: FaultKind) -> None:
     """A worker that does not answer is stopped, and what it has said is kept."""
     recording = asked(b"one\n", b"two\n", b"three\n")
     command = hostile_worker(FaultPlan.of(Fault(kind, message=2)))
-    played = await play(recording, quick(command), patience=0.5)
+    played = await play(recording, quick(command), grace=0.5)
     assert played.written(Channel.STDOUT) == b"one\n\0"
     assert played.cut == "the worker did not answer within 0.5 s"
     assert played.stopped
@@ -95,7 +95,7 @@ async def test_waiting_for_a_reader_is_bounded() -> None:
     for pieces in ([b"a", b"b\n"], [b"x" * 9_999_999]):
         entries = [replace(entry, at=0.0) for entry in asked(*pieces).entries]
         recording = replace(asked(), entries=tuple(entries))
-        played = await play(recording, quick(python(program)), patience=0.2)
+        played = await play(recording, quick(python(program)), grace=0.2)
         assert played.cut == "the worker did not read its input within 0.2 s"
         assert played.exit == -SIGTERM
 
@@ -104,7 +104,7 @@ async def test_waiting_for_the_end_is_bounded() -> None:
     """A worker that does not go, not for SIGTERM either, is killed."""
     fault = Fault(FaultKind.STALL, at=Moment.END)
     command = hostile_worker(FaultPlan.of(Fault(FaultKind.IGNORE_SIGTERM), fault))
-    played = await play(asked(b"one\n"), quick(command), patience=0.2)
+    played = await play(asked(b"one\n"), quick(command), grace=0.2)
     assert played.cut == "the worker did not exit within 0.2 s"
     assert played.exit == -SIGKILL
 
@@ -116,7 +116,7 @@ async def test_waiting_counts_what_the_recorded_worker_took() -> None:
     recording = replace(asked(), entries=(first, *slow))
     fault = Fault(FaultKind.PAUSE, seconds=0.1)
     command = hostile_worker(FaultPlan.of(fault))
-    played = await play(recording, quick(command), patience=0.0)
+    played = await play(recording, quick(command), grace=0.0)
     assert played.written(Channel.STDOUT) == b"one\n\0"
 
 

@@ -140,10 +140,10 @@ def test_worker_that_does_as_its_model() -> None:
 @pytest.mark.parametrize(
     ("machine", "error", "text"),
     [
-        (machine("KnowsOneSession"), AssertionError, "the model says"),
+        (machine("KnowsOneSession"), AssertionError, "the model returned"),
         (machine("DiesOfErrors"), WorkerMisbehaved, "status 1"),
         (machine("WaitsForAChunk"), WorkerMisbehaved, "did not end session"),
-        (Refusing, AssertionError, "the model says None"),
+        (Refusing, AssertionError, "the model returned None"),
     ],
 )
 def test_worker_that_does_not(

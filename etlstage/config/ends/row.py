@@ -136,7 +136,7 @@ class RowSinkKeys(SinkKeys):
     schema_: Annotated[str, DDL] | None = None
     """Columns that JSON messages become; without it one column, value."""
     missing_: Annotated[str, Missing()] = "dead_letter"
-    """What becomes of a message without a column that is not said to be null."""
+    """What becomes of a message without a column that may not be null."""
     extra: Literal["dead_letter", "ignore"] = "ignore"
     """What becomes of a message with a field that is no column."""
     partition_by: tuple[str, ...] = ()

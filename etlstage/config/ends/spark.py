@@ -261,7 +261,7 @@ class SparkSinkKeys(RowSinkKeys):
         if self.path is None:
             return (
                 "exactly once: an epoch is added in one transaction, with its record,"
-                f" behind which a run that broke off goes on{one_load(pipeline)}"
+                f" after which an interrupted run resumes{one_load(pipeline)}"
             )
         return (
             "exactly once: files of an epoch are moved into the path behind its record;"

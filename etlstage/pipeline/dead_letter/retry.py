@@ -286,7 +286,7 @@ class Retry:
         return {(self.stage, at, x.message): x.id for at, x in places}
 
     async def keep(self, letter: DeadLetter) -> None:
-        """Take note of a message that could not be processed."""
+        """Record a message that could not be processed."""
         if letter.stage != self.stage:
             self.new.append(letter)
             return

@@ -257,7 +257,7 @@ class DeadLetters:
         self.pending = False
 
     def recall(self) -> None:
-        """Take note of this run's letters: what is there is not appended again."""
+        """Record this run's letters: what is there is not appended again."""
         for path in letter_files(self._state):
             for letter in read_letters(path):
                 if isinstance(letter, DeadLetter) and letter.run == self.run:
@@ -279,7 +279,7 @@ class DeadLetters:
 
     def resume(self, run: str, sizes: Mapping[str, int]) -> None:
         """
-        Go on with a run that broke off; its letters behind some are removed; blocks.
+        Go on with a run that was interrupted; its letters behind some are removed; blocks.
 
         Args:
             run: What sets it apart.

@@ -59,7 +59,7 @@ class Delivery:
         folder: The state directory; made, for us alone, if it is not there.
         exactly_once: Whether each epoch is to be loaded once, and not at least once.
         whole: Whether records have accounts and dead letters at least once, too, so that
-            a run that broke off goes on.
+            a run that was interrupted goes on.
         bounds: Of its epochs.
 
     Attributes:
@@ -124,7 +124,7 @@ class Delivery:
         return delivery
 
     def reread(self) -> None:
-        """Take note of what was committed for us: see :meth:`joined`."""
+        """Record what was committed for us: see :meth:`joined`."""
         self.record = replace(Record.latest(self.folder), fence=self.record.fence)
 
     def begin(
@@ -138,7 +138,7 @@ class Delivery:
         anew: bool = False,
     ) -> bool:
         """
-        Begin a run, and return whether it goes on with one that broke off.
+        Begin a run, and return whether it goes on with one that was interrupted.
 
         Args:
             run: What sets it apart, if it is a new one.
@@ -149,7 +149,7 @@ class Delivery:
             anew: Whether the source has forgotten how far it was read.
 
         Raises:
-            StateUnusable: If another pipeline broke off, or the record can't be stored.
+            StateUnusable: If another pipeline was interrupted, or the record can't be stored.
 
         """
         found = Record(fence=self.record.fence) if anew else self.record
@@ -312,7 +312,7 @@ class Delivery:
         return "exactly-once" if self.exactly_once else "at-least-once"
 
     def _check_same(self, found: Record, stages: Sequence[str], output: str) -> None:
-        """Assert that we can go on where a run broke off."""
+        """Assert that we can go on where a run was interrupted."""
         if found.delivery != self._promise:
             differs = f"its delivery was {found.delivery}"
         elif self.whole and list(found.accounts) != list(stages):
@@ -322,8 +322,9 @@ class Delivery:
         else:
             return
         raise StateUnusable(
-            f"the run {found.run} that broke off in {self.folder} can't go on: {differs};"
-            " run it to its end as it was, or have it forgotten by 'etlstage state reset"
+            f"the run {found.run} that was interrupted in {self.folder} can't be"
+            f" resumed: {differs};"
+            " complete it as it was, or delete its record by 'etlstage state reset"
             f" {shlex.quote(str(self.folder))}'"
         )
 

@@ -62,7 +62,7 @@ class EpochFiles:
 
     def sweep(self, done: int, *, check: Callable[[], None]) -> list[int]:
         """
-        Remove what a start left that broke off: asides, and what is not recorded.
+        Remove what a start left that was interrupted: asides, and what is not recorded.
 
         Args:
             done: The last epoch that is.

@@ -53,7 +53,7 @@ class Record:
     delivery: str = "at-least-once"
     """What was promised."""
     whole: bool = False
-    """Whether a run that broke off goes on, with letters that are cut back to these."""
+    """Whether a run that was interrupted goes on, with letters that are cut back to these."""
     load: str = ""
     """What all epochs of one load are called after, over all runs of it."""
     run: str = ""

@@ -384,7 +384,9 @@ class Outgoing:
 
         """
         if self.words is None:
-            raise LocalProtocolError("the worker has not said yet how it speaks")
+            raise LocalProtocolError(
+                "the protocol version of the worker is not known yet"
+            )
         return self.words
 
     def hello(self, identity: str) -> None:

@@ -85,8 +85,8 @@ class Alarm(Enum):
     """It is told that we live: it may beat, and get no answer."""
     SEAL = "its sessions did not end"
     """We say terminate to it all the same."""
-    DRAIN = "it said that it terminates, and did not end its sessions"
-    TERMINATE = "it said that it terminates, and did not"
+    DRAIN = "it announced its end and did not end its sessions"
+    TERMINATE = "it announced its end and did not exit"
     BEGIN = "there is a worker"
     """Its clock begins."""
     BEAT = "the worker has to beat"
@@ -365,7 +365,7 @@ class CocaineSession:
         self._out.drop()
         if held:
             raise RemoteProtocolError(
-                f"it said that it terminates while it had {counted(held, 'session')}:"
+                f"it announced its end while it had {counted(held, 'session')}:"
                 f" code {code}, {reason}"
             )
         self._alarms.set(Alarm.TERMINATE)

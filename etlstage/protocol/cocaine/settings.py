@@ -44,7 +44,7 @@ _PUSHED: Final = (
 
 
 class CocaineConnector(NamedTuple):
-    """Told with options, a worker connects, and says its --uuid first."""
+    """Given by options, a worker connects, and says its --uuid first."""
 
     version: CocaineVersion
     """Of the protocol, as a worker is told."""
@@ -110,7 +110,7 @@ class CocaineDialect(Definition, Dialect):
     """What becomes of the sessions of a worker that says that it terminates: they are
     lost at once (fail), or it may end them within ``seal`` (drain)."""
     seal: Duration = 3.0
-    """For open sessions to end, in seconds, before a worker is told to terminate; less
+    """For open sessions to end, in seconds, before a worker is sent a terminate; less
     than timeout.stop."""
     handshake: Duration | None = None
     """From the start of a worker until it says who it is, in seconds; by default only
@@ -199,9 +199,9 @@ class CocaineDialect(Definition, Dialect):
     def silence(self, received: int, *, ready: bool = True) -> str:
         """Say how far a worker has come that did not answer, or beat, in time."""
         if not ready and received:
-            return "it said who it is, and did not beat"
+            return "it sent its handshake and no heartbeat"
         if not ready:
-            return "it did not connect, and say the --uuid that it was told"
+            return "it did not connect with a handshake of its --uuid"
         if not received:
             return "it wrote nothing; does it know the event?"
         return f"it wrote {received} bytes without the end of a session"
@@ -255,7 +255,7 @@ _DROPPED: Final = {
     "log-output": "what a worker prints is in the log",
     "publish-on": "there is no service to announce",
     "unpublish-under": "there is no service to announce",
-    "isolate": "workers are processes of ours; see limits, user and cwd",
+    "isolate": "workers are local processes; see limits, user and cwd",
     "drivers": "a stage is fed by its pipeline",
     "local": "there is no repository of applications",
 }

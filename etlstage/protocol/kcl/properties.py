@@ -95,9 +95,9 @@ _WHY: Final[dict[str, str]] = {
         _METRICS,
     ),
     "maxActiveThreads": _THREADS,
-    "processingLanguage": "it is told to AWS alone",
+    "processingLanguage": "only AWS uses it",
     "taskBackoffTimeMillis": "see restart.delay",
-    "logWarningForTaskAfterMillis": "a worker that is silent is told of in the log",
+    "logWarningForTaskAfterMillis": "silent workers are logged",
     "validateSequenceNumberBeforeCheckpointing": "checkpoints are always validated",
 }
 _OURS: Final = (

@@ -46,7 +46,7 @@ _MEANINGS: Final = (
     "End of process: the end of a reply",
     "End of batch",
     "Batch not complete: the worker asks for one more message",
-    "Error: the end of a reply that says no, and why; null: a worker can't say no",
+    "Error: ends a refusal, after its reason; null: workers can't refuse",
 )
 _MARKERS: Final = {
     name: Setting(

@@ -216,7 +216,7 @@ _HINTS: Final[Mapping[tuple[Mode, Token] | tuple[MarkerState, Token], str]] = {
     (MarkerState.BUSY, Token.BNC): "the batch is closed already",
     (MarkerState.FILLING, Token.EOP): "the batch is not closed yet; EOP follows EOB",
     (MarkerState.FILLING, Token.MESSAGE): "the worker did not ask for one with BNC",
-    (MarkerState.BUSY, Token.MESSAGE): "the worker still owes an EOP",
+    (MarkerState.BUSY, Token.MESSAGE): "an EOP of the worker is outstanding",
     (MarkerState.FILLING, Token.END): "a batch is open; close it with EOB",
     (MarkerState.WANTED, Token.END): "a batch is open; close it with EOB",
     (MarkerState.AHEAD, Token.END): "a batch is open; close it with EOB",

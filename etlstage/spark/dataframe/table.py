@@ -253,5 +253,5 @@ class EpochTable:
         about = "its row is gone" if found is None else f"fence {found[0]}"
         return CommitRefused(
             f"another run has taken over the load {self._load} ({about} in"
-            f" {self._epochs}, ours is fence {self._fence}): nothing is committed"
+            f" {self._epochs}, this run has fence {self._fence}): nothing is committed"
         )

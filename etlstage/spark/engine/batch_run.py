@@ -6,7 +6,7 @@ run has not failed by then, a second job loads it: nothing is loaded of a run th
 fails, and a task that was retried or ran twice counts once.
 
 With a state directory the run is one epoch. What was staged is kept until that is on
-record: a start that follows one that broke off loads it, and runs no worker.
+record: a start that follows one that was interrupted loads it, and runs no worker.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class ExecutorPipeline(Runner):
             )
             await job.fill(messages, staging)
         else:
-            _log.info("loads what was staged by a start that broke off")
+            _log.info("loading what an interrupted start staged")
         if staging.whole and self._shipment is not None:
             # What loads may need it, too.
             await anyio.to_thread.run_sync(self._shipment.send, spark)

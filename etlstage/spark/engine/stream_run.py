@@ -251,7 +251,7 @@ class _Landed(Landing):
         self._known: Epochs | None = None
 
     def begin(self, epochs: Epochs) -> None:
-        """Take note of what was loaded before."""
+        """Record what was loaded before."""
         self._known = epochs
 
     async def noted(self) -> str | None:

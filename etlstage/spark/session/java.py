@@ -111,7 +111,7 @@ def _examine(executable: Path) -> Java | str:
         return f"does not run ({text})"
     match = re.search(r'version "(?:1\.)?(\d+)', text)
     if match is None:
-        return "does not tell its version"
+        return "does not print its version"
     version = int(match[1])
     if version < OLDEST:
         return f"is Java {version}"

@@ -9,7 +9,7 @@ the others can spare it.
 Whether one that is gone is started again, and when, depends on whether its start made
 progress. A worker that answered something before it died, or that died of a message
 that it had read, is started again as often as it takes: the first at once, the second
-with more patience the more often that message has failed. One that dies of neither is
+with a longer time limit the more often that message has failed. One that dies of neither is
 given time, and not restarted when that happens too often: the program itself is at
 fault.
 """

@@ -16,7 +16,7 @@ _MANY: Final = 300  # messages, in a batch that is full
 _LARGEST: Final = 500  # messages, in the batches of a worker that fills them
 
 
-async def takes_batches_of_any_size(subject: Subject) -> None:
+async def accepts_batches_of_any_size(subject: Subject) -> None:
     """
     A batch has one message, or two, or as many as it may have; each has one reply.
 
@@ -29,7 +29,7 @@ async def takes_batches_of_any_size(subject: Subject) -> None:
         await subject.settle(worker)
 
 
-async def takes_an_empty_batch(subject: Subject) -> None:
+async def accepts_an_empty_batch(subject: Subject) -> None:
     """A batch may have no messages; it is answered with one reply."""
     async with subject.start() as worker:
         await worker.exchange([])
@@ -71,7 +71,7 @@ def _for(*shapes: Shape) -> Callable[[Subject], str]:
 
 
 CHECKS: Final = (
-    Check(takes_batches_of_any_size, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
-    Check(takes_an_empty_batch, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
+    Check(accepts_batches_of_any_size, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
+    Check(accepts_an_empty_batch, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
     Check(asks_until_its_batch_is_full, when=_for(Shape.ASKED_BATCH)),
 )

@@ -36,7 +36,9 @@ async def writes_all_and_exits(subject: Subject) -> None:
     async with subject.start() as worker:
         outputs = await worker.outputs()
         if status := await worker.exited():
-            worker.fail(f"exited with status {status}: nobody takes that for all")
+            worker.fail(
+                f"exited with status {status}: the extraction counts as incomplete"
+            )
         if worker.left:
             worker.fail("left something behind, which had to be killed")
     if not outputs:
@@ -75,7 +77,7 @@ async def answers_a_request(subject: Subject) -> None:
         worker.examine()
 
 
-async def gives_again_what_was_not_received(subject: Subject) -> None:
+async def repeats_what_was_not_received(subject: Subject) -> None:
     """
     A worker that keeps the offset gives again what it gave before it was killed.
 
@@ -93,14 +95,14 @@ async def gives_again_what_was_not_received(subject: Subject) -> None:
             )
 
 
-async def says_nothing_unasked(subject: Subject) -> None:
+async def writes_nothing_unsolicited(subject: Subject) -> None:
     """Nothing is written to stdout but replies, one for each request."""
     async with subject.start() as worker:
         await worker.quiet(2 * subject.pace + 0.2)
         await subject.settle(worker)
 
 
-async def takes_many_requests(subject: Subject) -> None:
+async def accepts_many_requests(subject: Subject) -> None:
     """It answers request after request, also where there is nothing (more) to give."""
     async with subject.start() as worker:
         for _ in range(20):
@@ -108,7 +110,7 @@ async def takes_many_requests(subject: Subject) -> None:
         await subject.settle(worker)
 
 
-async def takes_requests_at_once(subject: Subject) -> None:
+async def accepts_requests_at_once(subject: Subject) -> None:
     """Two requests may come in one read; each has its reply."""
     async with subject.start() as worker:
         await worker.exchange([_request(subject)] * 3)
@@ -122,7 +124,7 @@ async def ends(subject: Subject) -> None:
         await subject.end(worker)
 
 
-async def heeds_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
+async def exits_on_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
     """It exits at SIGTERM; what does not is killed, whatever it is doing."""
     async with subject.start() as worker:
         await worker.exchange([_request(subject)])
@@ -150,16 +152,20 @@ async def knows_its_latest_offset(subject: Subject) -> None:
         for _ in range(2):
             latest = await _offset(worker, "latest")
             if latest is None or latest < before:
-                worker.fail(f"said that {before} is its latest offset, then {latest}")
+                worker.fail(
+                    f"reported that {before} is its latest offset, then {latest}"
+                )
             before = latest
         await subject.settle(worker)
     async with subject.start() as worker:
         latest = await _offset(worker, "latest")
         if latest is None or latest < before:
-            worker.fail(f"says in another process that {latest} is its latest offset")
+            worker.fail(
+                f"reports in another process that {latest} is its latest offset"
+            )
 
 
-async def gives_a_range_again(subject: Subject) -> None:
+async def repeats_a_range(subject: Subject) -> None:
     """The same range is the same, in whatever order, in this process or another."""
     for start, end in await _windows(subject):
         whole = await _read(subject, start, end)
@@ -198,7 +204,7 @@ async def ranges_meet(subject: Subject) -> None:
                     )
 
 
-async def gives_again_what_was_cut_short(subject: Subject) -> None:
+async def repeats_what_was_cut_short(subject: Subject) -> None:
     """Killed in the middle of a range, it gives all of it when it is asked again."""
     for start, end in await _windows(subject):
         whole = await _read(subject, start, end)
@@ -216,11 +222,11 @@ async def _cut_short(subject: Subject, request: bytes) -> None:
         before = len(worker.transcript.of(Channel.STDOUT))
         await worker.hand_over([[request]])
         await worker.until(
-            lambda: len(worker.transcript.of(Channel.STDOUT)) > before, "said nothing"
+            lambda: len(worker.transcript.of(Channel.STDOUT)) > before, "wrote nothing"
         )
 
 
-async def takes_requests_in_parts(subject: Subject) -> None:
+async def accepts_requests_in_parts(subject: Subject) -> None:
     """A request may be read in parts: keep what a read ends with."""
     for start, end in (await _windows(subject))[:1]:
         whole = await _read(subject, start, end)
@@ -335,15 +341,15 @@ CHECKS: Final = (
     Check(writes_the_same_again, when=_plain),
     Check(answers_a_request, gate=True, when=_asked),
     # Before any other: the second request in a process moves the offset.
-    Check(gives_again_what_was_not_received, gate=True, when=_keeps),
-    Check(says_nothing_unasked, when=_asked),
-    Check(takes_many_requests, when=_asked),
-    Check(takes_requests_at_once, when=_asked),
+    Check(repeats_what_was_not_received, gate=True, when=_keeps),
+    Check(writes_nothing_unsolicited, when=_asked),
+    Check(accepts_many_requests, when=_asked),
+    Check(accepts_requests_at_once, when=_asked),
     Check(knows_its_latest_offset, when=_ranged),
-    Check(gives_a_range_again, when=_ranged),
+    Check(repeats_a_range, when=_ranged),
     Check(ranges_meet, when=_ranged),
-    Check(gives_again_what_was_cut_short, when=_ranged),
-    Check(takes_requests_in_parts, when=_ranged),
+    Check(repeats_what_was_cut_short, when=_ranged),
+    Check(accepts_requests_in_parts, when=_ranged),
     Check(ends, when=lambda subject: _asked(subject) or piped(subject)),
-    Check(heeds_SIGTERM, when=_asked),
+    Check(exits_on_SIGTERM, when=_asked),
 )

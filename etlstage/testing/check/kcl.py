@@ -306,7 +306,7 @@ async def waits_for_a_late_answer(subject: Subject) -> None:
         await processor.end()
 
 
-async def takes_no_records(subject: Subject) -> None:
+async def accepts_no_records(subject: Subject) -> None:
     """A list may be empty, also the first one; so that it can act by time."""
     async with _daemon(subject) as processor:
         await processor.give(_records(subject, 0))
@@ -316,14 +316,14 @@ async def takes_no_records(subject: Subject) -> None:
         _blame_illegal(processor)
 
 
-async def takes_many_records(subject: Subject) -> None:
+async def accepts_many_records(subject: Subject) -> None:
     """There may be 10,000 in an action, a line of several megabytes."""
     async with _daemon(subject, more=_PAUSE) as processor:
         await processor.give(_records(subject, _MANY))
         await processor.end()
 
 
-async def takes_keys_beyond_ascii(subject: Subject) -> None:
+async def accepts_keys_beyond_ascii(subject: Subject) -> None:
     """A partition key is any text of up to 256 characters."""
     keys = ["k\u00e4tzchen", "\u2028\u732b", "\U0001f408" * 128]
     async with _daemon(subject) as processor:
@@ -333,7 +333,7 @@ async def takes_keys_beyond_ascii(subject: Subject) -> None:
         await processor.end()
 
 
-async def takes_records_that_were_put_as_one(subject: Subject) -> None:
+async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
     """Their sequence number is the same, and their sub-sequence numbers tell them apart."""
     numbers: _Columns = {
         RecordColumn.SEQUENCE: [str(_FIRST)] * 3,
@@ -376,9 +376,9 @@ CHECKS: Final = (
     Check(exits_when_stdin_ends),
     Check(exits_when_an_answer_does_not_come),
     Check(waits_for_a_late_answer),
-    Check(takes_no_records),
-    Check(takes_many_records),
-    Check(takes_keys_beyond_ascii),
-    Check(takes_records_that_were_put_as_one),
+    Check(accepts_no_records),
+    Check(accepts_many_records),
+    Check(accepts_keys_beyond_ascii),
+    Check(accepts_records_that_were_put_as_one),
     Check(begins_within_records_that_were_put_as_one),
 )

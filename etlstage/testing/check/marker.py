@@ -22,14 +22,14 @@ _BYTES: Final = Markers(b"\x1e", b"\x1d", b"\x1c", b"\x06", b"\x1f")
 _WORDS: Final = Markers(b"<EOM>", b"[EOP]", b"(EOB)", b"{BNC}", b"/ERR/")
 
 
-async def takes_every_byte(subject: Subject) -> None:
+async def accepts_every_byte(subject: Subject) -> None:
     """A message may have any byte that is no marker; it is answered, or refused."""
     markers = _dialect(subject).markers
     unused = set(range(256)) - set(b"".join(markers.named.values()))
     await takes(subject, bytes(sorted(unused)))
 
 
-async def takes_its_markers_from_the_environment(subject: Subject) -> None:
+async def reads_its_markers_from_the_environment(subject: Subject) -> None:
     """
     A stage may choose its markers: a worker finds them in ``ETLSTAGE_EOM`` and so on.
 
@@ -38,7 +38,7 @@ async def takes_its_markers_from_the_environment(subject: Subject) -> None:
     await _speaks(subject, _BYTES, "other markers than the default ones")
 
 
-async def takes_markers_of_several_bytes(subject: Subject) -> None:
+async def accepts_markers_of_several_bytes(subject: Subject) -> None:
     """
     A marker may have several bytes, and be read in parts.
 
@@ -109,7 +109,7 @@ def _default(subject: Subject) -> str:
 
 
 CHECKS: Final = (
-    Check(takes_every_byte, when=_fed),
-    Check(takes_its_markers_from_the_environment, when=_default),
-    Check(takes_markers_of_several_bytes, when=_default),
+    Check(accepts_every_byte, when=_fed),
+    Check(reads_its_markers_from_the_environment, when=_default),
+    Check(accepts_markers_of_several_bytes, when=_default),
 )

@@ -74,7 +74,7 @@ async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerMisbehaved) -> No
     raise error
 
 
-async def says_nothing_unasked(subject: Subject) -> None:
+async def writes_nothing_unsolicited(subject: Subject) -> None:
     """
     Nothing is written to stdout but replies, one for each exchange.
 
@@ -99,17 +99,17 @@ async def says_nothing_unasked(subject: Subject) -> None:
         await subject.settle(worker)
 
 
-async def takes_an_empty_message(subject: Subject) -> None:
+async def accepts_an_empty_message(subject: Subject) -> None:
     """A message may have no bytes; it is answered, or refused, like any other."""
     await takes(subject, b"")
 
 
-async def takes_bytes_that_are_no_text(subject: Subject) -> None:
+async def accepts_bytes_that_are_no_text(subject: Subject) -> None:
     """A message is bytes, and not always UTF-8; it is answered, or refused."""
     await takes(subject, b"caf\xe9 \xff\xfe \xc3")
 
 
-async def takes_a_long_message(subject: Subject) -> None:
+async def accepts_a_long_message(subject: Subject) -> None:
     """A message of 64 KiB, and one of 1 MiB, is answered, or refused."""
     for size in (64 * KiB, KiB * KiB):
         if size <= subject.stage.max_message:
@@ -139,7 +139,7 @@ async def takes(subject: Subject, message: bytes) -> None:
         await subject.settle(worker)
 
 
-async def takes_many_at_once(subject: Subject) -> None:
+async def accepts_many_messages_at_once(subject: Subject) -> None:
     """
     Many messages may come in one read.
 
@@ -160,7 +160,7 @@ async def takes_many_at_once(subject: Subject) -> None:
             worker.fail(f"{difference}, when the messages came at once")
 
 
-async def takes_a_byte_at_a_time(subject: Subject) -> None:
+async def handles_input_byte_by_byte(subject: Subject) -> None:
     """
     What is written at once may be read in parts.
 
@@ -170,7 +170,7 @@ async def takes_a_byte_at_a_time(subject: Subject) -> None:
     await _is_equal_when_cut(subject, runs, BYTEWISE, "came a byte at a time")
 
 
-async def takes_cuts_at_every_place(subject: Subject) -> None:
+async def handles_input_split_anywhere(subject: Subject) -> None:
     """
     A read may end anywhere, also within a message, and another begin there.
 
@@ -234,7 +234,7 @@ async def ends_in_the_middle(subject: Subject) -> None:
             subject.advise(worker, "it takes half a message at the end for a message")
 
 
-async def heeds_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
+async def exits_on_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
     """It exits at SIGTERM; what does not is killed, whatever it is doing."""
     async with subject.start() as worker:
         await worker.exchange(subject.messages(1))
@@ -242,7 +242,7 @@ async def heeds_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to user
         await worker.exited()
 
 
-async def goes_on_after_a_refusal(subject: Subject) -> None:
+async def continues_after_a_refusal(subject: Subject) -> None:
     """
     A worker that refuses a message says why, and answers the next.
 
@@ -279,7 +279,7 @@ async def replies_the_same_again(subject: Subject) -> None:
         raise Advice("other replies to the same messages, in another process")
 
 
-async def keeps_nothing(subject: Subject) -> None:
+async def keeps_no_state(subject: Subject) -> None:
     """The reply to a message does not depend on those that came before it."""
     *_, last = messages = subject.messages(6)
     runs = [[message] for message in [*messages, *messages]]
@@ -294,7 +294,7 @@ async def keeps_nothing(subject: Subject) -> None:
         raise Advice("a message that comes again has another reply")
 
 
-async def writes_nothing_to_speak_of_to_stderr(subject: Subject) -> None:
+async def writes_little_to_stderr(subject: Subject) -> None:
     """What it writes there is logged, a line at a time; of a flood most is dropped."""
     if subject.chatter > _STDERR:
         raise Advice(
@@ -302,12 +302,12 @@ async def writes_nothing_to_speak_of_to_stderr(subject: Subject) -> None:
         )
 
 
-async def load_workers_give_nothing(subject: Subject) -> None:
+async def load_workers_output_nothing(subject: Subject) -> None:
     """A load worker has no output: its reply is empty."""
     replies = await subject.expected(_runs(subject, 12))
     outputs = sum(len(reply.outputs) for reply in replies)
     if outputs:
-        raise Advice(f"it gave {counted(outputs, 'message')}, which nobody reads")
+        raise Advice(f"it gave {counted(outputs, 'message')}, which are discarded")
 
 
 def _runs(subject: Subject, count: int) -> list[Run]:
@@ -354,22 +354,22 @@ def _refuses(subject: Subject) -> str:
 
 CHECKS: Final = (
     Check(answers, gate=True),
-    Check(says_nothing_unasked, when=piped),
-    Check(takes_an_empty_message),
-    Check(takes_bytes_that_are_no_text),
-    Check(takes_a_long_message),
-    Check(takes_many_at_once, when=_not_asked),
-    Check(takes_a_byte_at_a_time),
-    Check(takes_cuts_at_every_place),
+    Check(writes_nothing_unsolicited, when=piped),
+    Check(accepts_an_empty_message),
+    Check(accepts_bytes_that_are_no_text),
+    Check(accepts_a_long_message),
+    Check(accepts_many_messages_at_once, when=_not_asked),
+    Check(handles_input_byte_by_byte),
+    Check(handles_input_split_anywhere),
     *batching.CHECKS,
     Check(answers_before_it_ends, when=lambda s: _not_asked(s) or piped(s)),
     Check(ends, when=piped),
     Check(ends_in_the_middle, when=piped),
-    Check(heeds_SIGTERM),
+    Check(exits_on_SIGTERM),
     Check(replies_the_same_again),
-    Check(keeps_nothing),
+    Check(keeps_no_state),
     Check(keeps_its_contract, when=_no_sample, promised=True),
-    Check(load_workers_give_nothing, when=_loads),
-    Check(goes_on_after_a_refusal, last=True, when=_refuses),
-    Check(writes_nothing_to_speak_of_to_stderr, last=True, when=_not_asked),
+    Check(load_workers_output_nothing, when=_loads),
+    Check(continues_after_a_refusal, last=True, when=_refuses),
+    Check(writes_little_to_stderr, last=True, when=_not_asked),
 )

@@ -77,7 +77,7 @@ def _said(side: Side, line: bytes) -> list[str]:
 def _position(said: dict[str, Any]) -> str:
     number = said.get("sequenceNumber", said.get("checkpoint"))
     if number is None:
-        return "(all)" if said.get("action") == "checkpoint" else "(not said)"
+        return "(all)" if said.get("action") == "checkpoint" else "(not given)"
     sub = text_of(said.get("subSequenceNumber"))
     return f"{number}.{sub}" if sub not in (None, "0") else str(number)
 

@@ -52,7 +52,7 @@ class Bench:
         launch: What starts them.
 
     Attributes:
-        patience: How long they may take now.
+        timeout: How long they may take now.
         replies: How many came in all cases that were stood.
         refused: How many of them are refusals.
 
@@ -66,7 +66,7 @@ class Bench:
         timeout: float,
         launch: Launch = launch_worker,
     ) -> None:
-        self.patience = timeout
+        self.timeout = timeout
         self.replies: int = 0
         self.refused: int = 0
         self._launch = launch
@@ -115,7 +115,7 @@ class Bench:
             self._kept = await self._start(stage, case)
         kept = self._kept
         kept.seen.extend(case.steps)
-        kept.worker.timeout = self.patience
+        kept.worker.timeout = self.timeout
         try:
             said = await converse(kept.worker, case.steps)
             await compare(
@@ -154,7 +154,7 @@ class Bench:
             place = None
         place = place or await self._start(stage, case)
         self._next = await self._start(stage, case)
-        place.worker.timeout = self.patience
+        place.worker.timeout = self.timeout
         try:
             yield place.worker
         finally:

@@ -46,10 +46,10 @@ __all__ = (
 
 _LIFE: Final = 40  # cases that one process is given
 _ALONE: Final = 3  # cases at the beginning that have a process each
-_QUICK: Final = 1.0  # seconds of patience while a case that hangs is shrunk
+_QUICK: Final = 1.0  # seconds to wait while a case that hangs is shrunk
 _AT_ONCE: Final = 4  # sessions, at most
 _REPEATS: Final = 15  # cases that fail as others before, after which no more is drawn
-_HANGS: Final = 5  # the same, if they take all patience
+_HANGS: Final = 5  # the same, if they take all that time
 _OF_A_CONTRACT: Final = ("outputs", "schema", "where")  # beside the oracles' own
 _BETWEEN: Final = 10  # cases that are drawn between two that are given
 _SIZES: Final = (64 * 1024 + 1, 1024 * 1024)  # bytes; a pipe has room for fewer
@@ -264,7 +264,7 @@ class Fuzzer:
         self._known.add(found.failure.signature)
         if found.steady:
             found = self._shortest(found)
-            self._bench.patience = self._timeout
+            self._bench.timeout = self._timeout
             failure = self.play(found.case)
             found = replace(
                 found, failure=failure or found.failure, steady=failure is not None
@@ -278,7 +278,7 @@ class Fuzzer:
     def _shortest(self, found: Found) -> Found:
         kind, signature = found.failure.kind, found.failure.signature
         if kind is FailureKind.HANGS:
-            self._bench.patience = min(_QUICK, self._timeout)
+            self._bench.timeout = min(_QUICK, self._timeout)
 
         def fails(case: Case) -> bool:
             nonlocal found

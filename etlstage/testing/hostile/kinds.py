@@ -119,7 +119,7 @@ class FaultKind(StrEnum):
     )
     NEVER_READY = _Kind(
         "never_ready",
-        "Sends no heartbeat, and never says that it is ready.",
+        "Sends no heartbeat, and never reports that it is ready.",
         at=Moment.START,
     )
 
@@ -134,7 +134,7 @@ class FaultKind(StrEnum):
     GARBAGE = _Kind(
         "garbage",
         "Writes ``data``, by default a line of text and EOM: a stray print. While a"
-        " message is to be answered, nobody can tell that from a part of the reply.",
+        " message is to be answered, it looks like a part of the reply.",
     )
     BYTE_ORDER_MARK = _Kind(
         "byte_order_mark",
@@ -221,7 +221,7 @@ class FaultKind(StrEnum):
     )
     LOSE_TERMINATE = _Kind(
         "lose_terminate",
-        "What it says when it is told to terminate does not arrive.",
+        "Its answer to a terminate does not arrive.",
         about="a connection",
         at=Moment.END,
     )

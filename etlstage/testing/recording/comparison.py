@@ -82,7 +82,7 @@ async def shrink(
     recording: Recording,
     stage: Stage,
     *,
-    patience: float = 10.0,
+    grace: float = 10.0,
     launch: Launch = launch_worker,
 ) -> Recording:
     """
@@ -94,14 +94,14 @@ async def shrink(
     Args:
         recording: What does not play equal to ``stage``; if it does it is returned.
         stage: Whom to play it to.
-        patience: As for :func:`~etlstage.testing.recording.replay.play`.
+        grace: As for :func:`~etlstage.testing.recording.replay.play`.
         launch: What starts the worker.
 
     """
 
     async def differs(exchanges: Sequence[Collection[int]]) -> bool:
         part = _part(recording, exchanges)
-        played = await play(part, stage, patience=patience, launch=launch)
+        played = await play(part, stage, grace=grace, launch=launch)
         return any(differences(part, played)) or bool(other_end(part, played))
 
     search = Search(_exchanges(recording))

@@ -42,7 +42,7 @@ async def play(
     recording: Recording,
     stage: Stage | Sequence[str],
     *,
-    patience: float = 10.0,
+    grace: float = 10.0,
     launch: Launch = launch_worker,
 ) -> Recording:
     """
@@ -51,7 +51,7 @@ async def play(
     Args:
         recording: What to play.
         stage: Whom to play it to, or only its command.
-        patience: Seconds that each of these may take longer than it was recorded: a
+        grace: Seconds that each of these may take longer than it was recorded: a
             reply, reading the input, the exit. After that no more is written, and the
             worker is stopped; :attr:`Recording.cut` says so.
         launch: What starts the worker.
@@ -62,7 +62,7 @@ async def play(
     """
     if not isinstance(stage, Stage):
         stage = recording.stage_of(stage)
-    player = _Player(recording, stage, patience, launch)
+    player = _Player(recording, stage, grace, launch)
     return await player.run()
 
 
@@ -83,12 +83,12 @@ class _Player:
     """One start of a worker, and a recording to be played to it."""
 
     def __init__(
-        self, recording: Recording, stage: Stage, patience: float, launch: Launch
+        self, recording: Recording, stage: Stage, grace: float, launch: Launch
     ) -> None:
         self._recording = recording
         self._stage = stage
-        self._patience = patience
-        self._limit = patience  # and as long as it took when it was recorded
+        self._grace = grace
+        self._limit = grace  # and as long as it took when it was recorded
         self._launch = RecordedLaunch(launch, self._begin)
         self._entries: list[Entry] = []
         self._turns = _Turns(stage.dialect)
@@ -156,7 +156,7 @@ class _Player:
             if entry.channel is Channel.STDOUT:
                 recorded.feed(entry.data)
             elif entry.channel is Channel.STDIN:
-                self._limit = self._patience + entry.at - before
+                self._limit = self._grace + entry.at - before
                 before = entry.at
                 if not await self._reached(recorded.count, entry):
                     break
@@ -164,10 +164,10 @@ class _Player:
                     break
         else:
             # The recorded worker died, or was killed, before its stdin was closed.
-            self._limit = self._patience + self._ended - before
+            self._limit = self._grace + self._ended - before
             await self._until(self._owes_nothing, "answer")
         self._wire.close_write()
-        self._limit = self._patience + self._ended - before
+        self._limit = self._grace + self._ended - before
 
     async def _reached(self, turns: int, entry: Entry) -> bool:
         """Wait for the point at which a piece was written."""

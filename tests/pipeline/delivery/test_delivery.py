@@ -158,7 +158,9 @@ def test_another_pipeline_does_not_go_on(
     begun(tmp_path)
     with (
         Delivery(tmp_path, exactly_once=exactly_once) as delivery,
-        pytest.raises(StateUnusable, match=f"r1 that broke off .* can't go on: {why}"),
+        pytest.raises(
+            StateUnusable, match=f"r1 that was interrupted .* can't be resumed: {why}"
+        ),
     ):
         delivery.begin("r2", stages=stages, letters={})
 

@@ -329,5 +329,7 @@ def test_nothing_is_said_before_it_is_known_how() -> None:
     """It is found out from the first frames."""
     out = Outgoing(None, Encoding.RAW, packed=False)
 
-    with pytest.raises(LocalProtocolError, match="has not said yet how it speaks"):
+    with pytest.raises(
+        LocalProtocolError, match="protocol version of the worker is not known yet"
+    ):
         out.beat()

@@ -409,7 +409,9 @@ def test_what_is_not_in_the_protocol_is_not_sent() -> None:
         for event in events:
             with pytest.raises(LocalProtocolError, match="can't send"):
                 session.send(event)
-    with pytest.raises(LocalProtocolError, match="has not said yet how it speaks"):
+    with pytest.raises(
+        LocalProtocolError, match="protocol version of the worker is not known yet"
+    ):
         CocaineSession(Side.SUPERVISOR).send(BYE)
 
 
@@ -479,7 +481,7 @@ def test_worker_that_terminates_loses_its_sessions() -> None:
 
     assert events[0] == BYE
     assert failure(events) == (
-        "it said that it terminates while it had 2 sessions: code 1, enough"
+        "it announced its end while it had 2 sessions: code 1, enough"
     )
     assert session.data_to_send() == []
 
@@ -497,7 +499,7 @@ def test_worker_that_terminates_may_end_its_sessions() -> None:
     assert session.get_timer() == 16.0
     session.handle_timer(16.0)
     assert failure(session.events_received()) == (
-        "it said that it terminates, and did not within 5 s"
+        "it announced its end and did not exit within 5 s"
     )
 
 
@@ -509,7 +511,7 @@ def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> N
     session.handle_timer(13.0)
 
     assert failure(session.events_received()) == (
-        "it said that it terminates, and did not end its sessions within 3 s"
+        "it announced its end and did not end its sessions within 3 s"
     )
 
 

@@ -162,9 +162,9 @@ def test_silence_has_a_hint() -> None:
     assert dialect.silence(0) == "it wrote nothing; does it know the event?"
     assert dialect.silence(7) == "it wrote 7 bytes without the end of a session"
     assert dialect.silence(0, ready=False) == (
-        "it did not connect, and say the --uuid that it was told"
+        "it did not connect with a handshake of its --uuid"
     )
-    assert dialect.silence(41, ready=False) == "it said who it is, and did not beat"
+    assert dialect.silence(41, ready=False) == "it sent its handshake and no heartbeat"
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

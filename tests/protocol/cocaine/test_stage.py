@@ -380,7 +380,7 @@ async def test_worker_that_is_not_ready_in_time_is_not_waited_for() -> None:
         return 0
 
     text = await beginning(silent, timeout=Timeouts(start=10))
-    unheard = "did not connect, and say the --uuid that it was told"
+    unheard = "did not connect with a handshake of its --uuid"
     assert f"was not ready within 10 s: it {unheard}" in text
     text = await beginning(silent, dialect=CocaineDialect(handshake=2.0))
     assert "it did not say who it is within 2 s" in text

@@ -209,7 +209,7 @@ REFUSALS = [
         Mode.BATCH_WORKER,
         [EOB],
         M,
-        "a message in state BUSY: the worker still owes an EOP",
+        "a message in state BUSY: an EOP of the worker is outstanding",
     ),
     (Mode.BATCH_WORKER, [EOB], EOB, "EOB in state BUSY"),
     (

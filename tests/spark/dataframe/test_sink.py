@@ -624,7 +624,7 @@ async def test_too_many_that_do_not_fit_end_the_run(
 async def test_epochs_are_loaded_once(
     spark: SparkSession, out: Path, mode: str
 ) -> None:
-    """A start that broke off leaves nothing; the mode is for the first (issue 14)."""
+    """A start that was interrupted leaves nothing; the mode is for the first (issue 14)."""
     if mode == "overwrite":
         out.mkdir()  # noqa: ASYNC240
         (out / "old").touch()

@@ -318,7 +318,7 @@ async def test_server_that_goes_away_costs_nothing(
 def test_run_on_executors_is_one_transaction(
     spark: SparkSession, base: Database, tmp_path: Path
 ) -> None:
-    """Whatever step a start broke off at (issue 14)."""
+    """Whatever step a start was interrupted at (issue 14)."""
     (tmp_path / "in.txt").write_text("".join(f"{n} row\n" for n in range(50)))
     options = ", ".join(f"{name}: '{said}'" for name, said in base.options.items())
     file = tmp_path / "pipeline.yaml"
@@ -364,7 +364,7 @@ worker.transform(answer)
 def test_batch_of_a_stream_is_one_transaction(
     spark: SparkSession, base: Database, tmp_path: Path
 ) -> None:
-    """Whatever step a start broke off at; the first replaces what is there (issue 14)."""
+    """Whatever step a start was interrupted at; the first replaces what is there (issue 14)."""
     (tmp_path / "in").mkdir()
     for name, first in ("a", 0), ("b", 5):
         text = "".join(f"{n}\n" for n in range(first, first + 5))

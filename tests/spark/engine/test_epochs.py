@@ -1,4 +1,4 @@
-"""Each row once, each letter once, on executors: whatever step a start broke off at."""
+"""Each row once, each letter once, on executors: whatever step a start was interrupted at."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ async def test_signal_that_comes_when_letters_are_kept(
 async def test_batch_of_a_stream_is_an_epoch(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Whatever step a start broke off at; the first replaces what is there (issue 14)."""
+    """Whatever step a start was interrupted at; the first replaces what is there (issue 14)."""
     options = ', options: {maxFilesPerTrigger: "1"}'
     path = write("streaming", mode="overwrite", options=options)
     (tmp_path / "out").mkdir()

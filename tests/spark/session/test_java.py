@@ -55,7 +55,7 @@ def test_trimmed_image_lacks_the_vector_module(tmp_path: Path) -> None:
     [
         (OLD, "is Java 8"),
         ("exit 3", "does not run \\(exit status 3\\)"),
-        ("echo hello", "does not tell its version"),
+        ("echo hello", "does not print its version"),
     ],
 )
 def test_unusable_java_home_is_told(tmp_path: Path, script: str, found: str) -> None:

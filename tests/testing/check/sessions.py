@@ -311,35 +311,41 @@ class _EndsAbnormally(Worker):
 PLANTED: Final = {
     _Despairs: (
         "announces itself",
-        "exited with status 1, having said that none could work: no key (code 2)",
+        "exited with status 1, having announced that none could work: no key (code 2)",
     ),
-    _GivesUp: ("answers", "having said that it terminates: tired (code 1)"),
+    _GivesUp: ("answers", "having announced that it terminates: tired (code 1)"),
     _EndsAbnormally: (
-        "terminates when it is told",
+        "terminates on request",
         "answered with code 2, abnormal, that none could work: so be it",
     ),
     _Greets: ("announces itself", "broke the protocol: a frame is no array"),
-    _NeverBeats: ("announces itself", "said who it is, and did not beat"),
+    _NeverBeats: ("announces itself", "sent its handshake and no heartbeat"),
     _BeatsBeforeItSaysWhoItIs: ("announces itself", "the first frame is no handshake"),
     _NeverEnds: ("answers", "bytes without the end of a session"),
     _Invents: ("answers", "broke the protocol: there is no session 3"),
-    _Counts: ("takes numbers with gaps", "did not end session 126"),
-    _NumbersAreBytes: ("takes numbers with gaps", "did not end session 300"),
-    _DiesOfHeartbeats: ("takes heartbeats at any time", "exited with status 1"),
-    _KnowsOneSession: ("takes sessions that overlap", "replied to exchange 1 with []"),
+    _Counts: ("accepts numbers with gaps", "did not end session 126"),
+    _NumbersAreBytes: ("accepts numbers with gaps", "did not end session 300"),
+    _DiesOfHeartbeats: ("accepts heartbeats at any time", "exited with status 1"),
+    _KnowsOneSession: (
+        "accepts sessions that overlap",
+        "replied to exchange 1 with []",
+    ),
     _IgnoresUnknownEvents: (
         "refuses an event that it does not know",
         "does it know the event?",
     ),
-    _SaysMore: ("says nothing behind the end", "said more for session 2"),
-    _EndsTwiceBehindAnError: ("says nothing behind the end", "said more for session 2"),
-    _ThreeElements: ("takes headers", "exited with status 1"),
-    _ReadsAreFrames: ("takes a byte at a time", "exited with status 1"),
-    _TextOnly: ("takes bytes that are no text", "exited with status 1"),
-    _OneChunk: ("takes more chunks than one", "exited with status 1"),
-    _WaitsForAChunk: ("takes a session without chunks", "owes 1 reply"),
-    _DiesOfErrors: ("takes a session that is cancelled", "exited with status 1"),
-    _IgnoresTerminate: ("terminates when it is told", "did not exit"),
+    _SaysMore: ("writes nothing after the end", "sent more for session 2"),
+    _EndsTwiceBehindAnError: (
+        "writes nothing after the end",
+        "sent more for session 2",
+    ),
+    _ThreeElements: ("accepts headers", "exited with status 1"),
+    _ReadsAreFrames: ("handles input byte by byte", "exited with status 1"),
+    _TextOnly: ("accepts bytes that are no text", "exited with status 1"),
+    _OneChunk: ("accepts more chunks than one", "exited with status 1"),
+    _WaitsForAChunk: ("accepts a session without chunks", "has 1 reply outstanding"),
+    _DiesOfErrors: ("accepts a session that is cancelled", "exited with status 1"),
+    _IgnoresTerminate: ("terminates on request", "did not exit"),
     _Stays: ("ends with its connection", "did not exit"),
 }
 """Each with the check that fails, and why."""
@@ -390,16 +396,16 @@ class _OneAtATime(Worker):
 
 ADVISED: Final = {
     _GoesWithoutAWord: (
-        "terminates when it is told",
+        "terminates on request",
         "it went without a terminate of its own",
     ),
     _SaysWithItsStatus: (
-        "terminates when it is told",
-        "it exited with status 3, having been told",
+        "terminates on request",
+        "it exited with status 3 after a terminate",
     ),
     _Drops: (
         "ends its sessions before it terminates",
-        "it drops the sessions that it has",
+        "it drops its open sessions",
     ),
     _HandlesAnything: (
         "refuses an event that it does not know",

@@ -92,7 +92,7 @@ def test_what_frameworks_do_is_advice(
 
 def test_heart_that_stops_is_a_failure_where_there_is_time_to_see_it() -> None:
     """Else it is told how much there would have to be (issue 15)."""
-    check = "beats again"
+    check = "sends heartbeats"
     findings = found(Worker, check)
     assert failures(findings) == {}
     assert said(findings, Verdict.NOT_APPLICABLE)[check].endswith(
@@ -105,12 +105,12 @@ def test_heart_that_stops_is_a_failure_where_there_is_time_to_see_it() -> None:
 def test_failure_shows_the_frames() -> None:
     """By their names, with what they carry (issue 15)."""
     (worker,) = [w for w in PLANTED if w.__name__ == "_SaysMore"]
-    findings = found(worker, check := "says nothing behind the end")
+    findings = found(worker, check := "writes nothing after the end")
     (finding,) = (item for item in findings if item.check.name == check)
     transcript = finding.transcript.replace(" | ", "; ")
     lines = [line.split(maxsplit=1)[1] for line in transcript.splitlines()]
     assert lines[1:4] == [
-        "said    handshake 'uuid'; heartbeat",
-        "told    heartbeat; invoke 2 'transform'; chunk 2 'one'; choke 2",
-        "said    chunk 2 'ONE'; choke 2; chunk 2 'more'",
+        "recv    handshake 'uuid'; heartbeat",
+        "sent    heartbeat; invoke 2 'transform'; chunk 2 'one'; choke 2",
+        "recv    chunk 2 'ONE'; choke 2; chunk 2 'more'",
     ]

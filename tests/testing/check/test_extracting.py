@@ -15,9 +15,9 @@ from etlstage.testing.scripted import Script
 from tests.testing.check import extractors as x
 from tests.testing.check.checked import checked, failures, said, scripted
 
-GIVES_AGAIN: Final = "gives a range again"
+GIVES_AGAIN: Final = "repeats a range"
 LATEST: Final = "knows its latest offset"
-OWES: Final = "owes 1 reply: for 3 seconds"
+OWES: Final = "has 1 reply outstanding: for 3 seconds"
 
 OF_RANGES: Final = [
     (x.EndInRange, "ranges meet", "1 at a time, not what it gave at once"),
@@ -30,30 +30,34 @@ OF_RANGES: Final = [
     (x.GivesOnce, GIVES_AGAIN, "gave other messages for 0 to 45: "),
     (x.MarksOnDisk, GIVES_AGAIN, "45 messages and 0; message 1 is b'line 0' and not"),
     (x.RefusesMany, GIVES_AGAIN, "refused the range 0 to 45: too many"),
-    (x.Resumes, "gives again what was cut short", "gave less once it was killed in"),
-    (x.FallingLatest, LATEST, "said that 44 is its latest offset, then 41"),
-    (x.WaveringLatest, LATEST, "said that 45 is its latest offset, then 44"),
-    (x.OtherLatest, LATEST, "says in another process that 44 is its latest offset"),
+    (x.Resumes, "repeats what was cut short", "gave less once it was killed in"),
+    (x.FallingLatest, LATEST, "reported that 44 is its latest offset, then 41"),
+    (x.WaveringLatest, LATEST, "reported that 45 is its latest offset, then 44"),
+    (x.OtherLatest, LATEST, "reports in another process that 44 is its latest offset"),
     (x.LatestInWords, LATEST, "gave 1 message, and not one whole number, as its lat"),
     (x.DiesAtInitial, LATEST, "exited with status 4"),
-    (x.ReadIsRequest, "takes requests in parts", "exited with status 1"),
-    (x.OneARead, "takes requests at once", "owes 2 replies: for 3 seconds"),
+    (x.ReadIsRequest, "accepts requests in parts", "exited with status 1"),
+    (
+        x.OneARead,
+        "accepts requests at once",
+        "has 2 replies outstanding: for 3 seconds",
+    ),
     (x.NothingWithoutOutput, "answers a request", OWES),
     (x.Buffers, "answers a request", "replied only when its stdin was closed: flush"),
     (x.EndsTwice, "answers a request", "wrote 1 reply too many: <EOP>"),
-    (x.OneIsEnough, "takes many requests", "exited with status 0"),
-    (x.Greets, "says nothing unasked", "wrote unsolicited output: extracting"),
+    (x.OneIsEnough, "accepts many requests", "exited with status 0"),
+    (x.Greets, "writes nothing unsolicited", "wrote unsolicited output: extracting"),
     (x.StaysOn, "ends", "did not exit: for 3 seconds"),
-    (x.Stubborn, "heeds SIGTERM", "did not exit: for 3 seconds"),
+    (x.Stubborn, "exits on SIGTERM", "did not exit: for 3 seconds"),
 ]
 
 OF_KEEPERS: Final = [
     (
         x.StoresFirst,
-        "gives again what was not received",
+        "repeats what was not received",
         "did not give the same again: 45 messages and 0",
     ),
-    (x.NothingNew, "takes many requests", OWES),
+    (x.NothingNew, "accepts many requests", OWES),
 ]
 
 
@@ -75,7 +79,7 @@ async def ends_in_a_message(worker: ScriptedWorker) -> None:
 
 PLAIN: Final = [
     (ends_with_eop, "the worker works in cycles; set dialect.mode: cyclic"),
-    (fails_in_the_middle, "exited with status 1: nobody takes that for all"),
+    (fails_in_the_middle, "exited with status 1: the extraction counts as incomplete"),
     (ends_in_a_message, "not complete: b"),
 ]
 
@@ -174,7 +178,7 @@ def test_ranges_are_looked_at_although_no_offset_is_known() -> None:
     findings = cyclic(x.NoOffsets)
     assert list(failures(findings)) == [LATEST]
     passed = said(findings, Verdict.PASSED)
-    assert {GIVES_AGAIN, "ranges meet", "takes requests in parts"} <= passed.keys()
+    assert {GIVES_AGAIN, "ranges meet", "accepts requests in parts"} <= passed.keys()
 
 
 def test_nothing_to_extract_is_said() -> None:

@@ -11,23 +11,39 @@ from etlstage.testing.check import Verdict
 from tests.testing.check.checked import checked, failures, said
 
 K = FaultKind
-UNASKED = "says nothing unasked"
-SILENT = "the worker owes 1 reply: for 2 seconds"
+UNASKED = "writes nothing unsolicited"
+SILENT = "the worker has 1 reply outstanding: for 2 seconds"
 STARTED = Moment.START
 ANY = ""
 """It is a matter of a moment which check is the first to see it."""
 
 FAILS = [
-    (Fault(K.KILL), "answers", "the worker owes 1 reply: was killed by SIGKILL"),
-    (Fault(K.SEGFAULT), "answers", "the worker owes 1 reply: was killed by SIGSEGV"),
-    (Fault(K.ABORT), "answers", "the worker owes 1 reply: was killed by SIGABRT"),
-    (Fault(K.EXIT), "answers", "the worker owes 1 reply: exited with status 1"),
+    (
+        Fault(K.KILL),
+        "answers",
+        "the worker has 1 reply outstanding: was killed by SIGKILL",
+    ),
+    (
+        Fault(K.SEGFAULT),
+        "answers",
+        "the worker has 1 reply outstanding: was killed by SIGSEGV",
+    ),
+    (
+        Fault(K.ABORT),
+        "answers",
+        "the worker has 1 reply outstanding: was killed by SIGABRT",
+    ),
+    (
+        Fault(K.EXIT),
+        "answers",
+        "the worker has 1 reply outstanding: exited with status 1",
+    ),
     (Fault(K.EXIT, status=0), "answers", "exited with status 0"),
     (Fault(K.PARTIAL), "answers", "ended its output with what is not complete: one"),
     (Fault(K.STALL), "answers", SILENT),
     (Fault(K.SPIN), "answers", SILENT),
     (Fault(K.STOP), "answers", SILENT),
-    (Fault(K.SKIP), "answers", "owes 1 reply: it waits for more input"),
+    (Fault(K.SKIP), "answers", "has 1 reply outstanding: it waits for more input"),
     (Fault(K.NEVER_READY), "answers", "say that it is ready: it waits for more input"),
     (Fault(K.TWICE), "answers", "wrote more than its reply: one<EOM><EOP>one"),
     (Fault(K.EXTRA_EOP), ANY, " too many: <EOP>"),
@@ -39,11 +55,11 @@ FAILS = [
     (Fault(K.BYTE_ORDER_MARK), UNASKED, r"unsolicited output: \357\273\277"),
     (Fault(K.WRONG_MARKER), "answers", "the worker fills batches; set dialect.driver"),
     (Fault(K.HUGE), "answers", "message is more than 67108864 bytes long"),
-    (Fault(K.CLOSE_STDOUT), "answers", "owes 1 reply: closed its stdout"),
+    (Fault(K.CLOSE_STDOUT), "answers", "has 1 reply outstanding: closed its stdout"),
     (Fault(K.CLOSE_STDIN), "answers", "closed its stdin before it had read all"),
     (
         Fault(K.IGNORE_SIGTERM),
-        "heeds SIGTERM",
+        "exits on SIGTERM",
         "the worker did not exit: for 2 seconds",
     ),
     (Fault(K.GRANDCHILD, message=1), "ends", "behind, which had to be killed"),
@@ -56,22 +72,26 @@ FAILS = [
     ),
     (Fault(K.STALL, at=Moment.END), "ends", "the worker did not exit: for 2 seconds"),
     (Fault(K.CLOSE_STDOUT, at=Moment.END), "ends", "did not exit: for 2 seconds"),
-    (Fault(K.KILL, message=100), "takes many at once", "was killed by SIGKILL"),
-    (Fault(K.KILL, equals=b""), "takes an empty message", "was killed by SIGKILL"),
-    (Fault(K.KILL, contains=b"\xff"), "takes every byte", "was killed by SIGKILL"),
-    (Fault(K.SKIP, message=3), "answers", "owes 1 reply: it waits for more"),
+    (
+        Fault(K.KILL, message=100),
+        "accepts many messages at once",
+        "was killed by SIGKILL",
+    ),
+    (Fault(K.KILL, equals=b""), "accepts an empty message", "was killed by SIGKILL"),
+    (Fault(K.KILL, contains=b"\xff"), "accepts every byte", "was killed by SIGKILL"),
+    (Fault(K.SKIP, message=3), "answers", "has 1 reply outstanding: it waits for more"),
 ]
 
 ADVISES = [
-    (Fault(K.REFUSE), "goes on after a refusal", "it refuses all words"),
+    (Fault(K.REFUSE), "continues after a refusal", "it refuses all words"),
     (
         Fault(K.STDERR, size=5000),
-        "writes nothing to speak of to stderr",
+        "writes little to stderr",
         "bytes to stderr for each message",
     ),
     (Fault(K.EXIT, at=Moment.END), "ends", "exited with status 1 when its stdin ended"),
-    (Fault(K.GARBAGE, message=6), "keeps nothing", "depends on those before it"),
-    (Fault(K.FLOOD, message=6, size=2), "keeps nothing", "depends on those before it"),
+    (Fault(K.GARBAGE, message=6), "keeps no state", "depends on those before it"),
+    (Fault(K.FLOOD, message=6, size=2), "keeps no state", "depends on those before it"),
 ]
 
 # A worker may take its time, and what it replies is its own matter: nobody can tell
@@ -81,7 +101,7 @@ PASSES = [
     (Fault(K.GARBAGE), Fault(K.FLOOD, size=3)),
 ]
 
-BEFORE = ("takes an empty message", "takes many at once")
+BEFORE = ("accepts an empty message", "accepts many messages at once")
 """Checks of which those that come last use what they have seen."""
 
 

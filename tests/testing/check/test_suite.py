@@ -35,31 +35,39 @@ ECHO = "import sys\nfor line in sys.stdin.buffer:\n sys.stdout.buffer.write(line
 
 
 PLANTED = [
-    (each(answerers.has_no_eop), "answers", "owes 1 reply"),
+    (each(answerers.has_no_eop), "answers", "has 1 reply outstanding"),
     (
         answerers.greets,
-        "says nothing unasked",
+        "writes nothing unsolicited",
         "wrote unsolicited output: ready<EOM>",
     ),
     (
         each(answerers.has_no_eop_without_output),
-        "takes an empty message",
-        "owes 1 reply",
+        "accepts an empty message",
+        "has 1 reply outstanding",
     ),
     (
         each(answerers.takes_text),
-        "takes bytes that are no text",
+        "accepts bytes that are no text",
         "exited with status 1",
     ),
-    (answerers.has_a_short_buffer, "takes a long message", "status 1"),
-    (answerers.takes_reads_for_messages, "takes a byte at a time", "wrote"),
-    (answerers.takes_the_first_of_a_read, "takes many at once", "owes 299 replies"),
+    (answerers.has_a_short_buffer, "accepts a long message", "status 1"),
+    (answerers.takes_reads_for_messages, "handles input byte by byte", "wrote"),
+    (
+        answerers.takes_the_first_of_a_read,
+        "accepts many messages at once",
+        "has 299 replies outstanding",
+    ),
     (
         answerers.answers_the_last_first,
-        "takes many at once",
+        "accepts many messages at once",
         "gave its replies in another order",
     ),
-    (answerers.dies_at_the_100th, "takes many at once", "exited with status 3"),
+    (
+        answerers.dies_at_the_100th,
+        "accepts many messages at once",
+        "exited with status 3",
+    ),
     (answerers.ignores_the_end, "ends", "did not exit"),
     (answerers.dies_at_the_end, "ends", "was killed by SIGSEGV when its stdin ended"),
 ]
@@ -84,10 +92,12 @@ def test_failure_shows_what_went_both_ways_with_the_markers_by_name() -> None:
     (finding,) = (
         item
         for item in scripted(each(answerers.has_no_eop_without_output))
-        if item.check.name == "takes an empty message"
+        if item.check.name == "accepts an empty message"
     )
     shown = finding.lines()
-    assert shown[0].startswith("FAIL   takes an empty message: the worker owes 1 reply")
+    assert shown[0].startswith(
+        "FAIL   accepts an empty message: the worker has 1 reply outstanding"
+    )
     assert shown[1] == f"       {finding.check.meaning}"
     assert shown[2].startswith("         command: ")
     assert shown[3].endswith("stdin   <EOM>")
@@ -98,10 +108,10 @@ def test_markers_that_a_worker_does_not_read_are_advice() -> None:
     findings = scripted(lines(lambda line: [line + b"\n\0"]))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
-    name = "takes its markers from the environment"
+    name = "reads its markers from the environment"
     assert "other markers than the default ones" in advice[name]
     skipped = said(findings, Verdict.NOT_APPLICABLE)
-    assert "takes markers of several bytes" in skipped
+    assert "accepts markers of several bytes" in skipped
 
 
 def test_marker_that_is_read_in_parts_is_found() -> None:
@@ -117,18 +127,18 @@ def test_marker_that_is_read_in_parts_is_found() -> None:
                 have = b""
             have += rest
 
-    assert list(failures(scripted(forget))) == ["takes markers of several bytes"]
+    assert list(failures(scripted(forget))) == ["accepts markers of several bytes"]
 
 
 def test_chosen_markers_are_those_of_all_checks() -> None:
     """Then no other are tried (issue 12)."""
     markers = Markers(b"<m>", b"<p>", b"<b>", b"<n>", b"<r>")
     findings = scripted(lines(lambda line: [line + b"\n\0"]), markers=markers)
-    assert "owes 1 reply" in failures(findings)["answers"]
+    assert "has 1 reply outstanding" in failures(findings)["answers"]
     findings = scripted(echo, markers=markers)
     assert failures(findings) == {}
     skipped = said(findings, Verdict.NOT_APPLICABLE)
-    assert skipped["takes markers of several bytes"] == "its markers were chosen"
+    assert skipped["accepts markers of several bytes"] == "its markers were chosen"
 
 
 def test_counting_worker_keeps_to_the_protocol() -> None:
@@ -142,7 +152,7 @@ def test_counting_worker_keeps_to_the_protocol() -> None:
 
     findings = scripted(count)
     assert failures(findings) == {}
-    assert "before it" in said(findings, Verdict.ADVICE)["keeps nothing"]
+    assert "before it" in said(findings, Verdict.ADVICE)["keeps no state"]
 
 
 def test_worker_that_knows_a_message_again_is_told() -> None:
@@ -156,7 +166,7 @@ def test_worker_that_knows_a_message_again_is_told() -> None:
 
     findings = scripted(remember)
     assert failures(findings) == {}
-    assert "comes again" in said(findings, Verdict.ADVICE)["keeps nothing"]
+    assert "comes again" in said(findings, Verdict.ADVICE)["keeps no state"]
 
 
 def test_random_worker_keeps_to_the_protocol() -> None:
@@ -180,7 +190,7 @@ def test_refusing_worker_goes_on() -> None:
     findings = scripted(each(refuse))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
-    assert advice["goes on after a refusal"] == "it does not say why it refuses"
+    assert advice["continues after a refusal"] == "it does not say why it refuses"
 
 
 def test_worker_that_refuses_what_it_can_process_is_found() -> None:
@@ -189,7 +199,7 @@ def test_worker_that_refuses_what_it_can_process_is_found() -> None:
     async def refuse(worker: ScriptedWorker, _: bytes) -> None:
         await worker.refuse("no")
 
-    name = "goes on after a refusal"
+    name = "continues after a refusal"
     findings = scripted(each(refuse), sample=[b"a", b"b"])
     assert "refuses all messages of the sample" in failures(findings)[name]
     findings = scripted(each(refuse))
@@ -227,7 +237,7 @@ def test_worker_that_refuses_by_mood_is_told() -> None:
 
     findings = scripted(each(refuse_first))
     assert failures(findings) == {}
-    advice = said(findings, Verdict.ADVICE)["goes on after a refusal"]
+    advice = said(findings, Verdict.ADVICE)["continues after a refusal"]
     assert advice == "it refuses a message at one time, and answers it at another"
 
 
@@ -236,7 +246,7 @@ def test_worker_that_refuses_nothing_is_not_asked_to_go_on() -> None:
     findings = scripted(echo)
     assert failures(findings) == said(findings, Verdict.ADVICE) == {}
     skipped = said(findings, Verdict.NOT_APPLICABLE)
-    assert "has refused nothing" in skipped["goes on after a refusal"]
+    assert "has refused nothing" in skipped["continues after a refusal"]
 
 
 def test_worker_of_one_language_may_die_of_another() -> None:
@@ -248,14 +258,14 @@ def test_worker_of_one_language_may_die_of_another() -> None:
 
     findings = scripted(each(take_objects), sample=[b"{1", b"{2", b"{3"])
     assert failures(findings) == {}
-    assert "to refuse" in said(findings, Verdict.ADVICE)["takes an empty message"]
+    assert "to refuse" in said(findings, Verdict.ADVICE)["accepts an empty message"]
     assert "answers" in failures(scripted(each(take_objects)))
 
 
 def test_worker_that_is_silent_about_what_it_can_not_process_fails() -> None:
     """A sample excuses those that die, and no others (issue 12)."""
     findings = scripted(each(answerers.has_no_eop_without_output), sample=[b"a", b"b"])
-    assert list(failures(findings)) == ["takes an empty message"]
+    assert list(failures(findings)) == ["accepts an empty message"]
 
 
 def test_half_a_message_at_the_end_is_none() -> None:
@@ -285,7 +295,7 @@ def test_batches_are_checked() -> None:
                 await worker.write(each_of_them + b"\0")
 
     findings = scripted(answer_some, mode=Mode.BATCH_SUPERVISOR)
-    assert list(failures(findings)) == ["takes an empty batch"]
+    assert list(failures(findings)) == ["accepts an empty batch"]
 
 
 def test_batch_that_is_full_is_checked() -> None:
@@ -300,7 +310,7 @@ def test_batch_that_is_full_is_checked() -> None:
                 await worker.write((each_of_them + b"\0") * (1 + full))
 
     findings = scripted(answer_at_100, mode=Mode.BATCH_SUPERVISOR)
-    assert "takes batches of any size" in failures(findings)
+    assert "accepts batches of any size" in failures(findings)
 
 
 def test_batch_that_never_fills_is_advice() -> None:
@@ -324,7 +334,7 @@ def test_batch_that_never_fills_is_advice() -> None:
 
 def test_load_worker_with_outputs_is_told() -> None:
     """Nobody reads them (issue 12)."""
-    name = "load workers give nothing"
+    name = "load workers output nothing"
     findings = scripted(echo, kind=StageKind.LOAD)
     assert failures(findings) == {}
     assert "12 messages" in said(findings, Verdict.ADVICE)[name]

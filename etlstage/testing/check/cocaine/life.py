@@ -27,15 +27,15 @@ from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.transport.base import describe_status
 
 __all__ = (
+    "accepts_heartbeats_at_any_time",
     "announces_itself",
-    "beats_again",
     "ends_in_the_middle",
     "ends_its_sessions_before_it_terminates",
     "ends_with_its_connection",
-    "leaves_when_nobody_answers",
+    "exits_when_heartbeats_go_unanswered",
+    "sends_heartbeats",
     "speaks_both_versions",
-    "takes_heartbeats_at_any_time",
-    "terminates_when_it_is_told",
+    "terminates_on_request",
 )
 
 _MOMENT: Final = 0.1  # seconds in which a frame too many would come
@@ -53,7 +53,7 @@ async def announces_itself(subject: Subject) -> None:
         await subject.settle(worker)
 
 
-async def beats_again(subject: Subject) -> None:
+async def sends_heartbeats(subject: Subject) -> None:
     """It beats in good time before ``timeout.heartbeat`` is over; what does not is killed."""
     most = dialect_of(subject).heartbeat
     async with subject.start() as worker:
@@ -72,7 +72,7 @@ async def beats_again(subject: Subject) -> None:
             ) from None
 
 
-async def takes_heartbeats_at_any_time(subject: Subject) -> None:
+async def accepts_heartbeats_at_any_time(subject: Subject) -> None:
     """A heartbeat may come unasked, and in the middle of a session; it needs no answer."""
     runs = runs_of(subject, 2)
     async with subject.start() as worker:
@@ -107,7 +107,7 @@ async def speaks_both_versions(subject: Subject) -> None:
         subject.advise(worker, f"it does not speak version {other.value}")
 
 
-async def terminates_when_it_is_told(subject: Subject) -> None:
+async def terminates_on_request(subject: Subject) -> None:
     """
     It answers a terminate with its own, and exits with status 0.
 
@@ -119,7 +119,7 @@ async def terminates_when_it_is_told(subject: Subject) -> None:
         status = await worker.exited()
         worker.examine()
         if status < 0:
-            worker.fail(f"{describe_status(status)} when it was told to terminate")
+            worker.fail(f"{describe_status(status)} after a terminate")
         said = [event for event in worker.events if isinstance(event, Farewell)]
         for event in said:
             if event.final:
@@ -128,7 +128,7 @@ async def terminates_when_it_is_told(subject: Subject) -> None:
                     f" {event.reason}"
                 )
         if status:
-            subject.advise(worker, f"it {describe_status(status)}, having been told")
+            subject.advise(worker, f"it {describe_status(status)} after a terminate")
         if not said:
             subject.advise(worker, "it went without a terminate of its own")
 
@@ -145,12 +145,12 @@ async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
         except WorkerMisbehaved:
             subject.advise(
                 worker,
-                "it drops the sessions that it has when it is told to terminate: here"
-                " it is told when it has none, elsewhere they may be lost",
+                "it drops its open sessions on a terminate: here it has none then,"
+                " elsewhere they may be lost",
             )
 
 
-async def leaves_when_nobody_answers(subject: Subject) -> None:
+async def exits_when_heartbeats_go_unanswered(subject: Subject) -> None:
     """It exits when none of its heartbeats is answered: there is no supervisor then."""
     async with subject.start(mute=True) as worker:
         try:

@@ -23,16 +23,16 @@ from etlstage.testing.check.subject import NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved
 
 __all__ = (
+    "accepts_a_session_that_is_cancelled",
+    "accepts_a_session_without_chunks",
+    "accepts_every_byte",
+    "accepts_headers",
+    "accepts_more_chunks_than_one",
+    "accepts_numbers_with_gaps",
+    "accepts_sessions_that_overlap",
     "answers_while_others_wait",
     "refuses_an_event_that_it_does_not_know",
-    "says_nothing_behind_the_end",
-    "takes_a_session_that_is_cancelled",
-    "takes_a_session_without_chunks",
-    "takes_every_byte",
-    "takes_headers",
-    "takes_more_chunks_than_one",
-    "takes_numbers_with_gaps",
-    "takes_sessions_that_overlap",
+    "writes_nothing_after_the_end",
 )
 
 _MOMENT: Final = 0.1  # seconds in which a frame too many would come
@@ -43,12 +43,12 @@ _TRACE: Final = tuple(
 _LATE: Final = re.compile(rb"frame (\d+) for session (\d+)")
 
 
-async def takes_every_byte(subject: Subject) -> None:
+async def accepts_every_byte(subject: Subject) -> None:
     """A chunk may hold any byte; its session is ended, or refused."""
     await takes(subject, bytes(range(256)))
 
 
-async def takes_sessions_that_overlap(subject: Subject) -> None:
+async def accepts_sessions_that_overlap(subject: Subject) -> None:
     """
     Sessions are open at the same time, and their frames come in any order.
 
@@ -87,12 +87,12 @@ async def answers_while_others_wait(subject: Subject) -> None:
         await as_expected(subject, worker, [first, second], "in turn")
 
 
-async def takes_a_session_without_chunks(subject: Subject) -> None:
+async def accepts_a_session_without_chunks(subject: Subject) -> None:
     """A choke may follow the invoke; the session is ended, or refused."""
     await _lives_on(subject, [])
 
 
-async def takes_more_chunks_than_one(subject: Subject) -> None:
+async def accepts_more_chunks_than_one(subject: Subject) -> None:
     """A session may have several chunks, read or not; it is ended, or refused."""
     await _lives_on(subject, subject.messages(3))
 
@@ -126,7 +126,7 @@ async def refuses_an_event_that_it_does_not_know(subject: Subject) -> None:
             subject.advise(worker, "it handles an event of any name")
 
 
-async def takes_a_session_that_is_cancelled(subject: Subject) -> None:
+async def accepts_a_session_that_is_cancelled(subject: Subject) -> None:
     """An error may end our half of a session; the others go on."""
     runs = runs_of(subject, 3)
     async with subject.start() as worker:
@@ -137,7 +137,7 @@ async def takes_a_session_that_is_cancelled(subject: Subject) -> None:
         await as_expected(subject, worker, runs[2:], "when others were cancelled")
 
 
-async def says_nothing_behind_the_end(subject: Subject) -> None:
+async def writes_nothing_after_the_end(subject: Subject) -> None:
     """
     A session is over with its choke, or its error, and its number is not used again.
 
@@ -154,10 +154,10 @@ async def says_nothing_behind_the_end(subject: Subject) -> None:
             late = _LATE.match(event.data) if isinstance(event, Noise) else None
             # Before version 1 a choke, which is frame 6, comes behind an error.
             if late and not (refused and late[1] == b"6"):
-                worker.fail(f"said more for session {int(late[2])}, which it had ended")
+                worker.fail(f"sent more for session {int(late[2])}, which it had ended")
 
 
-async def takes_numbers_with_gaps(subject: Subject) -> None:
+async def accepts_numbers_with_gaps(subject: Subject) -> None:
     """
     The number of a session is any that is higher than those before.
 
@@ -174,7 +174,7 @@ async def takes_numbers_with_gaps(subject: Subject) -> None:
         await as_expected(subject, worker, runs, "when their numbers had gaps")
 
 
-async def takes_headers(subject: Subject) -> None:
+async def accepts_headers(subject: Subject) -> None:
     """A frame may have a fourth element: headers, such as those of a trace."""
     runs = runs_of(subject, 2)
     async with subject.start() as worker:
