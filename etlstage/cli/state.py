@@ -130,7 +130,7 @@ def take_state_over(
             " can't commit, and a load that is not by epochs may hold that twice"
         )
     for at in taken:
-        typer.echo(f"taken over: the next run goes on, {_goes_on(take_over(at))}")
+        typer.echo(f"taken over: the next run resumes {_goes_on(take_over(at))}")
     return 0
 
 

@@ -315,7 +315,7 @@ def _guarantee(keys: PipelineKeys) -> str:
     shards = keys.load.shards
     leased = shards is not None and shards.leases is not None
     if leased or (keys.state and keys.extract.end.goes_on(keys.extract)):
-        begins = "a run that is repeated goes on behind what is known to be loaded, and"
+        begins = "a run that is repeated resumes after what is known to be loaded, and"
     else:
         begins = "a run that is repeated reads all again, and"
     return f"at least once: {begins} {keys.load.end.again(keys.engine)}"

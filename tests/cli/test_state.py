@@ -68,7 +68,7 @@ def shown(state: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """How far runs have come, and where the next goes on (issue 14)."""
+    """How far runs have come, and where the next resumes (issue 14)."""
     (state / "checkpoint").mkdir()
     (state / "checkpoint" / "x").write_text("abc")
     text = re.sub(r"load \w{8}", "load ?", shown(state, capsys))
@@ -171,7 +171,7 @@ def test_take_over(
     assert take_state_over(state, yes=True) == 0
     said = capsys.readouterr().out
     assert re.fullmatch(
-        r"taken over: .* behind epoch 2 of load \w+, at position 4000\n", said
+        r"taken over: .* after epoch 2 of load \w+, at position 4000\n", said
     )
     holder.send_signal(signal.SIGCONT)
     _, error = holder.communicate("go on\n", timeout=60)

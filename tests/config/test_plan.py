@@ -176,7 +176,7 @@ CYCLIC = WORKERS.replace(
         ),
         (
             "state: s\n" + CYCLIC,
-            "at least once: a run that is repeated goes on behind what is known to be",
+            "at least once: a run that is repeated resumes after what is known to be",
         ),
         (CYCLIC, "at least once: a run that is repeated reads all again"),
         (
