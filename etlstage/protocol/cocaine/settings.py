@@ -91,7 +91,7 @@ class CocaineDialect(Definition, Dialect):
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     protocol: CocaineVersion = CocaineVersion.AUTO
     """Version of the protocol: 1 since runtime 0.12, 0 before; auto: what a worker
-    speaks that is told 1."""
+    speaks that is given 1."""
     event: Argument = ""
     """What the worker is to do, as its handlers are called; by default the kind of the
     stage."""
