@@ -51,7 +51,7 @@ from etlstage.sequencing.publisher import Append, OrderedSection
 from etlstage.supervisor.exchange.keyed import key_text, point
 from etlstage.telemetry.log import Log
 
-__all__ = ("CUT", "JournalSink", "JournalSource", "messages_of")
+__all__ = ("CUT", "JournalSink", "JournalSource", "append_intents", "messages_of")
 
 _log = Log()
 
@@ -192,7 +192,7 @@ class JournalSink(Sink):
         return self._once
 
     @property
-    def intents(self) -> object:
+    def intents(self) -> list[list[str]]:
         """What acknowledges the epoch, by journal, framed."""
         return self._intents
 
@@ -231,18 +231,8 @@ class JournalSink(Sink):
             self._map = make(self._write_key, self._targets)
 
     def _acknowledge(self) -> None:
-        known = {spec.name for spec in self._journals.partitions()}
         with self._failing("append to"):
-            for journal, intent in self._intents:
-                if journal in known:
-                    self._journals.append(journal, bytes.fromhex(intent))
-                else:
-                    _log.warning(
-                        "acknowledgement dropped: its journal is gone",
-                        stage=self.name,
-                        journal=journal,
-                    )
-            self._journals.sync()
+            append_intents(self._journals, self._intents, stage=self.name)
 
     async def _room(self) -> None:
         """Wait for readers, within the limit; a set may have got other journals."""
@@ -525,6 +515,31 @@ class JournalSource(Source):
 
     def _skipped(self, error: EtlstageError) -> None:
         _log.warning("damage passed over", stage=self.name, error=str(error))
+
+
+def append_intents(
+    journals: Journals, intents: Iterable[Sequence[str]], *, stage: str
+) -> None:
+    """
+    Append what acknowledges transactions, and force it to the disk.
+
+    Args:
+        journals: The set.
+        intents: By journal, framed, in hexadecimal.
+        stage: Name for the log.
+
+    """
+    known = {spec.name for spec in journals.partitions()}
+    for journal, intent in intents:
+        if journal in known:
+            journals.append(journal, bytes.fromhex(intent))
+        else:
+            _log.warning(
+                "acknowledgement dropped: its journal is gone",
+                stage=stage,
+                journal=journal,
+            )
+    journals.sync()
 
 
 def _intents_of(name: str, epochs: Epochs) -> Iterable[tuple[str, str]]:

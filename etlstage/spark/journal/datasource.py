@@ -12,17 +12,25 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
 )
 from pyspark.sql.types import StructType
 
-from etlstage.errors import EtlstageError
+from etlstage.errors import ConfigError, EtlstageError
 from etlstage.spark.datasource.reader import RefusedStream
-from etlstage.spark.journal.options import NAME, JournalReading, read_options
+from etlstage.spark.journal.options import (
+    NAME,
+    JournalReading,
+    JournalWriting,
+    read_options,
+)
 from etlstage.spark.journal.reader import (
     COLUMNS,
     JournalBatchReader,
     JournalStreamReader,
 )
+from etlstage.spark.journal.writer import JournalStreamWriter, JournalWriter
 
 __all__ = ("JournalDataSource",)
 
@@ -54,3 +62,21 @@ class JournalDataSource(DataSource):
             return JournalStreamReader(reading, schema)
         except EtlstageError as error:
             return RefusedStream(error)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what appends once."""
+        return JournalWriter(self._writing(overwrite), schema)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Return what appends the batches of a stream."""
+        return JournalStreamWriter(self._writing(overwrite), schema)
+
+    def _writing(self, overwrite: bool) -> JournalWriting:
+        if overwrite:
+            raise ConfigError(
+                f"format {NAME}: mode is overwrite, or complete, expected append:"
+                " readers may have what is in a journal"
+            )
+        return read_options(JournalWriting, self.options)
