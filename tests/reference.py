@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ruamel.yaml import YAML
 from typer.main import get_command
 
 from etlstage.cli.app import app
@@ -43,7 +44,8 @@ UNITS: Final = {
 def keys() -> str:
     """Return the table; a key that all stages have is there once."""
     known = dict(schemas(pipeline_schema()))
-    lines = ["| key | type | default | |", "| --- | --- | --- | --- |"]
+    lines = ["| key | type | default | example | since | |", f"|{' --- |' * 6}"]
+    shown_in_pages = dict(_values(_fenced()))
     for key, schema in known.items():
         end, _, rest = key.partition(".")
         if end in ("extract", "load") and known.get(f"transform.{rest}") == schema:
@@ -55,8 +57,98 @@ def keys() -> str:
         if "default" not in schema and not inner:
             shown = "required"
         text = schema["description"].replace("|", r"\|").removesuffix(".")
-        lines.append(f"| `{key}` | {_type(schema)} | {shown} | {text} |")
+        kind, example = _type(schema), ""
+        if not inner or key in OWN:
+            one = kind.split(" or ")[0]
+            found = OWN.get(key) or shown_in_pages.get(key) or EXAMPLES.get(one)
+            example = found or (one.split(",")[0].strip("`") if "`" in one else "")
+        example = f"`{example}`" if example else ""
+        since = SINCE.get(key, "0.1")
+        lines.append(f"| `{key}` | {kind} | {shown} | {example} | {since} | {text} |")
     return "\n".join([*lines, ""])
+
+
+SINCE: Final[Mapping[str, str]] = {}
+"""The version that a key came with, if it was not the first."""
+
+OWN: Final = {
+    "spark.remote": "sc://localhost",
+    "spark.config": "{spark.executor.memory: 4g}",
+    "spark.staging": "/shared/staging",
+    "spark.files": "[model.bin]",
+    "spark.archives": "[tools.tar.gz#tools]",
+    "extract.spark.options": "{header: true}",
+    "extract.spark.table": "db.papers",
+    "extract.spark.spool": "/var/spool/etlstage",
+    "extract.worker": "[python, fetch.py]",
+    "extract.files.options": "{header: true}",
+    "extract.files.schema": "id long, title string",
+    "extract.files.message": "title",
+    "extract.files.key": "id",
+    "extract.journal.from": "beginning",
+    "extract.kinesis.endpoint": "http://localhost:4566",
+    "extract.offsets.template": '"{start}-{end}"',
+    "transform.worker": "[python, clean.py]",
+    "transform.worker.env": "{TZ: UTC}",
+    "transform.worker.user": "etl",
+    "transform.workers.grow_at": '"2.0"',
+    "transform.key": "/user",
+    "transform.expect.schema": "paper.schema.json",
+    "transform.dialect.event": "clean",
+    "load.spark.options": "{compression: zstd}",
+    "load.spark.table": "db.papers",
+    "load.worker": "[python, load.py]",
+    "load.files.options": "{compression: zstd}",
+    "load.journal.limit": "20GiB",
+    "load.journal.sync": "1s",
+    "load.journal.keep": "7d",
+    "load.shards.table": "etlstage_leases",
+    "faults.equals": "poison",
+    "faults.worker": "clean-1",
+    "dead_letters.spark.table": "db.letters",
+    "dead_letters.spark.options": "{compression: zstd}",
+    "tests.output_rows": "['{\"id\": 1}']",
+    "tests.env": '{OUT: "{folder}/out"}',
+    "tests.files": "{names.txt: Ada}",
+    "load.commit": "[./commit]",
+    "load.abort": "[./abort]",
+}
+"""What a value may look like where a key has another form than it says, or no page has it."""
+
+EXAMPLES: Final = {
+    "duration": "30s",
+    "size": "64MiB",
+    "share": "1%",
+    "whole number": "10",
+    "whole number or share": "1%",
+    "true, false": "true",
+}
+"""What a value may look like where no page has the key."""
+
+
+def _fenced() -> Iterator[Any]:
+    """Yield the pipelines and parts of them that pages show."""
+    for page in sorted(PAGES.rglob("*.md")):
+        for text in re.findall(
+            r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+        ):
+            data = YAML(typ="safe", pure=True).load(text)
+            if "apiVersion" not in data:
+                yield data
+
+
+def _values(data: Any, *above: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - YAML
+    """Yield what stands at each key, if that is short; list entries are one key."""
+    parts = data.items() if isinstance(data, Mapping) else ()
+    for key, value in parts:
+        yield from _values(value, *above, str(key))
+        plain = isinstance(value, str) and value.isprintable()
+        text = value if plain else json.dumps(value)
+        if value is not None and not isinstance(value, Mapping) and 0 < len(text) <= 40:
+            yield ".".join((*above, str(key))), text.replace("|", r"\|")
+    if not isinstance(data, Mapping | str) and isinstance(data, Iterable):
+        for value in data:
+            yield from _values(value, *above)
 
 
 def _type(schema: Mapping[str, Any]) -> str:

@@ -6,16 +6,20 @@ import importlib
 import re
 from typing import Any, Final, get_args
 
+import jsonschema
 import pytest
+from ruamel.yaml import YAML
 
 import etlstage
 from etlstage import Stage, errors
+from etlstage.config.schema import pipeline_schema
 from etlstage.errors import EtlstageError, FailureCause
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.record import Record
 from etlstage.supervisor.lifecycle import events
 from etlstage.supervisor.process import _INHERITED
 from tests.manual.fences import DOCS, PAGES, ROOT
+from tests.reference import schemas
 
 SOURCE: Final = "\n".join(
     path.read_text()
@@ -104,3 +108,20 @@ def test_names_of_the_python_api_are_there() -> None:
         else:
             assert module in Stage.__dataclass_fields__
             assert [name for name in names if name not in etlstage.__all__] == []
+
+
+def test_every_key_has_an_example_that_is_valid() -> None:
+    """But for those that hold other keys (issue 27)."""
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| .*? \| .*? \| (?:`(.*?)`)? \| 0\.\d+ \|",
+        PAGES[DOCS / "reference" / "keys.md"],
+        re.MULTILINE,
+    )
+    known = dict(schemas(pipeline_schema()))
+    assert len(rows) > 150
+    for key, example in rows:
+        if not example:
+            assert any(other.startswith(f"{key}.") for other in known), key
+            continue
+        value = YAML(typ="safe", pure=True).load(example.replace(r"\|", "|"))
+        jsonschema.Draft202012Validator(known[key]).validate(value)

@@ -1,0 +1,89 @@
+"""Each limit that the page ``limits`` lists has a test that runs into it (issue 27)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from etlstage.config.schema import pipeline_schema
+from tests.manual.fences import DOCS, PAGES, ROOT
+from tests.reference import schemas
+
+PAGE: Final = PAGES[DOCS / "explanation" / "limits.md"]
+CASES: Final = {
+    "messages sent ahead": "supervisor/test_flow.py::test_bytes_bound_what_is_read_ahead",
+    "held back until they are proven": (
+        "protocol/marker/test_blocks.py"
+        "::test_block_is_bounded_in_bytes_of_messages_and_replies"
+    ),
+    "a reply that is not complete": (
+        "protocol/marker/test_reader_limits.py::test_reply_over_the_limit_is_refused"
+    ),
+    "its stderr": "supervisor/test_diagnostic.py::test_tail_is_bounded_in_bytes",
+    "messages read and not handed on": "supervisor/test_memory.py::test_memory_is_bounded",
+    "replies to messages that were sent ahead": (
+        "supervisor/test_flow.py::test_memory_is_bounded_for_big_messages"
+    ),
+    "records that no checkpoint covers": (
+        "protocol/kcl/test_session.py::test_so_many_bytes_may_be_uncommitted"
+    ),
+    "one run of messages": "pipeline/test_pipeline.py::test_full_edges_stop_the_source",
+    "outputs that the caller has not taken": (
+        "supervisor/test_extraction.py::test_plain_message_that_is_too_long"
+    ),
+    "what was sent and not written": (
+        "protocol/cocaine/test_session.py::test_chunks_of_one_message_are_bounded"
+    ),
+    "rows on their way": "spark/dataframe/test_source.py::test_run_is_bounded",
+    "a megabyte of a file": "files/test_source.py::test_reading_goes_on_behind_any_position",
+    "one epoch, its rows": "pipeline/test_loading.py::test_epoch_has_so_many_bytes_at_most",
+    "one epoch, and a second time": (
+        "spark/dataframe/test_sink.py::test_epoch_is_bounded_in_bytes"
+    ),
+    "of transactions that are open": (
+        "journal/test_run.py::test_open_transaction_is_not_held_in_memory"
+    ),
+    "runs of an epoch": "journal/test_log.py::test_groups_are_bounded",
+    "what Spark gives": "spark/task/test_portal.py::test_what_is_not_taken_is_bounded",
+    "the one that is written": (
+        "pipeline/dead_letter/test_store.py::test_reading_takes_no_memory"
+    ),
+    "all its messages": "supervisor/test_service.py::test_limit_counts_what_was_given_up",
+}
+"""Where a row is run, by how its second column begins or what is in it."""
+ROWS: Final = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and not line.startswith("| where")
+]
+
+
+def test_every_limit_has_a_case() -> None:
+    """And no case is left of one that is gone."""
+    assert len(ROWS) == len(CASES)
+    for _, what, *_ in ROWS:
+        assert [part for part in CASES if part in what] != [], what
+    for case in CASES.values():
+        file, _, name = case.partition("::")
+        assert f"def {name}" in (ROOT / "tests" / file).read_text(), case
+
+
+def test_settings_are_keys_that_there_are() -> None:
+    """Or arguments of a supervisor, or settings of Spark."""
+    known = {key for key, _ in schemas(pipeline_schema())}
+    parts = {part for key in known for part in key.split(".")}
+    for *_, settings in ROWS:
+        for name in re.findall(r"`([\w.]+)`", settings):
+            if name.startswith("spark.sql.") or name in ("AsyncSupervisor", "kcl"):
+                continue
+            right = (
+                name in known
+                if "." in name
+                else name
+                in parts
+                | {
+                    "max_messages",
+                    "max_bytes",
+                }
+            )
+            assert right, name
