@@ -219,7 +219,8 @@ def account_of(stage: str, kind: str, **counts: int | None) -> dict[str, object]
         "restarts",
         "failures",
     ]
-    return {"stage": stage, "kind": kind, **dict.fromkeys(names, 0), **counts}
+    zeros = dict.fromkeys(names, 0)
+    return {"stage": stage, "kind": kind, "mismatches": {}, **zeros, **counts}
 
 
 async def test_report_as_json() -> None:

@@ -88,7 +88,13 @@ async def test_full_pipes_are_no_deadlock() -> None:
     """The worker answers before it has read everything, and both pipes fill up."""
     async with AsyncSupervisor(stage("answers_early", 4_000_000)) as supervisor:
         with anyio.fail_after(10):
-            results = await supervisor.submit([b"x" * 10_000_000, b"last"])
+            # One by one: a message that waits would lend its first byte as a probe,
+            # and this worker answers that byte.
+            results = [
+                result
+                for message in (b"x" * 10_000_000, b"last")
+                for result in await supervisor.submit([message])
+            ]
 
     assert [len(o[0]) for o in outputs(results)] == [4_000_000] * 2
 
