@@ -112,8 +112,6 @@ class ReadUncommitted:
         except ConfigError as error:
             raise ConfigError(f"determining framing: {error}") from None
         self._unmarshal = framing.unmarshaller(self._buffer)
-        # Bytes from elsewhere, which the buffer gets after the error of what it held.
-        self._behind = b""
         self._message: Any = None
 
     def __iter__(self) -> ReadUncommitted:

@@ -275,6 +275,14 @@ def test_all_has_to_be_dequeued_before_the_next_is_queued() -> None:
     assert sequencer.checkpoint().offsets == {"j": 202}
 
 
+@given(st.binary(min_size=6, max_size=6), st.integers(1, (1 << 64) - 1))
+def test_uuids_are_read_to_the_last_bit(producer: bytes, clock: int) -> None:
+    """Of any producer and clock; it is done apart from ``clock_of``."""
+    sequencer = queued(envelope(producer, clock, 0, 0))
+    assert list(dequeued(sequencer, JournalHistory([], [])))
+    assert sequencer.producer_states() == [("j", producer, clock, -1)]
+
+
 def test_checkpoint_is_a_copy() -> None:
     """What comes later does not change it."""
     sequencer = queued(envelope(A, 1, 1, 0))
