@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -44,11 +44,12 @@ from etlstage.cli.subject import (
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind, counted
-from etlstage.stage import Stage
+from etlstage.stage import ReplyContract, Stage
+from etlstage.stage.contract import Checker
 from etlstage.testing.check.subject import examine_sample
 from etlstage.testing.fuzzing.case import CaseFailed
 from etlstage.testing.fuzzing.failures import Failure, FailureOrigin, Failures
-from etlstage.testing.fuzzing.oracle import Oracles, model_of
+from etlstage.testing.fuzzing.oracle import Oracles, model_of, named
 from etlstage.testing.fuzzing.steps import has_sessions
 
 try:
@@ -62,10 +63,14 @@ try:
     )
     from etlstage.testing.strategies import (
         MARKER_SETS,
+        is_text,
         json_messages,
         json_messages_like,
         messages,
         messages_like,
+        schema_messages,
+        sendable_of,
+        text_messages,
     )
 except ModuleNotFoundError as _error:
     if _error.name != "hypothesis":
@@ -90,13 +95,72 @@ _OF_OUTPUTS: Final[Mapping[str, str]] = {
 app: typer.Typer = new_app()
 
 
+class DrawnInput(NamedTuple):
+    """What the command line says of the messages that are drawn."""
+
+    json_in: bool = False
+    text: bool = False
+    json_schema: Path | None = None
+    strategy: str = ""
+
+    def examine(self, *, sample: bool) -> None:
+        """Raise ConfigError for options that contradict each other."""
+        given = [
+            f"--{n.replace('_', '-')}" for n, value in self._asdict().items() if value
+        ]
+        if sample and given not in ([], ["--json-in"]):
+            given.append("--sample")
+        if len(given) > 1:
+            raise ConfigError(f"{given[0]} can't be used with {given[1]}")
+
+    def strategy_like(
+        self, sample: Sequence[bytes]
+    ) -> Callable[..., st.SearchStrategy[bytes]]:
+        """Return what draws a message, for some markers."""
+        if self.text:
+            return text_messages
+        if self.json_schema is not None:
+            return partial(schema_messages, self._schema)
+        if self.strategy:
+            return partial(sendable_of, named(self.strategy, "strategy"))
+        if sample:
+            like = json_messages_like if self.json_in else messages_like
+            return partial(like, sample)
+        return json_messages if self.json_in else messages
+
+    @property
+    def valid(self) -> Callable[[bytes], bool] | None:
+        """What says which messages a case may have when it is made shorter."""
+        if self.text:
+            return is_text
+        if self.json_schema is not None:
+            checker = Checker(ReplyContract(schema=self._schema))
+            return lambda message: checker([message]) is None
+        return (lambda message: False) if self.strategy else None
+
+    @property
+    def _schema(self) -> Mapping[str, Any]:
+        path = self.json_schema
+        assert path is not None
+        try:
+            schema = json.loads(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"--json-schema {path}: {error.strerror}") from None
+        except ValueError as error:
+            text = f"--json-schema {path} is no JSON document: {error}"
+            raise ConfigError(text) from None
+        if not isinstance(schema, dict):
+            raise ConfigError(f"--json-schema {path} is no JSON object")
+        return schema
+
+
 class FuzzRequest(NamedTuple):
     """What the command line says of a worker."""
 
     options: Options
     sample: Path | None
     vary_markers: bool
-    json_in: bool
+    drawn: DrawnInput
     timeout: float
     oracles: Oracles
 
@@ -134,6 +198,15 @@ def _fuzz(
     json_in: Annotated[
         bool, typer.Option("--json-in", help="Inputs are JSON documents.")
     ] = False,
+    text: Annotated[bool, typer.Option("--text", help="Inputs are UTF-8.")] = False,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Inputs are as this JSON Schema says."),
+    ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(metavar="MODULE:NAME", help="Hypothesis strategy of an input."),
+    ] = "",
     json_out: Annotated[
         bool, typer.Option("--json-out", help="Outputs are JSON documents.")
     ] = False,
@@ -165,7 +238,9 @@ def _fuzz(
     """
     oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
     options = Options(kind, batch, markers=markers, stage=stage, dialect=dialect)
-    wanted = FuzzRequest(options, sample, vary_markers, json_in, timeout, oracles)
+    drawn = DrawnInput(json_in, text, json_schema, strategy)
+    drawn.examine(sample=sample is not None)
+    wanted = FuzzRequest(options, sample, vary_markers, drawn, timeout, oracles)
     structlog.configure(processors=[drop])
     out = Screen()
     program = program_of(words, wanted.options)
@@ -232,21 +307,16 @@ def _examine(stage: Stage, wanted: FuzzRequest) -> None:
 def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
     sample = lines_of(wanted.sample) if wanted.sample is not None else ()
     examine_sample(stage, sample)
-    if wanted.json_in:
+    if wanted.drawn.json_in:
         for number, message in enumerate(sample, 1):
             _examine_json(message, number)
-    drawn: Callable[..., st.SearchStrategy[bytes]] = (
-        json_messages if wanted.json_in else messages
-    )
-    if sample:
-        like = json_messages_like if wanted.json_in else messages_like
-        drawn = partial(like, sample)
+    drawn, as_json = wanted.drawn.strategy_like(sample), wanted.drawn.json_in
     _, _, written = (wanted.options.batch or "").partition(":")
     full = stage.batch.size if written or wanted.options.stage else _SIZE
     dialect, size = stage.dialect, full if written else min(full, _SIZE)
     searched: st.SearchStrategy[Any]
     if has_sessions(dialect):
-        own = drawn() if sample or wanted.json_in else None
+        own = None if drawn is messages else drawn()
         searched = session_cases(dialect, size=size, drawn=own)
     else:
         searched = cases(
@@ -260,8 +330,13 @@ def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
         searched,
         wanted.oracles,
         size=full if dialect.shape.batches else 0,
-        as_json=wanted.json_in,
-        given=() if sample else large_cases(dialect, as_json=wanted.json_in),
+        as_json=as_json,
+        given=(
+            large_cases(dialect, as_json=as_json)
+            if drawn in (messages, json_messages, text_messages)
+            else ()
+        ),
+        valid=wanted.drawn.valid,
         timeout=wanted.timeout,
     )
 

@@ -180,6 +180,10 @@ class Checker:
             return False
         return True
 
+    def allows(self, document: object) -> bool:
+        """Return whether a document is as the schema, and the condition, ask."""
+        return not any(check(document) for _, check in self._checks)
+
     def is_slow(self, seconds: float) -> bool:
         """Return whether a reply took longer than it may."""
         return self._seconds is not None and seconds > self._seconds

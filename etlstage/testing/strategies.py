@@ -8,7 +8,7 @@ They need the extra ``testing``. What they draw shrinks: to messages that are em
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
@@ -21,6 +21,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Order, Stage
 from etlstage.testing.ends import MemorySink, MemorySource
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
+from etlstage.testing.schema import documents
 
 __all__ = (
     "DEADLY",
@@ -33,6 +34,7 @@ __all__ = (
     "fault_plans",
     "faults",
     "fragments",
+    "is_text",
     "json_messages",
     "json_messages_like",
     "markers",
@@ -40,8 +42,11 @@ __all__ = (
     "messages_like",
     "offsets",
     "pipelines",
+    "schema_messages",
     "sendable",
+    "sendable_of",
     "stages",
+    "text_messages",
 )
 
 MARKER_SETS: Final = (
@@ -140,6 +145,46 @@ def json_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     )
     written = st.builds(_written, document, plain=st.booleans())
     return written.filter(lambda message: sendable(message, markers))
+
+
+def text_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
+    """Draw a message that is UTF-8, with all at which readers of lines end one."""
+    markers = markers or Markers()
+    ends = [end.decode() for end in LINE_ENDS if is_text(end)]
+    piece = st.sampled_from(ends) | st.text(st.characters(codec="utf-8"), max_size=8)
+    joined = st.lists(piece, max_size=5).map("".join).map(str.encode)
+    return joined.filter(lambda message: sendable(message, markers))
+
+
+def is_text(message: bytes) -> bool:
+    """Return whether a message is UTF-8."""
+    try:
+        message.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def schema_messages(
+    schema: Mapping[str, Any], markers: Markers | None = None
+) -> st.SearchStrategy[bytes]:
+    """
+    Draw a message that is a JSON document as a JSON Schema describes it.
+
+    Raises:
+        ConfigError: If that is no schema, or what checks it is not installed.
+
+    """
+    markers = markers or Markers()
+    written = st.builds(_written, documents(schema), plain=st.booleans())
+    return written.filter(lambda message: sendable(message, markers))
+
+
+def sendable_of(
+    drawn: st.SearchStrategy[bytes], markers: Markers | None = None
+) -> st.SearchStrategy[bytes]:
+    """Draw those messages of a strategy that may be sent with these markers."""
+    return drawn.filter(lambda message: sendable(message, markers or Markers()))
 
 
 def messages_like(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -155,6 +156,78 @@ def test_sample_is_begun_from(etlstage: Etlstage, tmp_path: Path) -> None:
     wrong = etlstage("fuzz", "--sample", "sample", *worker)
     assert wrong.returncode == 2
     assert "message 2 of the sample: " in wrong.stderr
+
+
+PICKY = """\
+import json, sys
+for line in sys.stdin.buffer:
+    text = line[:-1].decode()
+    if json.loads(text)["n"] >= 7:
+        sys.exit(3)
+    sys.stdout.buffer.write(line + b"\\0")
+    sys.stdout.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--json-schema", "in.json"), ("--strategy", "mine:orders")]
+)
+def test_input_is_drawn_as_it_is_described(
+    etlstage: Etlstage, tmp_path: Path, option: str, value: str
+) -> None:
+    """And is still so when it is made shorter (issue 26)."""
+    (tmp_path / "worker.py").write_text(PICKY)
+    (tmp_path / "in.json").write_text(
+        '{"type": "object", "required": ["n"], "additionalProperties": false,'
+        ' "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}}'
+    )
+    (tmp_path / "mine.py").write_text(
+        "from hypothesis import strategies as st\n"
+        "orders = st.integers(0, 9).map(lambda n: b'{\"n\": %d}' % n)\n"
+    )
+    fuzz = ("fuzz", "--seed", "1", option, value)
+    found = etlstage(*fuzz, "--", sys.executable, "worker.py")
+    assert found.returncode == 1, found.stderr
+    assert found.stdout.startswith("FAILED the worker owes 1 reply: exited with status")
+    (shortest,) = re.findall(r"^  1\. (.*)<EOM>$", found.stdout, re.MULTILINE)
+    assert json.loads(shortest)["n"] in (7, 8, 9)
+
+
+def test_text_is_drawn(etlstage: Etlstage, tmp_path: Path) -> None:
+    """What is no text hides no other bug (issue 26)."""
+    (tmp_path / "worker.py").write_text(
+        "import sys\n"
+        "for line in sys.stdin.buffer:\n"
+        "    line.decode()\n"
+        "    sys.stdout.buffer.write(line + b'\\0')\n"
+        "    sys.stdout.flush()\n"
+    )
+    fuzz = ("fuzz", "--seed", "1", "--max-examples", "30")
+    worker = ("--", sys.executable, "-S", "worker.py")
+    assert etlstage(*fuzz, "--text", *worker).returncode == 0
+    assert etlstage(*fuzz, *worker).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--text", "--json-in"), "--json-in can't be used with --text"),
+        (("--text", "--sample", "in.json"), "--text can't be used with --sample"),
+        (("--json-schema", "no.json"), "--json-schema no.json: No such file"),
+        (("--json-schema", "text"), "--json-schema text is no JSON document: "),
+        (("--json-schema", "list"), "--json-schema list is no JSON object"),
+        (("--strategy", "mine"), "strategy is 'mine', expected module:name"),
+    ],
+)
+def test_input_that_can_not_be_drawn(
+    etlstage: Etlstage, tmp_path: Path, options: tuple[str, ...], text: str
+) -> None:
+    """It is wrong usage (issue 26)."""
+    for name, content in (("in.json", "{}"), ("text", "{"), ("list", "[]")):
+        (tmp_path / name).write_text(content)
+    result = etlstage("fuzz", *options, "--", "cat")
+    assert result.returncode == 2
+    assert text in result.stderr
 
 
 def test_load_worker_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:

@@ -102,6 +102,13 @@ def test_flaw_of_what_an_output_says(
     assert ("" if found is None else str(found)) == flaw
 
 
+def test_document_that_is_allowed() -> None:
+    """Without its text (issue 26)."""
+    checker = Checker(ReplyContract(schema=SCHEMA, where="n < 9"))
+    allowed = [checker.allows({"n": n}) for n in (-1, 0, 9)]
+    assert allowed == [False, True, False]
+
+
 def test_slow_reply() -> None:
     """It is told last: what a reply says counts for more (issue 26)."""
     checker = Checker(ReplyContract(outputs=1, max_seconds=0.5))

@@ -106,6 +106,8 @@ class Fuzzer:
         size: Messages of a full batch; 0: the worker answers single messages.
         as_json: Whether messages are JSON documents.
         given: Cases that are tried among those that are drawn.
+        valid: Says which messages may be tried to make a case shorter; None: any, or
+            where ``as_json`` is true, any JSON document.
         timeout: How long each reply, and the exit, may take, in seconds.
         launch: What starts the workers.
 
@@ -124,6 +126,7 @@ class Fuzzer:
         size: int = 0,
         as_json: bool = False,
         given: Iterable[Case] = (),
+        valid: Callable[[bytes], bool] | None = None,
         timeout: float = 5.0,
         launch: Launch = launch_worker,
     ) -> None:
@@ -132,6 +135,7 @@ class Fuzzer:
         self._size = size
         self._as_json = as_json
         self._given = [*given]
+        self._valid = valid
         self._timeout = timeout
         self.tell: Callable[[Progress], None] = lambda progress: None
         self._bench = Bench(stage, oracles, timeout=timeout, launch=launch)
@@ -284,6 +288,13 @@ class Fuzzer:
             nonlocal found
             if monotonic() > self._until:
                 raise _Over
+            known = {message for step in found.case.steps for message in step.messages}
+            if self._valid is not None and not all(
+                message in known or self._valid(message)
+                for step in case.steps
+                for message in step.messages
+            ):
+                return False
             self.progress.tries += 1
             self.tell(self.progress)
             failure = self.play(case)

@@ -37,7 +37,7 @@ from etlstage.testing.fuzzing.case import (
 from etlstage.testing.fuzzing.steps import Saying
 from etlstage.testing.replies import Reply
 
-__all__ = ("Open", "Oracles", "compare", "judge", "model_of", "verify")
+__all__ = ("Open", "Oracles", "compare", "judge", "model_of", "named", "verify")
 
 Open: TypeAlias = Callable[[], AbstractAsyncContextManager[WorkerUnderTest]]
 """Gives a fresh process to talk to."""
@@ -295,25 +295,28 @@ def _modelled(
 
 
 def model_of(name: str) -> Callable[..., Iterable[bytes] | None]:
+    """Return the function that is called ``module:function``; see :func:`named`."""
+    found: Callable[..., Iterable[bytes] | None] = named(name, "model", "function")
+    return found
+
+
+def named(name: str, what: str, kind: str = "name") -> Any:  # noqa: ANN401
     """
-    Return the function that is called ``module:function``.
+    Return what is called ``module:name``, for an option ``what``.
 
     Raises:
         ConfigError: If there is none.
 
     """
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise ConfigError(f"model is {name!r}, expected module:function")
+    module, _, own = name.partition(":")
+    if not module or not own:
+        raise ConfigError(f"{what} is {name!r}, expected module:{kind}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as 'python -m' looks for it
     try:
-        found: Callable[..., Iterable[bytes] | None] = getattr(
-            import_module(module), function
-        )
+        return getattr(import_module(module), own)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model {name}: {error}") from None
-    return found
+        raise ConfigError(f"{what} {name}: {error}") from None
 
 
 def _differ(
