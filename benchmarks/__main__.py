@@ -26,6 +26,7 @@ QUESTIONS = (
     "supervision",
     "sequencer",
     "journal",
+    "journal_spark",
     "growth",
     "import_time",
     "pipe",

@@ -57,6 +57,7 @@ OTHERS: Final = {
     "README.md#etlstage": "spark.test_manual",
     "how-to/compare-engines.md#Compare two engines": "spark.test_manual",
     "how-to/data-source.md#Read and write as a Spark data source": "spark.test_manual",
+    "how-to/journals.md#With Spark": "spark.test_manual",
     "how-to/test-a-pipeline.md#Test a pipeline": "spark.test_manual",
     "how-to/transform.md#On a cluster": "spark.test_manual",
     "how-to/transform.md#Transform a DataFrame in a notebook": "spark.test_manual",

@@ -121,6 +121,10 @@ def test_programs_for_spark(
         "print(papers.count(), spark.table('papers').count())",
         "lines = [p.read_text() for p in pathlib.Path('index').iterdir()]",
         "print(sum(text.count('id') for text in lines))",
+        text_of("how-to/journals.md#With Spark"),
+        "copies.start('copies').awaitTermination()",
+        "copied = spark.read.format('etlstage-journal').load('copies')",
+        "print(copied.count())",
     )
     ended = program("\n".join(parts))
     assert ended.returncode == 0, ended.stderr
@@ -128,6 +132,7 @@ def test_programs_for_spark(
         "[(1, 'one', 1991), (2, 'two', 1992)]",
         "2",
         "2500 2500",
+        "2500",
         "2500",
     ]
 

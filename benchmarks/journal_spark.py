@@ -1,0 +1,95 @@
+"""
+How fast does Spark read journals as a stream, compared to files of Parquet?
+
+The same messages of 100 bytes, in runs, are in a set of journals and in files; a query
+that takes what there is writes either to Parquet. Its start and end are in the time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from benchmarks.harness import Row, in_turn, messages
+from benchmarks.spark import session
+from etlstage.columns import Column
+from etlstage.journal import Journals, Publisher, RunMessage
+from etlstage.spark import register
+
+RUN = 8192
+FILES = 8
+RUNS = 48
+"""Of a file, and of a journal's share of as many messages."""
+COUNT = FILES * RUNS * RUN
+
+
+def measure() -> list[Row]:
+    """Return messages per second."""
+    run = messages(RUN)
+    with TemporaryDirectory() as folder, session() as spark:
+        place = Path(folder)
+        _prepare(place, run)
+        register(spark)
+        ours = spark.readStream.format("etlstage-journal").schema("value binary")
+        files = spark.readStream.format("parquet").schema("value binary")
+        found = in_turn(
+            {
+                "ours": lambda: _rate(ours, place / "journals", place),
+                "files": lambda: _rate(files, place / "files", place),
+            },
+            rounds=5,
+        )
+    return [
+        Row(
+            "readStream from journals into Parquet",
+            found["ours"],
+            "the same from Parquet files",
+            found["files"],
+            "messages/s",
+            0.5,
+        )
+    ]
+
+
+def _prepare(place: Path, run: list[bytes]) -> None:
+    array = pa.array(run, pa.binary())
+    column, batch = Column(array), pa.table([array], ["value"])
+    content_type = "application/x-etlstage-run"
+    with Journals.open(
+        place / "journals", partitions=2, content_type=content_type
+    ) as journals:
+        turn = cycle(spec.name for spec in journals.select())
+        publisher = Publisher(journals, mapping=lambda _: (next(turn), content_type))
+        for _ in range(FILES * RUNS):
+            publisher.publish_committed(RunMessage(column))
+    (place / "files").mkdir()
+    for number in range(FILES):
+        with pq.ParquetWriter(
+            place / "files" / f"{number}.parquet", batch.schema
+        ) as to:
+            for _ in range(RUNS):
+                to.write_table(batch)
+
+
+def _rate(reader: DataStreamReader, source: Path, place: Path) -> float:
+    started = time.perf_counter()
+    query = (
+        reader.load(str(source))
+        .writeStream.option("checkpointLocation", str(place / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(place / "out"), format="parquet")
+    )
+    query.awaitTermination()
+    spent = time.perf_counter() - started
+    assert query.exception() is None
+    assert sum(one["numInputRows"] for one in query.recentProgress) == COUNT
+    for name in ("checkpoint", "out"):
+        shutil.rmtree(place / name)
+    return COUNT / spent
