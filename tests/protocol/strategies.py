@@ -34,7 +34,8 @@ thorough: Final = settings(deadline=None, max_examples=2000)
 
 def unmeasured(test: Test) -> Test:
     """Let a test draw many examples, which take twice as long when coverage is on."""
-    return pytest.mark.no_cover(thorough(test))
+    marked: Test = pytest.mark.no_cover(thorough(test))
+    return marked
 
 
 def reasons(markers: Markers) -> st.SearchStrategy[str]:
