@@ -229,8 +229,9 @@ class ShardWorker:
 
     async def _be_ready(self) -> None:
         """Wait until the worker can be told: its start has a limit of its own."""
-        with self._supervisor.events() as events:
-            while self._supervisor.health.state not in ("ready", "failed"):
+        supervisor = self._supervisor
+        with supervisor.events() as events:
+            while not supervisor.workers_ready and supervisor.health.state != "failed":
                 await events.receive()
 
 

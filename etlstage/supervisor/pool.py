@@ -334,6 +334,11 @@ class WorkerPool:
             return Health("degraded", reason)
         return health
 
+    @property
+    def workers_ready(self) -> bool:
+        """Whether all workers run that are wanted."""
+        return self.state.health(self._clock.now()).state == "ready"
+
     def scale(self, workers: int) -> None:
         """Have so many workers from now on; who is too many finishes what it has."""
         before = self.state.workers

@@ -249,6 +249,11 @@ class AsyncSupervisor:
         return self._pool.health()
 
     @property
+    def workers_ready(self) -> bool:
+        """Whether all its workers run; messages may go one at a time for all that."""
+        return self._tasks is not None and self._pool.workers_ready
+
+    @property
     def faults(self) -> Faults:
         """How the workers have fared: restarts, failures, the last of these."""
         return self._observers.faults

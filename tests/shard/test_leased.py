@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from etlstage.stage import BatchPolicy, RestartPolicy, Stage
 from etlstage.testing import (
     MemorySource,
     ScriptedLaunch,
+    ScriptedWorker,
 )
 from tests.shard.load import Processors, run_all, virtually
 
@@ -104,7 +105,7 @@ def unshared(processors: Processors) -> ShardedSink:
 
 def runner(
     table: LeaseTable,
-    processors: Processors,
+    processors: Callable[[ScriptedWorker], Coroutine[Any, Any, int]],
     name: str = "a",
     source: Source | None = None,
     **settings: Any,  # noqa: ANN401 - passed on
@@ -273,6 +274,36 @@ async def test_end_of_a_shard_is_tried_again() -> None:
             assert (account.done, account.unprocessed) == (COUNT, 0)
             for done in processors.done.values():
                 assert len(done) <= len(set(done)) + 2 * 3
+
+
+@virtually
+async def test_input_ends_while_records_go_one_by_one() -> None:
+    """For a worker has died: it is told the end of its shard all the same."""
+    for shared in (True, False):
+        processors, lives = Processors(every=4), Counter[str]()
+
+        async def die_once(
+            worker: ScriptedWorker,
+            processors: Processors = processors,
+            lives: Counter[str] = lives,
+        ) -> int:
+            lives["begun"] += 1
+            if lives["begun"] > 3:
+                return await processors(worker)
+            await worker.read()
+            await worker.write(b'{"action":"status","responseFor":"initialize"}\n')
+            await worker.read()
+            return 3
+
+        sink = None
+        if not shared:
+            launch = ScriptedLaunch(die_once)
+            sink = ShardedSink(STAGE, cut=Cut(3, "/user"), launch=launch)
+        one = runner(MemoryLeases(), die_once, sink=sink)
+        with anyio.fail_after(500):
+            (report,) = await run_all(one)
+        assert report.status == "done", report.error
+        check_whole(processors)
 
 
 @virtually

@@ -131,7 +131,8 @@ class World:
                 if stored:
                     before = self.acknowledged.get(shard, 0)
                     self.acknowledged[shard] = max(before, position)
-                    runner.workers[shard] = position
+                    if shard in runner.workers:  # it may be gone meanwhile
+                        runner.workers[shard] = position
             case Refuse(text):
                 runner.refused, runner.alive = text, False
             case Left():
