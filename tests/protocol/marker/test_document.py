@@ -9,7 +9,7 @@ import pytest
 
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.state import Mode, Token, TokenMachine
-from etlstage.testing.check import batching, extracting, marker, speaking
+from etlstage.testing.check import batching, cocaine, extracting, kcl, marker, speaking
 from tests.manual.fences import DOCS, PAGES, fences_of
 
 NAME: Final = "reference/marker-protocol.md"
@@ -64,3 +64,17 @@ def test_sentences_are_numbered_without_a_gap() -> None:
     for side in "WS":
         numbers = re.findall(rf"^\| {side}(\d+) \|", PAGE, re.MULTILINE)
         assert [int(number) for number in numbers] == [*range(1, len(numbers) + 1)]
+
+
+OTHERS: Final = {"kcl-protocol": ("K", kcl), "cocaine-protocol": ("C", cocaine)}
+
+
+@pytest.mark.parametrize("page", OTHERS)
+def test_other_dialects_have_their_sentences(page: str) -> None:
+    """Numbered without a gap, and each check is tied to one (issue 27)."""
+    letter, module = OTHERS[page]
+    text = PAGES[DOCS / f"reference/{page}.md"]
+    rows = re.findall(rf"^\| {letter}(\d+) \| .* \| (.*?) ?\|$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == [*range(1, len(rows) + 1)]
+    tied = [name for _, names in rows for name in names.split(", ") if name]
+    assert sorted(tied) == sorted(check.name for check in module.CHECKS)
