@@ -57,6 +57,8 @@ class Source(ABC):
         self.faults: Faults = Faults()
         self.busy: float = 0.0
         """How its workers have fared, if it has any; whole when :meth:`runs` ends."""
+        self.damaged: int = 0
+        """Damaged places of the input before what :meth:`runs` yields, passed over."""
 
     supervisor: AsyncSupervisor | None = None
     """Of its workers, if it has any, as soon as they are started."""

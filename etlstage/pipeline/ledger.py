@@ -60,7 +60,8 @@ class Account:
     count as done, too."""
     skipped: int = 0
     """Of the messages that are done: those that a worker says it could not process and
-    answered without output."""
+    answered without output. Of an extract stage: damaged places of its input that were
+    passed over."""
     restarts: int = 0
     """Workers that were started in place of one that was gone."""
     failures: int = 0

@@ -242,10 +242,12 @@ class Pipeline(Runner):
 
     async def _read(self, out: MemoryObjectSendStream[Item]) -> None:
         account = self.ledger[0]
+        before = account.skipped
         assert self._extracting is not None
         with self._extracting:
             async with aclosing(self._source.runs()) as items:
                 async for item in items:
+                    account.skipped = before + self._source.damaged
                     if isinstance(item, Position):
                         passed = Passed(account.stage, account.settled)
                         item = item._replace(passed=(passed,))
@@ -264,6 +266,7 @@ class Pipeline(Runner):
                     account.seconds = anyio.current_time() - self._started
                     if self._extracting.cancel_called or not self._left:
                         break
+            account.skipped = before + self._source.damaged
             self._exhausted = not self._drained and self._left > 0
 
     # --- transform ----------------------------------------------------------

@@ -445,6 +445,7 @@ async def test_damage_stops_the_source_or_is_passed_over(
     if skips:
         assert sink.messages == [b"one", b"three"]
         assert "damaged at offset" in caplog.text
+        assert [account.skipped for account in report.ledger] == [1, 0]
     else:
         assert "damaged at offset" in str(report.error)
 
