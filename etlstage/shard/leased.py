@@ -488,8 +488,20 @@ class LeasedSink(ShardSink):
         self._names = self._names | there
         self._ended |= {row.shard for row in rows if row.ended}
         self._over |= self._ended
+        self._note_waiting()
         self._change()
         self._report(TableRead(rows))
+
+    def _note_waiting(self) -> None:
+        """Say whose leases it is waited for, if there is nothing else to do."""
+        living = {row.owner for row in self._rows.values() if not row.ended}
+        others = sorted(owner for owner in living - {self._keeper.owner} if owner)
+        if not others or self._keeper.phases or self._all_over:
+            self.activity = ""
+            return
+        if not self.activity:
+            _log.info("waiting for leases", stage=self.name, owners=others)
+        self.activity = f"waiting for leases of {', '.join(others)}"
 
     async def _write(self, write: Write) -> None:
         number, before, after = write

@@ -195,6 +195,30 @@ async def test_shard_that_comes_late_has_all_its_records() -> None:
 
 
 @virtually
+async def test_runner_that_waits_for_leases_says_so() -> None:
+    """Once, and by whom they are held; what it does is shown as its activity."""
+    table, processors = MemoryLeases(), Processors()
+    table.add(
+        Lease(f"shardId-{n:012}", owner=f"gone-{n % 2}/1", counter=1) for n in range(3)
+    )
+    one, seen = runner(table, processors), list[str]()
+
+    async def look() -> None:
+        await anyio.sleep(2)
+        seen.append(one.activity)
+
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(look)
+            (report,) = await run_all(one)
+    assert report.status == "done", report.error
+    (log,) = (log for log in logs if log["event"] == "waiting for leases")
+    assert log["owners"] == ["gone-0/1", "gone-1/1"]
+    assert seen == ["waiting for leases of gone-0/1, gone-1/1"]
+    assert not one.activity
+
+
+@virtually
 async def test_shards_go_on_with_the_next_run() -> None:
     """Where the end of the input is none of the shards."""
     table, processors = MemoryLeases(), Processors()
