@@ -138,6 +138,24 @@ async def test_stream_is_split_and_merged_under_load() -> None:
 
 
 @virtually
+async def test_shard_is_split_before_it_was_read() -> None:
+    """A run that is to end has its children, too, which it looks for at its end."""
+    stream, table, processors = stream_of(1, 20), MemoryLeases(), Processors()
+
+    async def split() -> None:
+        await anyio.sleep(0.1)
+        stream.split(FIRST)
+        for n in range(20, 40):
+            stream.put(n)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(split)
+        (report,) = await run_all(runner(stream, processors, table, sync=99.0))
+    assert report.status == "done", report.error
+    check_all(processors, stream, 40)
+
+
+@virtually
 async def test_api_is_asked_no_more_than_it_allows() -> None:
     """Five times a second and 2 MiB, and less often where there is nothing new."""
     stream, processors = stream_of(1, 30), Processors(pause=0.0, every=30)
@@ -237,8 +255,7 @@ async def test_run_that_fails_releases_its_leases() -> None:
 @virtually
 async def test_hanging_processor_does_not_hold_up_other_shards() -> None:
     """Each is read for itself."""
-    stream, processors = stream_of(2, 40), Processors()
-
+    stream, processors = stream_of(2, 4000), Processors(pause=0.0, every=50)
     begun: list[Any] = []
 
     async def hang(worker: Any) -> int:  # noqa: ANN401
@@ -249,7 +266,7 @@ async def test_hanging_processor_does_not_hold_up_other_shards() -> None:
             await anyio.sleep_forever()
         return await processors(worker)
 
-    one = runner(stream, hang, follow=True, max_records=2)
+    one = runner(stream, hang, follow=True, max_records=100)
 
     async def drain() -> None:
         await anyio.sleep(25)
@@ -281,6 +298,7 @@ async def test_children_of_a_failed_shard_do_not_begin() -> None:
             tasks.start_soon(drain)
             (report,) = await run_all(one)
         assert report.status == "failed"
+        assert follow or report.seconds < 20
         assert isinstance(report.error, NotCommitted), report.error
         assert FIRST in str(report.error)
         begun = {shard for shard, action in processors.actions if action[0] == "i"}
