@@ -188,7 +188,7 @@ class Query:
         self._options = options
 
     def run(self) -> list[int]:
-        """Read what there is, and return the sizes of the batches."""
+        """Read what there is, and return the sizes of the batches (not over Connect)."""
         reader = self._spark.readStream.format("etlstage-journal")
         for name, value in self._options.items():
             reader = reader.option(name.rstrip("_"), str(value))
@@ -213,6 +213,7 @@ class Query:
         return sorted(int(row.value) for row in frame.select("value").collect())
 
 
+@pytest.mark.classic
 def test_a_stream_resumes_from_its_checkpoint(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:
@@ -236,6 +237,7 @@ def test_a_stream_resumes_from_its_checkpoint(
     assert known.name == "billing"
 
 
+@pytest.mark.classic
 def test_a_failed_batch_is_read_again(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:
