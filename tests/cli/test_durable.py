@@ -185,7 +185,7 @@ def test_second_run_of_either_half_is_refused(
             assert f"another run uses the state directory {tmp_path}" in done.stderr
             assert f"pid {os.getpid()}" in done.stderr
             taken = etlstage("state", "take-over", "p.yaml", "--yes")
-            assert taken.stdout.startswith("taken over: the next run goes on")
+            assert taken.stdout.startswith("taken over: the next run resumes from")
 
 
 def test_part_of_the_input_passes_the_edge(etlstage: Etlstage, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_wrong_file(etlstage: Etlstage, tmp_path: Path) -> None:
         "etlstage: error: p.yaml:1:1: load: required key is missing",
         "etlstage: error: p.yaml:1:1: nam: unknown key (did you mean 'name'?)",
         (
-            "etlstage: error: p.yaml:2:1: extract: needs one of the keys spark, worker, files, journal"
+            "etlstage: error: p.yaml:2:1: extract: needs one of the keys spark, worker, files, journal, kinesis"
         ),
     ]
 

@@ -81,6 +81,11 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % n for n in range(count)]
 
 
+def counts(**some: int) -> list[int]:
+    """Return the counts of an account, zero but for ``some``."""
+    return [some.get(name, 0) for name in COUNTS]
+
+
 def test_messages_pass_all_stages_in_order() -> None:
     """None, one and many; batches; and the account of each stage."""
     stages = [
@@ -103,11 +108,11 @@ def test_messages_pass_all_stages_in_order() -> None:
     assert outcome == TaskEnd(
         0,
         [
-            [0, 0, 0, 0, 0, 25_000, 0, 0, 0, 0],
-            [25_000, 25_000, 0, 0, 0, out, 0, 0, 0, 0],
-            [out, out, 0, 0, 0, out, 0, 0, 0, 0],
-            [out, out, 0, 0, 0, out, 0, 0, 0, 0],
-            [out, out, 0, 0, 0, 0, 0, 0, 0, 0],
+            counts(produced=25_000),
+            counts(received=25_000, done=25_000, produced=out),
+            counts(received=out, done=out, produced=out),
+            counts(received=out, done=out, produced=out),
+            counts(received=out, done=out),
         ],
         0,
         None,
@@ -118,7 +123,7 @@ def test_nothing_gives_an_empty_account() -> None:
     """A partition without rows has its account, too."""
     made, _, outcome = passed([stage("lambda m: (m,)")])
     assert not made
-    assert outcome.accounts == [[0] * 10] * 3
+    assert outcome.accounts == [[0] * len(COUNTS)] * 3
     assert passed([stage("lambda m: (m,)")], given())[2] == outcome
 
 
@@ -133,8 +138,8 @@ def test_message_that_is_dead_lettered_leaves_in_a_note() -> None:
     assert len(letter.attempts) == 3
     assert not outcome.error
     assert outcome.accounts[1:3] == [
-        [9, 8, 1, 0, 0, 8, 0, 0, 3, 3],
-        [8, 8, 0, 0, 0, 8, 0, 0, 0, 0],
+        counts(received=9, done=8, dead=1, produced=8, restarts=3, failures=3),
+        counts(received=8, done=8, produced=8),
     ]
 
 
