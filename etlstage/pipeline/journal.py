@@ -514,7 +514,7 @@ class JournalSource(Source):
             ) from error
 
     def _skipped(self, error: EtlstageError) -> None:
-        self.damaged += 1
+        self.damaged: int = self.damaged + 1
         _log.warning("damage passed over", stage=self.name, error=str(error))
 
 

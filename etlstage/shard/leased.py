@@ -501,7 +501,7 @@ class LeasedSink(ShardSink):
             return
         if not self.activity:
             _log.info("waiting for leases", stage=self.name, owners=others)
-        self.activity = f"waiting for leases of {', '.join(others)}"
+        self.activity: str = f"waiting for leases of {', '.join(others)}"
 
     async def _write(self, write: Write) -> None:
         number, before, after = write
