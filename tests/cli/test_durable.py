@@ -215,7 +215,7 @@ def check_kills(folder: Path, kills: int, durable: str, *, seed: int) -> None:
         )
         if done < kills:
             try:
-                run.wait(chance.uniform(0.4, 1.4))
+                run.wait(chance.uniform(0.3, 0.9))
             except subprocess.TimeoutExpired:
                 done += 1
                 ours = [] if chance.random() < 0.7 else workers(folder)

@@ -52,8 +52,8 @@ async def test_every_message_has_one_outcome_and_the_order_holds(
         async for result in supervisor.stream(messages):
             answers.append(result.outputs)
             if len(answers) % every == every // 2:
-                while events.statistics().current_buffer_used:
-                    event = events.receive_nowait()
+                while events.statistics().current_buffer_used or not pids:
+                    event = await events.receive()
                     if isinstance(event, WorkerStarted):
                         pids.append(event.pid)
                 os.kill(pids.pop(), SIGKILL)
