@@ -352,7 +352,11 @@ def ends(*, others: bool = False) -> dict[str, End]:
 
 def name_of(end: SourceKeys | SinkKeys) -> str:
     """Return what a file calls an end."""
-    return next(name for name, known in ends(others=True).items() if type(end) in known)
+    for others in (False, True):
+        for name, known in ends(others=others).items():
+            if type(end) in known:
+                return name
+    raise AssertionError(f"unreachable: {type(end).__name__} is of no end")
 
 
 def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
