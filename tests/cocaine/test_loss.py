@@ -48,7 +48,7 @@ async def test_every_message_has_one_outcome_and_the_order_holds(
     messages = [b"%d" % n for n in range(total)]
     answers, killed = [], 0
     async with AsyncSupervisor(stage) as supervisor, supervisor.events() as events:
-        pids = []
+        pids: list[int] = []
         async for result in supervisor.stream(messages):
             answers.append(result.outputs)
             if len(answers) % every == every // 2:
