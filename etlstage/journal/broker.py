@@ -120,6 +120,7 @@ class BrokerLog:
         self._appending: HTTPConnection | None = None
         # By offset, a request that is answered when there is something.
         self._bells: dict[int, HTTPConnection] = {}
+        self._confirmed = 0  # the end of our last append
 
     @property
     def lock(self) -> str:
@@ -182,9 +183,14 @@ class BrokerLog:
         Return whether there may be something behind an offset.
 
         The first call asks the broker to answer when there is, and later ones look
-        whether it has.
+        whether it has. That answer comes a moment later than the one to an append: of
+        our own we know without it.
         """
         bell = self._bells.get(offset)
+        if self._confirmed > offset:
+            if bell is not None:
+                self._bells.pop(offset).close()
+            return True
         if bell is None:
             bell = self._broker.connect()
             try:
@@ -269,6 +275,7 @@ class BrokerLog:
                 f"{self.name}: the broker committed other bytes than the {len(body)}"
                 f" that were sent: from offset {begin} to {end}, SHA-1 {total}"
             )
+        self._confirmed = max(self._confirmed, end)
         return begin, end
 
     def _ask(

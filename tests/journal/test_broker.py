@@ -188,6 +188,18 @@ def test_committed_bytes_that_are_others(gateway: Gateway) -> None:
             publisher(journals).publish_committed({"k": 1})
 
 
+def test_own_append_is_read_at_once(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the broker answers who waits for it: that there is more comes later."""
+    monkeypatch.setattr("select.select", lambda *_: ([], [], []))
+    with opened(gateway) as journals, journals.read_committed() as reader:
+        for number in (1, 2):
+            assert [reader.poll(), reader.poll()] == [None, None]
+            publisher(journals).publish_committed({"k": number})
+            assert reader.poll() is not None
+
+
 def test_journal_that_is_not_there(gateway: Gateway) -> None:
     """Is named."""
     gone = pytest.raises(JournalError, match=r"does not exist \(orders/part-001\)")
