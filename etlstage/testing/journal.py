@@ -337,7 +337,7 @@ _WRITERS: Final = st.integers(0, 2)
 
 class JournalMachine(RuleBasedStateMachine):
     """
-    Compares what a reader delivers with what was committed, whoever crashes.
+    Compares what a reader delivers with what was committed, whichever side crashes.
 
     ::
 

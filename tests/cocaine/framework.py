@@ -7,14 +7,14 @@ known to work: its codec has changed its defaults since.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
+
+from tests.cache import cached
 
 __all__ = ("WORKER", "installed")
 
@@ -88,18 +88,12 @@ worker.run({
 
 def installed() -> str:
     """Return the Python that has the framework; install it, if need be."""
-    at = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = hashlib.sha256(" ".join((*PINS, sys.version)).encode()).hexdigest()[:12]
-    folder = Path(at) / "etlstage-tests" / f"cocaine-{name}"
-    done = folder / "done"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
-        if not done.exists():
-            shutil.rmtree(folder)
-            python = [sys.executable, "-m", "venv", "--clear", os.fspath(folder)]
-            subprocess.run(python, check=True)
-            pip = [os.fspath(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
-            subprocess.run([*pip, *PINS], check=True)
-            done.touch()
-    return os.fspath(folder / "bin" / "python")
+    pins = hashlib.sha256(" ".join((*PINS, sys.version)).encode()).hexdigest()[:12]
+    return os.fspath(cached(f"cocaine-{pins}", _install) / "bin" / "python")
+
+
+def _install(folder: Path) -> None:
+    python = [sys.executable, "-m", "venv", "--clear", os.fspath(folder)]
+    subprocess.run(python, check=True)
+    pip = [os.fspath(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, *PINS], check=True)

@@ -7,7 +7,6 @@ there is none, root gets Node from Debian, and others are told what to install.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 import boto3
 
+from tests.cache import cached
 from tests.database import install
 
 __all__ = ("CREDENTIALS", "Kinesalite", "kinesalite")
@@ -114,25 +114,18 @@ def kinesalite() -> Iterator[Kinesalite]:
 
 def _modules() -> Path:
     """Return the folder where it is installed; install it, if need be."""
-    at = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(at) / "etlstage-tests" / f"kinesalite-{_VERSION}"
-    done = folder / "done"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
-        if not done.exists():
-            shutil.rmtree(folder)
-            folder.mkdir()
-            subprocess.run(
-                [
-                    *(_program("npm"), "install", "--prefix", os.fspath(folder)),
-                    *("--no-audit", "--no-fund", "--ignore-scripts", "--silent"),
-                    f"kinesalite@{_VERSION}",
-                ],
-                check=True,
-            )
-            done.touch()
-    return folder / "node_modules"
+    return cached(f"kinesalite-{_VERSION}", _install) / "node_modules"
+
+
+def _install(folder: Path) -> None:
+    subprocess.run(
+        [
+            *(_program("npm"), "install", "--prefix", os.fspath(folder)),
+            *("--no-audit", "--no-fund", "--ignore-scripts", "--silent"),
+            f"kinesalite@{_VERSION}",
+        ],
+        check=True,
+    )
 
 
 def _program(name: str) -> str:

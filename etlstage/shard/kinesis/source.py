@@ -55,7 +55,6 @@ _BUSY: Final = (
     "ThrottlingException",
 )
 _EXPIRED: Final = "ExpiredIteratorException"
-_FORGOTTEN: Final = "ExpiredNextTokenException"
 
 
 class KinesisSource(ShardedSource):

@@ -1,9 +1,9 @@
 """
 Plans which frames of journals the tasks of a read have: only heads are read for it.
 
-A lane is one journal. What is committed in it has an order, whoever looks, so a place in
-it is said by how many of these frames are before it; with an offset, and what is known of
-producers there, it can be found without all that is before. A batch is planned from where
+A lane is one journal. Its committed frames have one order for all readers, so a place in
+it is how many of them are before it; with an offset, and the states of producers there,
+it can be found without reading what is before. A batch is planned from where
 it starts alone, and so it has the same frames when it is planned again. A transaction
 that is open at its end is in what is known of its producer, and is of the batch that sees
 its acknowledgement.
