@@ -39,7 +39,6 @@ __all__ = (
     "EtlstageError",
     "Excerpt",
     "FailureCause",
-    "Fault",
     "Faults",
     "InvalidMessage",
     "InvalidState",
@@ -55,6 +54,7 @@ __all__ = (
     "SparkUnavailable",
     "StageError",
     "StageFailed",
+    "WorkerFailure",
     "WorkerLost",
     "WorkerRefusal",
     "WorkerStartFailed",
@@ -82,7 +82,7 @@ class Attempt(NamedTuple):
     """The last lines that it wrote to stderr."""
 
 
-class Fault(NamedTuple):
+class WorkerFailure(NamedTuple):
     """A worker that failed, whatever it held."""
 
     time: str
@@ -98,7 +98,7 @@ class Faults(NamedTuple):
     """Processes that were started in place of one that was gone."""
     failures: int = 0
     """Workers that were found at fault, or died."""
-    last: tuple[Fault, ...] = ()
+    last: tuple[WorkerFailure, ...] = ()
     """The last failures."""
 
 

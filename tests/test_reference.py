@@ -15,7 +15,7 @@ from etlstage import Stage, errors
 from etlstage.config.schema import pipeline_schema
 from etlstage.errors import EtlstageError, FailureCause
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.supervisor.lifecycle import events
 from etlstage.supervisor.process import _INHERITED
 from tests.manual.fences import DOCS, PAGES, ROOT
@@ -78,7 +78,7 @@ def test_every_variable_has_an_entry() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("kind", [Record, DeadLetter])
+@pytest.mark.parametrize("kind", [CommitRecord, DeadLetter])
 def test_every_key_of_a_format_has_an_entry(kind: Any) -> None:  # noqa: ANN401 - a class
     """Of what a state directory holds (issue 27)."""
     page = PAGES[DOCS / "reference" / "state.md"]

@@ -25,7 +25,7 @@ from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery, take_over, unusable
 from etlstage.pipeline.delivery.folder import EDGES, JOURNALS, behind, reason
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
-from etlstage.pipeline.delivery.record import RECORDS, Record
+from etlstage.pipeline.delivery.record import RECORDS, CommitRecord
 from etlstage.telemetry.terminal import harmless
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _forget(part: Delivery) -> None:
         raise unusable(state, error) from error
     # The fence stays: a run that was taken over remains so.
     # Last: until here, who is interrupted has forgotten nothing that can't be had.
-    Record(fence=part.record.fence).store(state)
+    CommitRecord(fence=part.record.fence).store(state)
 
 
 def _stage(folder: Path) -> str:
@@ -175,13 +175,13 @@ def _plain(state: Path) -> dict[str, Any]:
     return {
         "state": str(state),
         "lock": lock or None,
-        "record": asdict(Record.latest(state)),
+        "record": asdict(CommitRecord.latest(state)),
         "files": {path.name: size for path, size in _others(state)},
     }
 
 
 def _lines(state: Path) -> Iterator[tuple[str, str]]:
-    (held, holder), record = _holder(state), Record.latest(state)
+    (held, holder), record = _holder(state), CommitRecord.latest(state)
     yield "state", str(state)
     if not held:
         yield "lock", "free"
@@ -219,7 +219,7 @@ def _load(last: Mapping[str, object]) -> str:
     return f"{last.get('load')}: {epochs} from {source} into {sink}"
 
 
-def _goes_on(record: Record) -> str:
+def _goes_on(record: CommitRecord) -> str:
     if not record.epoch or not record.resumes:
         return "from the beginning"
     text = f"after epoch {record.epoch:,} of load {record.load}"

@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 
 from etlstage.errors import LedgerImbalance
 from etlstage.pipeline.dead_letter.letter import DeadLetter
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.edge import DurableEdge, Waiting
 from etlstage.pipeline.ledger import JoinedLedger, Ledger
 from etlstage.pipeline.pipeline import Pipeline
@@ -175,7 +175,7 @@ class DividedPipeline(Runner):
             self._edges[number].prepare()
         inner = range(self._first, self._last)
         self._before = {number: self._edges[number].unread() for number in inner}
-        record = Record.latest(self._edges[0].before)
+        record = CommitRecord.latest(self._edges[0].before)
         if self._first or (record.resumes and not record.pending):
             return True
         if record.pending:
@@ -191,7 +191,7 @@ class DividedPipeline(Runner):
 
     def _settle(self) -> None:
         """Record that a load is over, if the last part has come to its end."""
-        pending = Record.latest(self._edges[0].before).pending
+        pending = CommitRecord.latest(self._edges[0].before).pending
         whole = self._last == len(self._edges) and pending
         if whole and not any(edge.waits for edge in self._edges):
             self._edges[0].settle()

@@ -21,7 +21,7 @@ from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import JOURNALS, READER, edge_name, make_ours
 from etlstage.pipeline.delivery.holder import holder_of
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.journal import CUT, JournalSink, JournalSource
 from etlstage.sequencing import Checkpoint
 
@@ -130,7 +130,9 @@ class DurableEdge:
     @property
     def waits(self) -> bool:
         """Whether the half behind it has something to load, or was interrupted."""
-        return not Record.latest(self.behind).ended or bool(self.unread().messages)
+        return not CommitRecord.latest(self.behind).ended or bool(
+            self.unread().messages
+        )
 
     def settle(self) -> None:
         """Record that a load that the half before it has ended is over."""
@@ -186,14 +188,14 @@ class DurableEdge:
             if READER not in {one.name for one in journals.readers()}:
                 # What it has not read is kept for it from the beginning on.
                 journals.read_committed(READER).close()
-            for journal, intent in _intents(Record.latest(self.before)):
+            for journal, intent in _intents(CommitRecord.latest(self.before)):
                 journals.append(journal, bytes.fromhex(intent))
 
     def unread(self) -> Waiting:
         """Return what is committed there and not recorded to be loaded."""
         if not self.exists:
             return Waiting()
-        record, messages, size, seconds = Record.latest(self.behind), 0, 0, 0.0
+        record, messages, size, seconds = CommitRecord.latest(self.behind), 0, 0, 0.0
         position = Checkpoint({}, [])
         if record.position is not None:
             position = checkpoint_of(record.position)
@@ -218,7 +220,10 @@ class DurableEdge:
 
     def busy(self) -> str:
         """Return why nothing can be changed now; nothing, if it can."""
-        if not (Record.latest(self.before).ended and Record.latest(self.behind).ended):
+        if not (
+            CommitRecord.latest(self.before).ended
+            and CommitRecord.latest(self.behind).ended
+        ):
             return "a run was interrupted: run it to its end first, as it was"
         if (waiting := self.unread()).messages:
             return f"{waiting}: load them first, by --only-behind {self.stage}"
@@ -230,7 +235,7 @@ def _labels(journals: Journals) -> dict[str, str]:
     return {name: labels.get(name, "") for name in _LABELS}
 
 
-def _intents(record: Record) -> Iterable[tuple[str, str]]:
+def _intents(record: CommitRecord) -> Iterable[tuple[str, str]]:
     return record.intents if isinstance(record.intents, list) else ()
 
 

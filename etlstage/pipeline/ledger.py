@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from etlstage.errors import Fault, Faults, LedgerImbalance
+from etlstage.errors import Faults, LedgerImbalance, WorkerFailure
 from etlstage.messages import StageKind
 from etlstage.stage.contract import PROMISES
 
@@ -73,7 +73,7 @@ class Account:
     mismatched_schema: int = 0
     mismatched_where: int = 0
     mismatched_max_seconds: int = 0
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[WorkerFailure, ...] = ()
     """The last of these, where the workers were not on Spark's executors."""
     seconds: float = 0.0
     """Time from the stage's start to its end, or until now."""

@@ -21,7 +21,7 @@ from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Landing
 from etlstage.pipeline.ledger import COUNTS, Account, Ledger
 from etlstage.pipeline.report import (
@@ -189,7 +189,7 @@ class Runner(ABC):
         letters = self._dead_letters
         return letters.secrets if letters is not None else Secrets()
 
-    async def _begin_delivery(self, *, anew: bool = False) -> Record | None:
+    async def _begin_delivery(self, *, anew: bool = False) -> CommitRecord | None:
         """
         Have what this run commits recorded, and return what was before.
 

@@ -2,7 +2,7 @@
 The seam of a dialect: what a stage carries, and what one conversation offers.
 
 A :class:`Dialect` answers for all that others must know of it. It opens a
-:class:`Session` for each worker: the caller moves bytes and time, the session turns
+:class:`DialectSession` for each worker: the caller moves bytes and time, the session turns
 them into events and back.
 """
 
@@ -31,10 +31,10 @@ __all__ = (
     "SEND_EOF",
     "Connector",
     "Dialect",
+    "DialectSession",
     "Limits",
     "Paired",
     "Services",
-    "Session",
     "Shape",
     "Side",
 )
@@ -62,7 +62,7 @@ class Limits(NamedTuple):
     fifty times what it may."""
 
 
-class Session(Protocol):
+class DialectSession(Protocol):
     """
     One conversation in a dialect, seen from one side.
 
@@ -167,7 +167,7 @@ class Session(Protocol):
 
 
 @runtime_checkable
-class Paired(Session, Protocol):
+class Paired(DialectSession, Protocol):
     """
     A session that nothing but their order tells which exchange a reply is for.
 
@@ -318,7 +318,7 @@ class Dialect(ABC):
         window: int | None = None,
         life: float | None = None,
         answer: float | None = None,
-    ) -> Session:
+    ) -> DialectSession:
         """
         Return a fresh session.
 

@@ -38,13 +38,13 @@ from etlstage.shard.lease import (
     Answer,
     CheckpointAsked,
     Event,
+    FailRunner,
     Instruction,
     Lease,
     LeaveAsked,
     Left,
     Read,
     ReadFailed,
-    Refuse,
     Start,
     Stop,
     TableRead,
@@ -412,7 +412,7 @@ class LeaseKeeper:
         if twin is not None:
             self._over = True
             self._out.append(
-                Refuse(
+                FailRunner(
                     f"runner {self._name!r} is running: {twin.shard} was renewed by"
                     f" {twin.owner}; stop it, or give this one another name"
                 )

@@ -15,13 +15,13 @@ __all__ = (
     "Answer",
     "CheckpointAsked",
     "Event",
+    "FailRunner",
     "Instruction",
     "Lease",
     "LeaveAsked",
     "Left",
     "Read",
     "ReadFailed",
-    "Refuse",
     "Start",
     "Stop",
     "TableRead",
@@ -165,7 +165,7 @@ class Answer(NamedTuple):
     """False: the shard is another's."""
 
 
-class Refuse(NamedTuple):
+class FailRunner(NamedTuple):
     """End the runner, with that error."""
 
     text: str
@@ -175,4 +175,4 @@ class Left(NamedTuple):
     """The runner has handed over all that it had."""
 
 
-Instruction: TypeAlias = Read | Write | Start | Stop | Answer | Refuse | Left
+Instruction: TypeAlias = Read | Write | Start | Stop | Answer | FailRunner | Left

@@ -46,13 +46,13 @@ from etlstage.shard.lease import (
     Answer,
     CheckpointAsked,
     Event,
+    FailRunner,
     Instruction,
     Lease,
     LeaveAsked,
     Left,
     Read,
     ReadFailed,
-    Refuse,
     Start,
     Stop,
     TableRead,
@@ -461,7 +461,7 @@ class LeasedSink(ShardSink):
             case Answer(shard, stored):
                 if shard in self._shards:
                     self._shards[shard].answer(stored=stored)
-            case Refuse(text):
+            case FailRunner(text):
                 self._refuse(text)
             case Left():
                 self._left.set()

@@ -36,7 +36,7 @@ from etlstage.errors import (
     RemoteProtocolError,
 )
 from etlstage.messages import StageKind, counted
-from etlstage.protocol.base import Limits, Paired, Session, Shape, Side
+from etlstage.protocol.base import DialectSession, Limits, Paired, Shape, Side
 from etlstage.protocol.events import (
     Added,
     Alive,
@@ -117,7 +117,7 @@ class Link:
         self._batches = shape.batches
         self._commits = shape is Shape.COMMITTED
         self._extracts = stage.kind is StageKind.EXTRACT
-        self._session: Session = stage.dialect.open(
+        self._session: DialectSession = stage.dialect.open(
             Side.SUPERVISOR,
             Limits(stage.max_message, stage.max_reply),
             batch=stage.batch.size,

@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from etlstage.errors import Fault, Faults
+from etlstage.errors import Faults, WorkerFailure
 from etlstage.messages import StageKind
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
@@ -126,7 +126,7 @@ class Observers:
             case _:
                 return
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        last = (*last, Fault(time, event.worker, what))[-_FAULTS:]
+        last = (*last, WorkerFailure(time, event.worker, what))[-_FAULTS:]
         self.faults = Faults(restarts, failures + 1, last)
 
     def _record(self, event: SupervisorEvent, *, given_up: bool) -> None:

@@ -28,7 +28,7 @@ import anyio.lowlevel
 
 from etlstage.errors import LocalProtocolError
 from etlstage.messages import Run, counted
-from etlstage.protocol.base import Limits, Session, Shape
+from etlstage.protocol.base import DialectSession, Limits, Shape
 from etlstage.protocol.events import Added, Event, Farewell, Opened, Ready
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.contract import checker_of
@@ -85,7 +85,7 @@ class WorkerUnderTest:
         return f"<WorkerUnderTest {self.stage.name!r} {self._process.fate}>"
 
     @property
-    def session(self) -> Session:
+    def session(self) -> DialectSession:
         """The supervisor's side of the conversation."""
         return self._said.session
 

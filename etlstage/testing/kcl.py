@@ -37,7 +37,7 @@ from etlstage.protocol.events import (
     Noise,
     Opened,
 )
-from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of
+from etlstage.protocol.kcl.checkpoint import ShardPosition, position_of
 from etlstage.protocol.kcl.session import KclSession, State
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.process import command_line
@@ -65,7 +65,7 @@ _ENDS: Final = {
 class Asked(NamedTuple):
     """A checkpoint that would have been stored."""
 
-    position: Checkpoint
+    position: ShardPosition
     error: str | None
     """Name of the exception that it was answered with."""
 
@@ -182,7 +182,7 @@ class ProcessorUnderTest:
         self._due = anyio.Event()
 
     @property
-    def stored(self) -> Checkpoint:
+    def stored(self) -> ShardPosition:
         """What was checkpointed last."""
         return self.session.stored
 
@@ -333,7 +333,7 @@ class ProcessorUnderTest:
                 case _:
                     pass
 
-    def _ask(self, position: Checkpoint, now: float) -> None:
+    def _ask(self, position: ShardPosition, now: float) -> None:
         number = len(self.asked) + 1
         error = self.faults.errors.get(number)
         self.asked.append(Asked(position, error))

@@ -19,7 +19,7 @@ import anyio
 from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import AnnotatedRun, Run, counted
 from etlstage.protocol.events import Assignment, FarewellReason
-from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of, rank
+from etlstage.protocol.kcl.checkpoint import ShardPosition, position_of, rank
 from etlstage.protocol.kcl.lines import RecordColumn, hashed_key
 from etlstage.protocol.kcl.uncommitted import LONGEST_KEY
 from etlstage.stage.stage import Stage
@@ -184,7 +184,7 @@ async def simulate(
     return well
 
 
-def _position(text: str) -> Checkpoint:
+def _position(text: str) -> ShardPosition:
     number, _, sub = text.partition(".")
     try:
         return position_of([number, int(sub or 0)])

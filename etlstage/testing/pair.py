@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 from etlstage.errors import ProtocolError
-from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Session, Side
+from etlstage.protocol.base import SEND_EOF, Dialect, DialectSession, Limits, Side
 from etlstage.protocol.events import (
     Added,
     Ended,
@@ -65,7 +65,7 @@ def atoms(sender: Side, events: Iterable[Event]) -> list[Atom]:
 
 
 def deliver(
-    data: Iterable[bytes], session: Session, *, cuts: Collection[int] = ()
+    data: Iterable[bytes], session: DialectSession, *, cuts: Collection[int] = ()
 ) -> bytes:
     """Hand over what ``data_to_send()`` returned, and return the bytes."""
     wire = b""
@@ -97,8 +97,8 @@ class ProtocolPair:
 
     def __init__(self, dialect: Dialect, *, limits: Limits | None = None) -> None:
         limits = limits or Limits()
-        self.supervisor: Session = dialect.open(Side.SUPERVISOR, limits)
-        self.worker: Session = dialect.open(Side.WORKER, limits)
+        self.supervisor: DialectSession = dialect.open(Side.SUPERVISOR, limits)
+        self.worker: DialectSession = dialect.open(Side.WORKER, limits)
         self._sent: dict[Side, list[Atom]] = {side: [] for side in Side}
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from etlstage.messages import Run, StageKind
-from etlstage.protocol.base import Dialect, Limits, Session, Shape, Side
+from etlstage.protocol.base import Dialect, DialectSession, Limits, Shape, Side
 from etlstage.protocol.events import (
     Added,
     Alive,
@@ -64,7 +64,7 @@ class ReplyReader:
     def __init__(
         self, dialect: Dialect, limits: Limits, kind: StageKind, batch: int
     ) -> None:
-        self.session: Session = dialect.open(
+        self.session: DialectSession = dialect.open(
             Side.SUPERVISOR, limits, batch=batch, kind=kind
         )
         self.events: list[Event] = []

@@ -51,7 +51,7 @@ from etlstage.protocol.kcl.checkpoint import (
     INVALID_STATE,
     SHUTDOWN,
     THROTTLING,
-    Checkpoint,
+    ShardPosition,
     position_of,
 )
 from etlstage.protocol.kcl.processor import ProcessorSession, Turn
@@ -59,10 +59,10 @@ from etlstage.worker.descriptors import complain, read, take_over, write
 
 __all__ = (
     "CheckpointFailed",
+    "CheckpointUnavailable",
     "Checkpointer",
     "DependencyFailed",
     "IllegalCheckpoint",
-    "InvalidState",
     "LeaseLost",
     "Processor",
     "Record",
@@ -100,7 +100,7 @@ class LeaseLost(CheckpointFailed):
     """Raised when the shard is another's: nothing can be stored any more."""
 
 
-class InvalidState(CheckpointFailed):
+class CheckpointUnavailable(CheckpointFailed):
     """Raised when there is no checkpointer now, or no store."""
 
 
@@ -112,7 +112,7 @@ _ERRORS: Final[dict[str, type[CheckpointFailed]]] = {
     THROTTLING: Throttled,
     DEPENDENCY: DependencyFailed,
     SHUTDOWN: LeaseLost,
-    INVALID_STATE: InvalidState,
+    INVALID_STATE: CheckpointUnavailable,
     ILLEGAL_ARGUMENT: IllegalCheckpoint,
 }
 _PASSING: Final = (Throttled, DependencyFailed)
@@ -178,11 +178,11 @@ class Checkpointer:
             CheckpointFailed: If it was not stored; the class says why.
 
         """
-        position: Checkpoint | None = None
+        position: ShardPosition | None = None
         if isinstance(at, Record):
-            position = Checkpoint(at.sequence_number, at.sub_sequence_number or 0)
+            position = ShardPosition(at.sequence_number, at.sub_sequence_number or 0)
         elif at is not None:
-            position = Checkpoint(at, sub_sequence_number or 0)
+            position = ShardPosition(at, sub_sequence_number or 0)
         for attempt in range(tries):
             try:
                 self._life.ask(position)
@@ -242,7 +242,7 @@ class _Life:
         while (event := self._next()) is not None:
             self._handle(event)
 
-    def ask(self, position: Checkpoint | None) -> None:
+    def ask(self, position: ShardPosition | None) -> None:
         """Ask for a checkpoint, and wait for the answer."""
         self._say(CommitAsked(0, position))
         event = self._next()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from tests.cli.conftest import Etlstage, command, environment, left_behind
 from tests.cli.test_kills import wait_until
 from tests.manual.fences import section
@@ -226,7 +226,7 @@ def check_kills(folder: Path, kills: int, durable: str, *, seed: int) -> None:
         _, said = run.communicate()
         assert run.returncode in {0, -signal.SIGKILL}, said.decode()
         # One that was killed behind its end has loaded all: the next loads it again.
-        record = Record.latest(folder / "state")
+        record = CommitRecord.latest(folder / "state")
         whole = record.epoch > 0 and record.ended and not record.pending
         ended = run.returncode == 0 or whole
         wait_until(lambda: not left_behind(folder))

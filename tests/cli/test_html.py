@@ -12,7 +12,7 @@ import pytest
 
 from etlstage.cli.history import RunSpan
 from etlstage.cli.html import page
-from etlstage.errors import Fault, StageError
+from etlstage.errors import StageError, WorkerFailure
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.letter import LetterGroup
 from etlstage.pipeline.interfaces import Output
@@ -119,7 +119,7 @@ def report() -> Report:
     ledger[1].done, ledger[1].dead, ledger[1].produced = 5, 4, 3
     ledger[1].doubtful = ledger[1].skipped = 1
     ledger[1].restarts, ledger[1].failures = 2, 3
-    ledger[1].faults = (Fault(TIME, NASTY, f"died of hunter2 {HIDING}{NASTY}"),)
+    ledger[1].faults = (WorkerFailure(TIME, NASTY, f"died of hunter2 {HIDING}{NASTY}"),)
     return Report(
         name=NASTY,
         run=NASTY,

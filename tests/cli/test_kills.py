@@ -20,7 +20,7 @@ from random import Random
 
 import pytest
 
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from tests.cli.conftest import command, environment, left_behind, worker
 from tests.supervisor.workers import runs
 
@@ -177,7 +177,7 @@ def loaded(folder: Path) -> list[int]:
 
 def position(folder: Path) -> int:
     """Return the last position that was stored."""
-    stored = Record.latest(folder / "state").position
+    stored = CommitRecord.latest(folder / "state").position
     return stored if isinstance(stored, int) else 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from shutil import rmtree
 
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from tests.crash.matrix import (
     EXECUTORS,
     SHOWN,
@@ -141,7 +141,7 @@ class Cell:
             code = self._start(folder, kills)
             if not self._seconds:
                 self._seconds = time.monotonic() - began
-            record = Record.latest(folder / "state")
+            record = CommitRecord.latest(folder / "state")
             over = record.ended and record.epoch > 0 and not record.pending
             epoch = record.epoch
             assert over or code, f"not on record: {record}"

@@ -20,7 +20,7 @@ from etlstage.journal import Journals, RunMessage
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.dead_letter.store import FOLDER
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from tests.crash.victim import HANGS, PATIENCE
 from tests.database import PostgreSQL, drivers
 
@@ -260,7 +260,7 @@ def check(folder: Path, case: Case, *, ended: bool = True) -> None:
     refused = {n for n in range(case.messages) if n % 100 == 7}
     loaded = check_rows(folder, case, refused, ended=ended)
     check_order(loaded, case)
-    record = Record.latest(folder / "state")
+    record = CommitRecord.latest(folder / "state")
     position: int | None = None
     if case.ends in OFFSETS:
         position = case.messages
@@ -345,7 +345,7 @@ def rows_of(out: Path, case: Case) -> Iterator[str]:
 def committed(folder: Path) -> Iterator[bytes]:
     """Yield what readers of the journals see behind the next start."""
     with Journals.open(folder / "out", create=False) as journals:
-        for journal, intent in Record.latest(folder / "state").intents:  # type: ignore[attr-defined]
+        for journal, intent in CommitRecord.latest(folder / "state").intents:  # type: ignore[attr-defined]
             journals.append(journal, bytes.fromhex(intent))
         for envelope in journals.read_committed():
             assert isinstance(envelope.message, RunMessage)

@@ -17,7 +17,7 @@ from etlstage.errors import LedgerImbalance, SinkFailed, StateUnusable
 from etlstage.journal import Journals
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.divided import DividedPipeline
 from etlstage.pipeline.edge import DurableEdge
 from etlstage.pipeline.interfaces import Sink
@@ -188,7 +188,7 @@ async def test_next_run_is_another_load(tmp_path: Path) -> None:
         sink = MemorySink()
         assert (await run(divided(tmp_path, sink))).status == "done"
         assert len(sink.messages) == 50
-        record = Record.latest(tmp_path / "edge-0")
+        record = CommitRecord.latest(tmp_path / "edge-0")
         loads.add(record.load)
         assert record.epoch == 5
     assert len(loads) == 2

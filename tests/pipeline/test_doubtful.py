@@ -13,7 +13,7 @@ from etlstage.errors import RepliesDoubtful
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline, WorkerSink, WorkerSource
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.testing import (
@@ -93,5 +93,5 @@ async def test_last_position_is_not_recorded(
     with anyio.fail_after(20):
         report = await pipeline.run()
     assert isinstance(report.error, RepliesDoubtful)
-    record = Record.latest(tmp_path)
+    record = CommitRecord.latest(tmp_path)
     assert (record.position, record.ended) == (2, False)

@@ -11,7 +11,7 @@ from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
@@ -154,7 +154,7 @@ async def test_commit_that_does_not_end_well(
     report = await run(tmp_path, sink(tmp_path, commit=commit))
     assert isinstance(report.error, SinkFailed)
     assert re.search(f"load: commit of epoch .* failed: .*{why}", str(report.error))
-    assert Record.latest(tmp_path / "s").epoch == 0
+    assert CommitRecord.latest(tmp_path / "s").epoch == 0
 
 
 async def test_retry_that_was_not_recorded(tmp_path: Path) -> None:

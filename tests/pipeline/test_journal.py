@@ -18,7 +18,7 @@ from etlstage.errors import SinkFailed, SourceFailed
 from etlstage.journal import Journals, Publisher, RunMessage, modulo
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Sink, Source
 from etlstage.pipeline.journal import JournalSink, JournalSource
 from etlstage.pipeline.pipeline import Pipeline
@@ -124,7 +124,7 @@ def test_each_message_is_committed_once_wherever_a_run_breaks_off(
         path = Path(folder)
         anyio.run(all_runs, path)
         assert sorted(committed(path / "set")) == sorted(numbers(50))
-        assert Record.latest(path / "state").ended
+        assert CommitRecord.latest(path / "state").ended
 
 
 @settings(deadline=None, max_examples=30)

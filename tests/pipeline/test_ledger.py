@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.errors import Fault, Faults, LedgerImbalance
+from etlstage.errors import Faults, LedgerImbalance, WorkerFailure
 from etlstage.messages import StageKind
 from etlstage.pipeline.ledger import Account, Ledger
 
@@ -166,7 +166,10 @@ def test_accounts_are_added_up() -> None:
 
 def test_faults_are_added_up() -> None:
     """Of all supervisors that a stage had (issue 11)."""
-    account, fault = Account("a", StageKind.TRANSFORM), Fault("now", "a-1", "died")
+    account, fault = (
+        Account("a", StageKind.TRANSFORM),
+        WorkerFailure("now", "a-1", "died"),
+    )
     account.add_faults(Faults(2, 1, (fault,)))
     account.add_faults(Faults(1, 3))
     assert (account.restarts, account.failures, account.faults) == (3, 4, (fault,))

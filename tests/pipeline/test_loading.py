@@ -17,7 +17,7 @@ from etlstage.errors import SourceFailed, StateUnusable
 from etlstage.messages import Passed, Position, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Ledger
 from etlstage.pipeline.loading import Loading
@@ -416,13 +416,13 @@ def test_what_belongs_behind_the_record_is_done_by_the_next_start(
                 return report
             assert isinstance(report.error, Stopped)
             visible = {name.rpartition("-")[2] for name in shown}
-            recorded = Record.latest(folder).epoch
+            recorded = CommitRecord.latest(folder).epoch
             assert visible <= {f"{n}" for n in range(1, recorded + 1)}
         return await run(folder, Numbers(50, size), Showing(epochs, shown))
 
     with tempfile.TemporaryDirectory() as folder:
         report = anyio.run(all_runs, Path(folder))
-        record = Record.latest(Path(folder))
+        record = CommitRecord.latest(Path(folder))
     assert report.status == "done"
     assert (record.ended, record.pending) == (True, False)
     assert shown == epochs.places

@@ -42,7 +42,7 @@ from etlstage.pipeline import (
 from etlstage.pipeline import pipeline as pipeline_module
 from etlstage.pipeline.dead_letter.store import letter_files
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.report import KeptLetters
 from etlstage.protocol.marker import Mode
@@ -447,7 +447,7 @@ async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -
         delivery = Delivery(tmp_path)
         report = await run(pipeline(source, echo, sink=sink, delivery=delivery))
         statuses.append(report.status)
-        stored = Record.latest(tmp_path).position
+        stored = CommitRecord.latest(tmp_path).position
         assert isinstance(stored, int)
         loaded += sink.messages
         assert set(numbers(0, stored)) <= set(loaded)
@@ -783,7 +783,7 @@ async def test_limited_run_loads_the_first_messages(
     assert report.ledger[0].produced == cut
     assert bool(sink.finished) == (cut < limit)
     assert source.closed
-    record = Record.latest(tmp_path / "state")
+    record = CommitRecord.latest(tmp_path / "state")
     assert record.ended
     assert record.position == {4: None, 5: 1, 9: None}[limit]
 

@@ -19,7 +19,7 @@ from etlstage.errors import (
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import DeadLetters, Pipeline, WorkerSink
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage, WorkerProgram
 from etlstage.testing import MemorySource
 from tests.supervisor.workers import load
@@ -158,4 +158,4 @@ async def test_nothing_is_recorded_behind_a_doubt(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         report = await pipeline.run()
     assert isinstance(report.error, RepliesDoubtful)
-    assert Record.latest(tmp_path / "state").position is None
+    assert CommitRecord.latest(tmp_path / "state").position is None

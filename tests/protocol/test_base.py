@@ -5,7 +5,14 @@ from collections.abc import Mapping
 import pytest
 
 from etlstage.messages import StageKind
-from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Session, Shape, Side
+from etlstage.protocol.base import (
+    SEND_EOF,
+    Dialect,
+    DialectSession,
+    Limits,
+    Shape,
+    Side,
+)
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.settings.definition import Section
 
@@ -23,7 +30,7 @@ def test_end_is_the_write_of_nothing() -> None:
 def test_marker_has_a_session_on_both_sides() -> None:
     """The type checker compares every method; here it gets something to compare."""
     for side in Side:
-        session: Session = MarkerProtocol(side, Mode.SINGLE)
+        session: DialectSession = MarkerProtocol(side, Mode.SINGLE)
         assert session.events_received() == []
         assert session.data_to_send() == []
         assert session.in_order
@@ -39,7 +46,7 @@ class Silent(Dialect):
         """One message, one exchange."""
         return Shape.MESSAGE
 
-    def open(self, side: Side, limits: Limits, **_opened_for: object) -> Session:
+    def open(self, side: Side, limits: Limits, **_opened_for: object) -> DialectSession:
         """Return what the marker protocol has."""
         return MarkerProtocol(side, Mode.SINGLE, limits=limits)
 

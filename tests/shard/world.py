@@ -15,12 +15,12 @@ from etlstage.shard.lease import (
     Answer,
     CheckpointAsked,
     Event,
+    FailRunner,
     Instruction,
     Lease,
     Left,
     Read,
     ReadFailed,
-    Refuse,
     Start,
     Stop,
     TableRead,
@@ -133,7 +133,7 @@ class World:
                     self.acknowledged[shard] = max(before, position)
                     if shard in runner.workers:  # it may be gone meanwhile
                         runner.workers[shard] = position
-            case Refuse(text):
+            case FailRunner(text):
                 runner.refused, runner.alive = text, False
             case Left():
                 assert not runner.workers

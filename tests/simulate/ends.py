@@ -18,7 +18,7 @@ from etlstage.errors import StateUnusable
 from etlstage.messages import Position, Run
 from etlstage.pipeline import DeadLetter, WorkerSource
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.stage import Stage
 from etlstage.testing.ends import (
@@ -48,7 +48,7 @@ __all__ = (
 class Disk:
     """What outlives a start."""
 
-    record: Record = field(default_factory=Record)
+    record: CommitRecord = field(default_factory=CommitRecord)
     letters: list[DeadLetter] = field(default_factory=list)
     epochs: MemoryEpochs = field(default_factory=MemoryEpochs)
 
@@ -57,7 +57,7 @@ class Disk:
         """What is in the epochs that are recorded."""
         return self.loaded_by(self.record)
 
-    def loaded_by(self, record: Record) -> list[bytes]:
+    def loaded_by(self, record: CommitRecord) -> list[bytes]:
         """Return what is in the epochs up to that of a record."""
         number = record.epoch
         return [
@@ -88,7 +88,7 @@ class Watch(Protocol):
     def commit(self, position: Position) -> None:
         """Judge a position that is acknowledged."""
 
-    def record(self, record: Record) -> None:
+    def record(self, record: CommitRecord) -> None:
         """Judge a record that is about to be stored."""
 
 
@@ -228,7 +228,7 @@ class SimulatedDelivery(Delivery):
     def __enter__(self) -> Self:
         """Raise the fence."""
         found = self._disk.record
-        self.record: Record = replace(found, fence=found.fence + 1)
+        self.record: CommitRecord = replace(found, fence=found.fence + 1)
         self._write(self.record, None)
         return self
 
@@ -237,7 +237,7 @@ class SimulatedDelivery(Delivery):
         if self._disk.record.fence != self.record.fence:
             raise StateUnusable("another run has taken over")
 
-    def _write(self, record: Record, at: Callable[[str], None] | None) -> None:
+    def _write(self, record: CommitRecord, at: Callable[[str], None] | None) -> None:
         if at is not None:
             at("aside")
         self._watch.live()
@@ -249,6 +249,6 @@ class SimulatedDelivery(Delivery):
             raise StateUnusable(f"can't store the record: {error}") from error
         self._keep(record)
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: CommitRecord) -> None:
         self._watch.record(record)
         self._disk.record = record

@@ -18,7 +18,7 @@ import anyio
 from etlstage.errors import RepliesDoubtful, SourceFailed, WorkerLost
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline, Report, WorkerSource
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.stage import Stage
 from etlstage.testing import MemorySink, SimulationFailed, simulation
 from etlstage.transport import Launch
@@ -127,7 +127,7 @@ class Simulation(simulation.Simulation[Scenario]):
                 value, [*durable, *self._loaded], self._letters.safe
             )
 
-    def record(self, record: Record) -> None:
+    def record(self, record: CommitRecord) -> None:
         """Judge an epoch that is about to be recorded."""
         if record.epoch == self._disk.record.epoch:
             if self._disk.record.ended and not record.ended:

@@ -160,7 +160,7 @@ def test_checkpoints_by_record_and_by_number() -> None:
     ("name", "error"),
     [
         ("ShutdownException", kcl.LeaseLost),
-        ("InvalidStateException", kcl.InvalidState),
+        ("InvalidStateException", kcl.CheckpointUnavailable),
         ("IllegalArgumentException", kcl.IllegalCheckpoint),
         ("NullPointerException", kcl.CheckpointFailed),
     ],

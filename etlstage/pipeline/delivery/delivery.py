@@ -30,7 +30,7 @@ from typing import BinaryIO, Final, Self
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.folder import make_ours, opened, reason
 from etlstage.pipeline.delivery.holder import LOCK, Holder
-from etlstage.pipeline.delivery.record import Record, fence_of
+from etlstage.pipeline.delivery.record import CommitRecord, fence_of
 
 __all__ = ("Bounds", "Delivery", "take_over", "unusable")
 
@@ -85,7 +85,7 @@ class Delivery:
         self.exactly_once: bool = exactly_once
         self.whole: bool = whole or exactly_once
         self.bounds: Bounds = bounds or Bounds()
-        self.record: Record = Record()
+        self.record: CommitRecord = CommitRecord()
         self.at: Callable[[str], None] = _unheard
         self._stack = ExitStack()
 
@@ -95,7 +95,7 @@ class Delivery:
             try:
                 make_ours(self.folder)
                 self._lock(stack)
-                self.record = Record.fenced(self.folder)
+                self.record = CommitRecord.fenced(self.folder)
             except OSError as error:
                 raise unusable(self.folder, error) from error
             self._stack = stack.pop_all()
@@ -119,13 +119,13 @@ class Delivery:
 
         """
         delivery = cls(folder)
-        delivery.record = replace(Record.latest(folder), fence=fence)
+        delivery.record = replace(CommitRecord.latest(folder), fence=fence)
         delivery.check()
         return delivery
 
     def reread(self) -> None:
         """Record what was committed for us: see :meth:`joined`."""
-        self.record = replace(Record.latest(self.folder), fence=self.record.fence)
+        self.record = replace(CommitRecord.latest(self.folder), fence=self.record.fence)
 
     def begin(
         self,
@@ -152,7 +152,7 @@ class Delivery:
             StateUnusable: If another pipeline was interrupted, or the record can't be stored.
 
         """
-        found = Record(fence=self.record.fence) if anew else self.record
+        found = CommitRecord(fence=self.record.fence) if anew else self.record
         same = self.whole and found.delivery == self._promise
         if (not found.ended or found.pending) and (
             found.epoch or same or found.delivery == "exactly-once"
@@ -160,7 +160,7 @@ class Delivery:
             self._check_same(found, stages, output)
             self.record = replace(self.record, output=output, input=input)
             return True
-        record = Record(
+        record = CommitRecord(
             fence=found.fence,
             delivery=self._promise,
             whole=self.whole,
@@ -189,7 +189,7 @@ class Delivery:
         ended: bool = False,
         performs: bool = False,
         intents: object = None,
-    ) -> Record:
+    ) -> CommitRecord:
         """
         Return the record of an epoch that is durable.
 
@@ -221,7 +221,7 @@ class Delivery:
         """Record what :meth:`next` returns; raises as :meth:`keep`."""
         self.keep(self.next(position, ended=ended, performs=performs))
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: CommitRecord) -> None:
         """
         Record that an epoch is durable.
 
@@ -247,7 +247,7 @@ class Delivery:
 
         """
         try:
-            record = Record.of_note(note, fence=self.record.fence)
+            record = CommitRecord.of_note(note, fence=self.record.fence)
         except ValueError as error:
             raise StateUnusable(
                 f"can't read what was noted with the epochs of load {self.record.load}"
@@ -295,7 +295,9 @@ class Delivery:
                 f" is committed behind epoch {self.record.epoch} by this one"
             )
 
-    def _store(self, record: Record, at: Callable[[str], None] | None = None) -> None:
+    def _store(
+        self, record: CommitRecord, at: Callable[[str], None] | None = None
+    ) -> None:
         """Record it, unless somebody has taken over, before that or meanwhile."""
         self.check()
         try:
@@ -304,14 +306,16 @@ class Delivery:
             self.check()
         self.record = record
 
-    def _write(self, record: Record, at: Callable[[str], None] | None) -> None:
+    def _write(self, record: CommitRecord, at: Callable[[str], None] | None) -> None:
         record.store(self.folder, at)
 
     @property
     def _promise(self) -> str:
         return "exactly-once" if self.exactly_once else "at-least-once"
 
-    def _check_same(self, found: Record, stages: Sequence[str], output: str) -> None:
+    def _check_same(
+        self, found: CommitRecord, stages: Sequence[str], output: str
+    ) -> None:
         """Assert that we can go on where a run was interrupted."""
         if found.delivery != self._promise:
             differs = f"its delivery was {found.delivery}"
@@ -365,7 +369,7 @@ class Delivery:
         )
 
 
-def take_over(folder: Path) -> Record:
+def take_over(folder: Path) -> CommitRecord:
     """
     Take a state directory from who holds it: he can't commit any more.
 
@@ -377,7 +381,7 @@ def take_over(folder: Path) -> Record:
 
     """
     try:
-        record = Record.fenced(folder)
+        record = CommitRecord.fenced(folder)
         # Whoever holds the old file holds nothing that others look at.
         (folder / LOCK).unlink(missing_ok=True)
     except OSError as error:

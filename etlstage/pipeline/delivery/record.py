@@ -32,7 +32,7 @@ from etlstage.pipeline.delivery.folder import opened, reason, sync
 from etlstage.pipeline.delivery.position import load, put
 from etlstage.telemetry.log import Log
 
-__all__ = ("RECORDS", "Record", "fence_of")
+__all__ = ("RECORDS", "CommitRecord", "fence_of")
 
 RECORDS: Final = "record.*.json"
 """What such files are called, as a pattern."""
@@ -45,7 +45,7 @@ _log = Log()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class CommitRecord:
     """How far a run has come."""
 
     fence: int = 0

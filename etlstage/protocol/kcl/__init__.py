@@ -8,9 +8,9 @@ and what a processor was given is done when a checkpoint covers it.
 
 from __future__ import annotations
 
-from etlstage.protocol.kcl.checkpoint import Checkpoint as Checkpoint
+from etlstage.protocol.kcl.checkpoint import ShardPosition as ShardPosition
 from etlstage.protocol.kcl.lines import Version as Version
 from etlstage.protocol.kcl.processor import ProcessorSession as ProcessorSession
 from etlstage.protocol.kcl.session import KclSession as KclSession
 
-__all__ = ("Checkpoint", "KclSession", "ProcessorSession", "Version")
+__all__ = ("KclSession", "ProcessorSession", "ShardPosition", "Version")

@@ -24,8 +24,8 @@ __all__ = (
     "SHUTDOWN",
     "THROTTLING",
     "TRIM_HORIZON",
-    "Checkpoint",
     "CommitVerdict",
+    "ShardPosition",
     "Standing",
     "error_name",
     "judge",
@@ -64,7 +64,7 @@ _SENTINELS: Final[dict[str, float]] = {
 }
 
 
-class Checkpoint(NamedTuple):
+class ShardPosition(NamedTuple):
     """A position in a shard; as plain JSON it is ``[sequence, sub]``."""
 
     sequence: str
@@ -76,9 +76,9 @@ class Checkpoint(NamedTuple):
 class Standing(NamedTuple):
     """What is known of a shard when its processor asks."""
 
-    stored: Checkpoint
+    stored: ShardPosition
     """What was stored last, or where the processor began."""
-    largest: Checkpoint
+    largest: ShardPosition
     """The last record that was delivered; ``stored`` if none was."""
     ended: bool = False
     """The processor is at the action that ends the shard."""
@@ -87,7 +87,7 @@ class Standing(NamedTuple):
 class CommitVerdict(NamedTuple):
     """What becomes of a checkpoint that was asked for."""
 
-    position: Checkpoint | None = None
+    position: ShardPosition | None = None
     """To be stored; None: nothing is."""
     error: str | None = None
     """Name of the exception to answer with; None: success."""
@@ -108,11 +108,11 @@ def judge(sequence: str | None, sub: int | None, standing: Standing) -> CommitVe
 
     """
     stored, largest, ended = standing
-    most = Checkpoint(SHARD_END) if ended else largest
+    most = ShardPosition(SHARD_END) if ended else largest
     if sequence is None:
         asked, place = most, rank(most)
     else:
-        asked = Checkpoint(sequence, sub or 0)
+        asked = ShardPosition(sequence, sub or 0)
         known = rank_of(*asked)
         if known is None:
             return _REFUSED
@@ -123,7 +123,7 @@ def judge(sequence: str | None, sub: int | None, standing: Standing) -> CommitVe
         return _DONE
     if ended and place == rank(largest):
         # The very last number stands for the end, but only if it is news: see above.
-        return CommitVerdict(Checkpoint(SHARD_END))
+        return CommitVerdict(ShardPosition(SHARD_END))
     return CommitVerdict(asked)
 
 
@@ -135,7 +135,7 @@ def rank_of(sequence: str, sub: int = 0) -> Rank | None:
     return (int(sequence), sub) if digits and sub >= 0 else None
 
 
-def rank(position: Checkpoint) -> Rank:
+def rank(position: ShardPosition) -> Rank:
     """
     Return what orders a position that is known to be one.
 
@@ -152,7 +152,7 @@ def rank(position: Checkpoint) -> Rank:
     return found
 
 
-def position_of(value: object) -> Checkpoint:
+def position_of(value: object) -> ShardPosition:
     """
     Return a position from plain JSON; None is the beginning of the shard.
 
@@ -162,11 +162,11 @@ def position_of(value: object) -> Checkpoint:
     """
     match value:
         case None:
-            return Checkpoint(TRIM_HORIZON)
+            return ShardPosition(TRIM_HORIZON)
         case str(sequence):
-            position = Checkpoint(sequence)
+            position = ShardPosition(sequence)
         case [str(sequence), int(sub)]:
-            position = Checkpoint(sequence, sub)
+            position = ShardPosition(sequence, sub)
         case _:
             raise ValueError(
                 f"{value!r} is no position in a shard, expected [sequence number,"

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from etlstage.errors import PayloadTooBig
 from etlstage.messages import AnnotatedRun, Run, plain
-from etlstage.protocol.kcl.checkpoint import Checkpoint
+from etlstage.protocol.kcl.checkpoint import ShardPosition
 
 __all__ = (
     "ROWS",
@@ -146,7 +146,7 @@ def _whole(number: int | None) -> bytes:
     return b"null" if number is None else b"%d" % number
 
 
-def initialize_line(row: Row, shard: str, position: Checkpoint) -> bytes:
+def initialize_line(row: Row, shard: str, position: ShardPosition) -> bytes:
     """Return what begins a life."""
     begin = b'{"action":"initialize","shardId":%b' % _text(shard)
     if not row.full:
@@ -221,7 +221,7 @@ def hashed_key(message: bytes) -> str:
     return f"{crc32(message):08x}"
 
 
-def requested_line(row: Row, largest: Checkpoint) -> bytes | None:
+def requested_line(row: Row, largest: ShardPosition) -> bytes | None:
     """Return what asks for a shutdown; None: the version can't."""
     if row.requested is None or row.requested.endswith(b"\n"):
         return row.requested

@@ -33,7 +33,7 @@ from etlstage.protocol.events import (
     Opened,
     Ready,
 )
-from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of
+from etlstage.protocol.kcl.checkpoint import ShardPosition, position_of
 from etlstage.protocol.kcl.lines import (
     Lines,
     RecordColumn,
@@ -240,7 +240,7 @@ class ProcessorSession:
 
     def _ask(self, position: object) -> None:
         self._asked = position
-        where = Checkpoint("") if position is None else position_of(position)
+        where = ShardPosition("") if position is None else position_of(position)
         named = where.sequence or None
         sub = where.sub if named else None
         self._out.append(ask_line(self._member, named, sub))

@@ -48,7 +48,7 @@ from etlstage.protocol.kcl.checkpoint import (
     INVALID_STATE,
     SHARD_END,
     SHUTDOWN,
-    Checkpoint,
+    ShardPosition,
     Standing,
     error_name,
     judge,
@@ -156,7 +156,7 @@ class KclSession:
         self._lines = Lines(max_line)
         self._open = Uncommitted(self.shard, position_of(assignment.position))
         self._asks: deque[Ask] = deque()
-        self._position: Checkpoint | None = None  # is being stored
+        self._position: ShardPosition | None = None  # is being stored
         self._refused: str | None = None  # the last answer to a checkpoint
         self._reason: FarewellReason | None = None
         self._requested = False
@@ -181,7 +181,7 @@ class KclSession:
         return f"<KclSession {self.shard!r} {self.state.name} uncommitted={open_}>"
 
     @property
-    def stored(self) -> Checkpoint:
+    def stored(self) -> ShardPosition:
         """What is committed."""
         return self._open.stored
 

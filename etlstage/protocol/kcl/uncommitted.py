@@ -17,8 +17,8 @@ from etlstage.errors import InvalidMessage
 from etlstage.messages import AnnotatedRun, Run, plain
 from etlstage.protocol.kcl.checkpoint import (
     LONGEST,
-    Checkpoint,
     Rank,
+    ShardPosition,
     rank,
     rank_of,
 )
@@ -48,13 +48,13 @@ class Uncommitted:
 
     """
 
-    def __init__(self, shard: str, stored: Checkpoint) -> None:
+    def __init__(self, shard: str, stored: ShardPosition) -> None:
         self._shard = shard
         self._given: deque[_Given] = deque()
         self._last: Rank = rank(stored)
-        self.largest: Checkpoint = stored
+        self.largest: ShardPosition = stored
         """The last record that was given; before the first one where it begins."""
-        self.stored: Checkpoint = stored
+        self.stored: ShardPosition = stored
         """What is committed."""
         self.count: int = 0
         self.size: int = 0
@@ -95,11 +95,11 @@ class Uncommitted:
         self.last = first + len(ranks) - 1
         self._given.append(_Given(first, ranks, sizes))
         self._last = ranks[-1]
-        self.largest = Checkpoint(str(self._last[0]), self._last[1])
+        self.largest = ShardPosition(str(self._last[0]), self._last[1])
         self.count += len(ranks)
         self.size += sum(sizes)
 
-    def commit(self, position: Checkpoint) -> tuple[int, int]:
+    def commit(self, position: ShardPosition) -> tuple[int, int]:
         """Forget what a position covers; return the first exchange, and how many."""
         self.stored = position
         place, first, count = rank(position), self.last + 1, 0

@@ -22,7 +22,7 @@ from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters, letter_files, read_letters
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Landing, Output
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
@@ -226,7 +226,7 @@ class StreamingPipeline(Runner):
 
     def _book(self) -> None:
         """Take over the accounts of batches that are on record."""
-        record = Record.latest(self._state)
+        record = CommitRecord.latest(self._state)
         if record.fence != self._batches.fence:
             return  # another's, by now
         for account in self.ledger:

@@ -20,7 +20,7 @@ from etlstage.protocol.kcl.checkpoint import (
     INVALID_STATE,
     SHUTDOWN,
     THROTTLING,
-    Checkpoint,
+    ShardPosition,
 )
 from etlstage.protocol.kcl.lines import RecordColumn, Version
 from etlstage.protocol.kcl.settings import KclDialect
@@ -351,7 +351,7 @@ async def begins_within_records_that_were_put_as_one(subject: Subject) -> None:
         RecordColumn.SEQUENCE: [str(_FIRST)] * 2,
         RecordColumn.SUB: [2, 3],
     }
-    async with _daemon(subject, Checkpoint(str(_FIRST), 1)) as processor:
+    async with _daemon(subject, ShardPosition(str(_FIRST), 1)) as processor:
         await processor.give(_records(subject, 2, columns=numbers))
         await processor.end()
         _blame_illegal(processor)

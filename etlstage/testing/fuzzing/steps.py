@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from etlstage.protocol.base import Dialect, Limits, Session, Side
+from etlstage.protocol.base import Dialect, DialectSession, Limits, Side
 from etlstage.protocol.events import Added, Cancelled, Event, Opened, Ready
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.dialect import kit_of
@@ -315,7 +315,7 @@ def has_sessions(dialect: Dialect) -> bool:
     return not dialect.open(Side.SUPERVISOR, _LIMITS).in_order
 
 
-def ready(dialect: Dialect) -> Session:
+def ready(dialect: Dialect) -> DialectSession:
     """Return our side of a conversation with a worker that may be given sessions."""
     ours, theirs = (dialect.open(side, _LIMITS) for side in Side)
     theirs.send(Ready(), 0.0)

@@ -14,7 +14,7 @@ import pytest
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.delivery import Delivery, take_over
 from etlstage.pipeline.delivery.holder import LOCK
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 
 
 def test_state_directory_is_held_by_one_run(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_commit_counts_epochs(tmp_path: Path) -> None:
     delivery.at = steps.append
     delivery.keep(delivery.next(5, accounts={"e": [1], "l": [2]}, letters={"l": 3}))
     assert steps == ["aside", "recorded"]
-    found = Record.latest(tmp_path)
+    found = CommitRecord.latest(tmp_path)
     assert found == delivery.record
     assert (found.epoch, found.position, found.ended) == (1, 5, False)
     assert (found.accounts, found.letters) == ({"e": [1], "l": [2]}, {"e": 7, "l": 3})
@@ -197,7 +197,7 @@ def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
                 first.commit(2)
             second.begin("r2", stages=[], letters={})
             second.commit(3)
-    assert Record.latest(tmp_path).position == 3
+    assert CommitRecord.latest(tmp_path).position == 3
 
 
 @pytest.mark.parametrize("when", ["aside", "stored"])
@@ -205,9 +205,11 @@ def test_commit_in_the_middle_of_which_it_was_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """It may be stored, and counts for nothing: nobody is told it did (issue 14)."""
-    store = Record.store
+    store = CommitRecord.store
 
-    def late(self: Record, folder: Path, *told: Callable[[str], None] | None) -> None:
+    def late(
+        self: CommitRecord, folder: Path, *told: Callable[[str], None] | None
+    ) -> None:
         monkeypatch.undo()
         store(self, folder, *told)
         take_over(folder)
@@ -222,20 +224,20 @@ def test_commit_in_the_middle_of_which_it_was_taken_over(
             epoch = first.record.epoch
             first.at = at
             if when == "stored":
-                monkeypatch.setattr(Record, "store", late)
+                monkeypatch.setattr(CommitRecord, "store", late)
             with pytest.raises(StateUnusable, match="has taken over"):
                 first.end() if end and when == "stored" else first.commit(2, ended=True)
             assert (first.record.epoch, first.record.ended) == (epoch, False)
-        assert Record.latest(tmp_path).fence > first.record.fence
+        assert CommitRecord.latest(tmp_path).fence > first.record.fence
 
 
 def test_fence_belongs_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where two raise it in the same moment (issue 14)."""
-    latest = Record.latest
-    passed: list[Record] = []
+    latest = CommitRecord.latest
+    passed: list[CommitRecord] = []
 
-    def slow(folder: Path) -> Record:
-        monkeypatch.setattr(Record, "latest", latest)
+    def slow(folder: Path) -> CommitRecord:
+        monkeypatch.setattr(CommitRecord, "latest", latest)
         passed.append(take_over(folder))
         return latest(folder)
 
@@ -243,7 +245,7 @@ def test_fence_belongs_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         before = latest(tmp_path).fence
         if claimed:
             (tmp_path / f"record.{before + 1}.claim").touch()  # killed by then
-        monkeypatch.setattr(Record, "latest", slow)
+        monkeypatch.setattr(CommitRecord, "latest", slow)
         with Delivery(tmp_path) as delivery:
             delivery.check()
             assert delivery.record.fence == passed[-1].fence + 1
@@ -256,18 +258,18 @@ def test_commit_behind_the_look_of_a_take_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be forgotten: it fails though the new fence is not stored (issue 14)."""
-    latest = Record.latest
+    latest = CommitRecord.latest
     with Delivery(tmp_path, exactly_once=True) as first:
         first.begin("r1", stages=[], letters={})
 
-        def slow(folder: Path) -> Record:
+        def slow(folder: Path) -> CommitRecord:
             monkeypatch.undo()
             found = latest(folder)
             with pytest.raises(StateUnusable, match="has taken over"):
                 first.commit(1, ended=True)
             return found
 
-        monkeypatch.setattr(Record, "latest", slow)
+        monkeypatch.setattr(CommitRecord, "latest", slow)
         assert take_over(tmp_path).epoch == first.record.epoch == 0
 
 
@@ -322,7 +324,7 @@ def test_what_a_sink_has_noted_is_adopted(tmp_path: Path) -> None:
     noted = delivery.next(5, accounts={"e": [1], "l": [2]}, letters={"l": 3})
     with Delivery(tmp_path, exactly_once=True) as again:
         again.adopt(noted.note)
-        assert again.record == replace(noted, fence=2) == Record.latest(tmp_path)
+        assert again.record == replace(noted, fence=2) == CommitRecord.latest(tmp_path)
         again.commit(6)
         again.adopt(noted.note)
         assert again.record.position == 6

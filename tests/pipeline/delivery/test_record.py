@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.record import Record, fence_of
+from etlstage.pipeline.delivery.record import CommitRecord, fence_of
 
-WHOLE = Record(
+WHOLE = CommitRecord(
     fence=3,
     delivery="exactly-once",
     load="5f2d",
@@ -24,21 +24,21 @@ WHOLE = Record(
 def test_what_is_stored_is_read(tmp_path: Path) -> None:
     """All of it; without a file it is empty, and looking makes no folder (issue 14)."""
     folder = tmp_path / "state"
-    assert Record.latest(folder) == Record()
+    assert CommitRecord.latest(folder) == CommitRecord()
     assert not folder.exists()
     WHOLE.store(folder)
-    assert Record.latest(folder) == WHOLE
+    assert CommitRecord.latest(folder) == WHOLE
     assert [path.name for path in folder.iterdir()] == ["record.3.json"]
 
 
 def test_highest_fence_counts(tmp_path: Path) -> None:
     """Who was taken over writes what nobody reads (issue 14)."""
     WHOLE.store(tmp_path)
-    Record(fence=10, epoch=18).store(tmp_path)
+    CommitRecord(fence=10, epoch=18).store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["record.10.json"]
     WHOLE.store(tmp_path)
 
-    assert (fence_of(tmp_path), Record.latest(tmp_path).epoch) == (10, 18)
+    assert (fence_of(tmp_path), CommitRecord.latest(tmp_path).epoch) == (10, 18)
 
 
 def test_record_that_is_not_in_its_place_does_not_count(tmp_path: Path) -> None:
@@ -47,14 +47,14 @@ def test_record_that_is_not_in_its_place_does_not_count(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
     def look(step: str) -> None:
-        seen.append((step, Record.latest(tmp_path).epoch))
+        seen.append((step, CommitRecord.latest(tmp_path).epoch))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Record(fence=3, epoch=18).store(tmp_path, look)
+        CommitRecord(fence=3, epoch=18).store(tmp_path, look)
     assert seen == [("aside", 17)]
     assert (tmp_path / "record.3.new").exists()
-    Record(fence=4, epoch=18).store(tmp_path)
+    CommitRecord(fence=4, epoch=18).store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["record.4.json"]
 
 
@@ -78,7 +78,7 @@ def test_record_that_can_not_be_understood(
     path = tmp_path / "record.3.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(StateUnusable, match=f"can't read {path} .*set another state"):
-        Record.latest(tmp_path)
+        CommitRecord.latest(tmp_path)
 
 
 def test_record_that_can_not_be_stored(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from etlstage.errors import InvalidMessage, LocalProtocolError, PayloadTooBig
-from etlstage.protocol.base import Limits, Session, Side
+from etlstage.protocol.base import DialectSession, Limits, Side
 from etlstage.protocol.cocaine import CocaineSession, CocaineVersion, Deadlines
 from etlstage.protocol.cocaine.session import Alarm, Alarms, ConnectionState
 from etlstage.protocol.events import (
@@ -52,7 +52,7 @@ def failure(events: list[Event]) -> str:
 def test_seam_is_kept_on_both_sides() -> None:
     """The type checker compares every method; here it gets something to compare."""
     for side in Side:
-        session: Session = CocaineSession(side)
+        session: DialectSession = CocaineSession(side)
         assert not session.in_order
         assert (session.owed, session.room) == (0, 0)
         assert repr(session) == f"<CocaineSession {side.value} CONNECTED owed=0>"

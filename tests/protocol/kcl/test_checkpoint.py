@@ -16,8 +16,8 @@ from etlstage.protocol.kcl.checkpoint import (
     SHARD_END,
     SHUTDOWN,
     TRIM_HORIZON,
-    Checkpoint,
     CommitVerdict,
+    ShardPosition,
     Standing,
     error_name,
     judge,
@@ -26,17 +26,17 @@ from etlstage.protocol.kcl.checkpoint import (
     rank_of,
 )
 
-MIDDLE = Standing(Checkpoint("10"), Checkpoint("20", 3))
+MIDDLE = Standing(ShardPosition("10"), ShardPosition("20", 3))
 AT_END = MIDDLE._replace(ended=True)
-FRESH = Standing(Checkpoint(TRIM_HORIZON), Checkpoint(TRIM_HORIZON))
+FRESH = Standing(ShardPosition(TRIM_HORIZON), ShardPosition(TRIM_HORIZON))
 DONE = CommitVerdict()
 ILLEGAL = CommitVerdict(error=ILLEGAL_ARGUMENT)
-END = CommitVerdict(Checkpoint(SHARD_END))
+END = CommitVerdict(ShardPosition(SHARD_END))
 
 
 def stored(sequence: str, sub: int = 0) -> CommitVerdict:
     """Return that a position is to be stored."""
-    return CommitVerdict(Checkpoint(sequence, sub))
+    return CommitVerdict(ShardPosition(sequence, sub))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_rules(
 
 def test_last_number_that_was_stored_before_does_not_end_the_shard() -> None:
     """The trap of many: success is answered, and the children never start."""
-    last = Checkpoint("20")
+    last = ShardPosition("20")
     standing = Standing(stored=last, largest=last, ended=True)
 
     assert judge("20", 0, standing) == DONE
@@ -91,8 +91,8 @@ def test_last_number_that_was_stored_before_does_not_end_the_shard() -> None:
 
 def test_end_of_a_shard_is_stored_once() -> None:
     """A second time there is nothing to do."""
-    end = Checkpoint(SHARD_END)
-    standing = Standing(stored=end, largest=Checkpoint("20"), ended=True)
+    end = ShardPosition(SHARD_END)
+    standing = Standing(stored=end, largest=ShardPosition("20"), ended=True)
 
     assert judge(None, None, standing) == DONE
 
@@ -100,9 +100,9 @@ def test_end_of_a_shard_is_stored_once() -> None:
 def test_order_of_positions() -> None:
     """Sentinels below and above all numbers; numbers not as text."""
     order = [
-        *map(Checkpoint, (AT_TIMESTAMP, TRIM_HORIZON, LATEST, "0", "9")),
-        *(Checkpoint("10"), Checkpoint("10", 1), Checkpoint("9" * 128)),
-        Checkpoint(SHARD_END),
+        *map(ShardPosition, (AT_TIMESTAMP, TRIM_HORIZON, LATEST, "0", "9")),
+        *(ShardPosition("10"), ShardPosition("10", 1), ShardPosition("9" * 128)),
+        ShardPosition(SHARD_END),
     ]
 
     assert all(rank(one) < rank(other) for one, other in pairwise(order))
@@ -115,7 +115,7 @@ def test_a_stored_position_never_goes_back(
     start: int, given_: int, asked: int, text: str | None
 ) -> None:
     """Nor does it pass what was delivered, whatever is asked for."""
-    begin, largest = Checkpoint(str(start)), Checkpoint(str(start + given_))
+    begin, largest = ShardPosition(str(start)), ShardPosition(str(start + given_))
     for sequence in (str(asked), text):
         position, _ = judge(sequence, None, Standing(begin, largest))
         if position is not None:
@@ -125,13 +125,13 @@ def test_a_stored_position_never_goes_back(
 @pytest.mark.parametrize(
     ("value", "position"),
     [
-        (None, Checkpoint(TRIM_HORIZON)),
-        ("5", Checkpoint("5")),
-        (["5", 2], Checkpoint("5", 2)),
-        (Checkpoint(SHARD_END), Checkpoint(SHARD_END)),
+        (None, ShardPosition(TRIM_HORIZON)),
+        ("5", ShardPosition("5")),
+        (["5", 2], ShardPosition("5", 2)),
+        (ShardPosition(SHARD_END), ShardPosition(SHARD_END)),
     ],
 )
-def test_positions_are_plain_json(value: object, position: Checkpoint) -> None:
+def test_positions_are_plain_json(value: object, position: ShardPosition) -> None:
     """As the pipeline keeps them."""
     assert position_of(value) == position
 

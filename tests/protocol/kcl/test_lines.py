@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from etlstage.errors import PayloadTooBig
 from etlstage.messages import AnnotatedRun
-from etlstage.protocol.kcl.checkpoint import SHARD_END, Checkpoint
+from etlstage.protocol.kcl.checkpoint import SHARD_END, ShardPosition
 from etlstage.protocol.kcl.lines import (
     ROWS,
     Ask,
@@ -64,7 +64,7 @@ PLACE = [(456.0, 0)]
 )
 def test_initialize(row: Row, line: bytes) -> None:
     """Since 1.7.2 it says where to begin."""
-    assert initialize_line(row, "s-1", Checkpoint("5", 1)) == line
+    assert initialize_line(row, "s-1", ShardPosition("5", 1)) == line
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_ends_of_a_life(
     row: Row, requested: bytes | None, lost: bytes, ended: bytes
 ) -> None:
     """Where the versions differ most."""
-    assert requested_line(row, Checkpoint("5")) == requested
+    assert requested_line(row, ShardPosition("5")) == requested
     assert (row.lost[1], row.ended[1]) == (lost, ended)
     for name, line in (row.lost, row.ended):
         assert json.loads(line)["action"] == name

@@ -27,7 +27,7 @@ from etlstage.protocol.events import (
     Opened,
     Ready,
 )
-from etlstage.protocol.kcl.checkpoint import SHARD_END, Checkpoint, rank
+from etlstage.protocol.kcl.checkpoint import SHARD_END, ShardPosition, rank
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.processor import ProcessorSession, Turn
 from etlstage.protocol.kcl.session import KclSession, State
@@ -85,7 +85,7 @@ def test_a_life(version: Version) -> None:
     assert pair.theirs.events_received() == [Ready("s-1")]
     full = version in (Version.V1, Version.V2)
     assert pair.theirs.assignment == Assignment(
-        "s-1", Checkpoint("4", 1) if full else None
+        "s-1", ShardPosition("4", 1) if full else None
     )
     pair.theirs.send(Ready(), 0.0)
     pair.theirs.reading_paused(0.0)
@@ -368,7 +368,7 @@ class Lives(RuleBasedStateMachine):
         """Acknowledged, at most stored, at most delivered."""
         position = ["0", 0] if self.stored is None else self.stored
         assert isinstance(position, list | tuple)
-        number, _ = rank(Checkpoint(*position))
+        number, _ = rank(ShardPosition(*position))
         assert self.done == number <= self.delivered
         assert self.pair.ours.uncommitted == self.given - (self.done - self.base)
 

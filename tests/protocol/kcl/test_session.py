@@ -20,7 +20,7 @@ from etlstage.protocol.events import (
     FarewellReason,
     Opened,
 )
-from etlstage.protocol.kcl.checkpoint import SHARD_END, Checkpoint
+from etlstage.protocol.kcl.checkpoint import SHARD_END, ShardPosition
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.session import MOST_ASKED, KclSession, State
 from tests.protocol.kcl.life import (
@@ -141,11 +141,11 @@ def test_records_are_open_until_a_checkpoint_covers_them() -> None:
 
     given(session, 8, first=4)
     session.receive_data(checkpoint("6"), 0.0)
-    assert session.events_received() == [CommitAsked(4, Checkpoint("6"))]
+    assert session.events_received() == [CommitAsked(4, ShardPosition("6"))]
     assert session.uncommitted == 4
     session.send(CommitAnswered(["6", 0]), 0.0)
     assert typed(session.events_received()) == [("Ended", 1, 2)]
-    assert (session.uncommitted, session.stored) == (2, Checkpoint("6"))
+    assert (session.uncommitted, session.stored) == (2, ShardPosition("6"))
     assert error_in(said(session)) is None
 
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_in_the_middle_of_an_action_ends_what_it_covers() -> None:
     session.receive_eof(0.0)
 
     assert typed(session.events_received())[:2] == [
-        ("CommitAsked", 3, Checkpoint("2"), False),
+        ("CommitAsked", 3, ShardPosition("2"), False),
         ("Ended", 1, 2),
     ]
     assert session.uncommitted == 1
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_was_not_stored(error: str, name: str) -> None:
     assert error_in(said(session)) == name
     assert (session.events_received(), session.uncommitted) == ([], 1)
     session.receive_data(checkpoint("1"), 0.0)
-    assert session.events_received() == [CommitAsked(1, Checkpoint("1"))]
+    assert session.events_received() == [CommitAsked(1, ShardPosition("1"))]
 
 
 @pytest.mark.parametrize(
@@ -289,14 +289,14 @@ def test_threads_may_ask_at_once() -> None:
     session = begun()
     given(session, 1, 2, 3)
     session.receive_data(checkpoint("1") + checkpoint("9") + checkpoint("2"), 0.0)
-    assert session.events_received() == [CommitAsked(3, Checkpoint("1"))]
+    assert session.events_received() == [CommitAsked(3, ShardPosition("1"))]
     session.send(CommitAnswered(["1", 0]), 0.0)
 
     answers = said(session).splitlines()
     assert [error_in(line) for line in answers] == [None, "IllegalArgumentException"]
     assert typed(session.events_received()) == [
         ("Ended", 1, 1),
-        ("CommitAsked", 3, Checkpoint("2"), False),
+        ("CommitAsked", 3, ShardPosition("2"), False),
     ]
 
 
@@ -336,7 +336,9 @@ def test_the_shard_ends(version: Version) -> None:
     session.send(Farewell(why=FarewellReason.ENDED), 0.0)
     action = json.loads(said(session))["action"]
     session.receive_data(checkpoint(), 0.0)
-    assert session.events_received()[-1] == CommitAsked(1, Checkpoint(SHARD_END), True)
+    assert session.events_received()[-1] == CommitAsked(
+        1, ShardPosition(SHARD_END), True
+    )
     session.send(CommitAnswered([SHARD_END, 0]), 0.0)
     assert typed(session.events_received()) == [("Ended", 1, 1)]
     session.data_to_send()

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from etlstage.errors import InvalidMessage
 from etlstage.messages import AnnotatedRun
-from etlstage.protocol.kcl.checkpoint import SHARD_END, TRIM_HORIZON, Checkpoint
+from etlstage.protocol.kcl.checkpoint import SHARD_END, TRIM_HORIZON, ShardPosition
 from etlstage.protocol.kcl.uncommitted import Uncommitted
 
 
 def opened(stored: str = TRIM_HORIZON) -> Uncommitted:
     """Return what is open of a shard where nothing is."""
-    return Uncommitted("s-1", Checkpoint(stored))
+    return Uncommitted("s-1", ShardPosition(stored))
 
 
 def give(open_: Uncommitted, first: int, numbers: list[int]) -> None:
@@ -37,7 +37,7 @@ def test_counting_goes_on() -> None:
     open_.give(1, [b"a", b"b"], open_.ranks([b"a", b"b"]))
 
     assert open_.ranks([b"c"]) == [(3, 0)]
-    assert open_.largest == Checkpoint("2")
+    assert open_.largest == ShardPosition("2")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_records_put_as_one_rise_by_their_sub_sequence_numbers() -> None:
     run = AnnotatedRun([b"x"] * 3, sequence=[5, 5, 6], sub=[0, 1, None])
     open_.give(1, run, open_.ranks(run))
 
-    assert open_.commit(Checkpoint("5", 0)) == (1, 1)
-    assert open_.commit(Checkpoint("5", 1)) == (2, 1)
+    assert open_.commit(ShardPosition("5", 0)) == (1, 1)
+    assert open_.commit(ShardPosition("5", 1)) == (2, 1)
 
 
 def test_what_is_committed_may_come_again() -> None:
@@ -102,7 +102,7 @@ def test_nothing_is_given() -> None:
     open_ = opened()
     open_.give(9, [], [])
 
-    assert (open_.count, open_.last, open_.commit(Checkpoint("1"))) == (0, 0, (1, 0))
+    assert (open_.count, open_.last, open_.commit(ShardPosition("1"))) == (0, 0, (1, 0))
 
 
 @given(st.lists(st.integers(1, 5), max_size=6), st.lists(st.integers(0, 40)))
@@ -115,7 +115,7 @@ def test_each_record_is_committed_once(sizes: list[int], steps: list[int]) -> No
     done = at = 0
     for step in steps:
         at += step
-        first, count = open_.commit(Checkpoint(str(at)))
+        first, count = open_.commit(ShardPosition(str(at)))
         assert count == min(at // 10, last) - done
         assert not count or first == done + 1
         done += count

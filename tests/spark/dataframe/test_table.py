@@ -20,7 +20,7 @@ from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Retry, Settled
 from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.pipeline.report import Report
 from etlstage.spark import DataFrameSink, Destination
@@ -151,7 +151,7 @@ async def test_run_that_breaks_off_loads_each_row_once(
     assert "wrote 5 messages" in report.landed
     assert numbers(base) == [0, 1, 2, 3, 4]
     assert base.tables() == ["etlstage_epochs", "rows"]
-    record = Record.latest(state)
+    record = CommitRecord.latest(state)
     assert (record.ended, record.position) == (True, None)
 
 
@@ -384,7 +384,7 @@ def test_batch_of_a_stream_is_one_transaction(
 
     def loaded(step: str = "", recorded: int = 0, *, taken: bool = False) -> Report:
         def at(reached: str) -> None:
-            if (reached, Record.latest(state).epoch) != (step, recorded):
+            if (reached, CommitRecord.latest(state).epoch) != (step, recorded):
                 return
             if not taken:
                 raise Died(step)

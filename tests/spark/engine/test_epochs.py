@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.pipeline import DeadLetter, DeadLetters, Pipeline, Report
 from etlstage.pipeline.dead_letter.store import letter_files, read_letters
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.spark.engine.staging import Staging
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
@@ -129,7 +129,7 @@ async def test_run_on_executors_is_one_epoch(
     assert rows(spark, tmp_path) == ONCE
     assert letters(tmp_path) == [b"7"]
     assert counts(again) == ALL
-    record = Record.latest(tmp_path / "state")
+    record = CommitRecord.latest(tmp_path / "state")
     assert (record.ended, record.position, record.epoch) == (True, None, 1)
     assert epochs(tmp_path) == {f"{record.load}-1"}
     assert not list((tmp_path / "state").glob("staging*"))
@@ -138,14 +138,14 @@ async def test_run_on_executors_is_one_epoch(
     path = write("spark", mode="overwrite")
     report = await run(path, spark, "recorded")
     assert epochs(tmp_path) == {f"{record.load}-1"}  # what is replaced is still there
-    assert Record.latest(tmp_path / "state").pending
+    assert CommitRecord.latest(tmp_path / "state").pending
     shown = await run(path, spark, "performed")
     assert shown.run == report.run != again.run
     assert rows(spark, tmp_path) == ONCE
-    last = Record.latest(tmp_path / "state")
+    last = CommitRecord.latest(tmp_path / "state")
     assert epochs(tmp_path) == {f"{last.load}-1"} != {f"{record.load}-1"}
     assert counts(await run(path, spark)) == ALL
-    assert not Record.latest(tmp_path / "state").pending
+    assert not CommitRecord.latest(tmp_path / "state").pending
     assert letters(tmp_path) == [b"7", b"7"]
 
 
@@ -228,7 +228,7 @@ async def test_signal_that_comes_when_letters_are_kept(
     assert report.status == "done"
     assert rows(spark, tmp_path) == ONCE
     assert letters(tmp_path) == [b"7"]
-    assert Record.latest(tmp_path / "state").ended
+    assert CommitRecord.latest(tmp_path / "state").ended
 
 
 async def test_batch_of_a_stream_is_an_epoch(
@@ -243,12 +243,12 @@ async def test_batch_of_a_stream_is_an_epoch(
     assert (tmp_path / "out" / "others").exists()
     await run(path, spark, "aside")
     report = await run(path, spark, "recorded")
-    assert Record.latest(tmp_path / "state").epoch == 1
+    assert CommitRecord.latest(tmp_path / "state").epoch == 1
     again = await run(path, spark)
     assert again.run == report.run
     assert rows(spark, tmp_path) == ONCE
     assert letters(tmp_path) == [b"7"]
     assert counts(again) == ALL
-    record = Record.latest(tmp_path / "state")
+    record = CommitRecord.latest(tmp_path / "state")
     assert (record.ended, record.epoch) == (True, 2)
     assert epochs(tmp_path) == {f"{record.load}-{number}" for number in (1, 2)}

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from etlstage.errors import SinkFailed, StateUnusable
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery, take_over
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
@@ -93,7 +93,7 @@ def test_batch_is_an_epoch(state: Path) -> None:
     for number in (0, 0, 1, 1, 0):
         there(FRAME, number)
     assert there.loaded == 2
-    record = Record.latest(state)
+    record = CommitRecord.latest(state)
     assert (record.epoch, record.position, record.ended) == (2, 2, False)
     assert record.accounts["extract"][5] == 4
     assert record.accounts["load"][:2] == [4, 4]
@@ -113,7 +113,7 @@ def test_batch_of_a_run_that_was_taken_over_commits_nothing(state: Path) -> None
     with pytest.raises(StateUnusable, match="has taken over the state directory"):
         there(FRAME, 0)
     assert there.loaded == 1
-    assert Record.latest(state).epoch == 0
+    assert CommitRecord.latest(state).epoch == 0
 
 
 @pytest.mark.parametrize("step", ["aside", "recorded"])
@@ -131,7 +131,7 @@ def test_batch_that_broke_off_in_its_record(state: Path, step: str) -> None:
     again = batches(state, 1)
     again(FRAME, 0)
     assert again.loaded == (step == "aside")
-    assert Record.latest(state).accounts["load"][:2] == [2, 2]
+    assert CommitRecord.latest(state).accounts["load"][:2] == [2, 2]
 
 
 def test_failure_of_an_earlier_run_is_forgotten(state: Path) -> None:
@@ -183,7 +183,7 @@ def test_batch_that_is_taken_over_in_its_stages(
     monkeypatch.setattr(Scripted, "_pass", Batches._pass)
     with pytest.raises(StateUnusable, match="has taken over the state directory"):
         batches(state, 1)(FRAME, 0)
-    assert Record.latest(state).epoch == 0
+    assert CommitRecord.latest(state).epoch == 0
 
 
 def test_batch_that_is_called_off_has_no_record(state: Path) -> None:
@@ -197,4 +197,4 @@ def test_batch_that_is_called_off_has_no_record(state: Path) -> None:
     (state / "stop-now").touch()
     with pytest.raises(RuntimeError, match=STOPPED):
         there(FRAME, 0)
-    assert Record.latest(state).epoch == 0
+    assert CommitRecord.latest(state).epoch == 0

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.runner import Runner
 from tests.spark.driver import environment
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
@@ -79,7 +79,7 @@ def feed(folder: Path, name: str, *ids: int) -> None:
 
 async def batch(folder: Path, number: int) -> None:
     """Wait until that batch has landed."""
-    while Record.latest(folder / "state").epoch <= number:  # noqa: ASYNC110 - Spark acts
+    while CommitRecord.latest(folder / "state").epoch <= number:  # noqa: ASYNC110 - Spark acts
         await anyio.sleep(0.05)
 
 
@@ -185,7 +185,7 @@ async def test_stream_drains_behind_the_batch_under_way(
     (report,) = reports
     assert report.status == "drained"
     assert report.ledger[2].done == 4
-    assert Record.latest(tmp_path / "state").delivery == "at-least-once"
+    assert CommitRecord.latest(tmp_path / "state").delivery == "at-least-once"
     assert loaded(spark, tmp_path) == Counter([1, 2, 3, 4])
     feed(tmp_path, "c", 5)
     path = write()
@@ -208,7 +208,7 @@ async def test_stream_stops_at_once_and_runs_its_batch_again(
             pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
             tasks.cancel_scope.cancel()
     assert await anyio.to_thread.run_sync(are_gone, pids[1:])
-    assert Record.latest(tmp_path / "state").epoch == 0
+    assert CommitRecord.latest(tmp_path / "state").epoch == 0
     assert not (tmp_path / "out").exists()
     report = await run(write(), spark)
     assert report.error is None

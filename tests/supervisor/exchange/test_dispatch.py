@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from etlstage.errors import Attempt, EtlstageError, InvalidMessage, WorkerRefusal
 from etlstage.messages import StageKind
-from etlstage.protocol.base import Limits, Paired, Session, Side
+from etlstage.protocol.base import DialectSession, Limits, Paired, Side
 from etlstage.protocol.events import (
     Added,
     Ended,
@@ -124,7 +124,7 @@ class Peer:
         )
 
 
-def give(dispatcher: Dispatcher, session: Session, now: float) -> bool:
+def give(dispatcher: Dispatcher, session: DialectSession, now: float) -> bool:
     """Let the session have what the worker may be given; return whether it was any."""
     idle = dispatcher.giving.idle
     event = dispatcher.next(now, session.owed, session.room)
