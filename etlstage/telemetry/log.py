@@ -1,7 +1,7 @@
 """
 Where events are logged: with structlog if the host has set it up, else with logging.
 
-Structlog that nobody has set up prints on stdout, which is the host's: its program may
+Structlog that is not configured prints on stdout, which is the host's: its program may
 print there what another reads.
 """
 

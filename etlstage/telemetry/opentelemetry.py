@@ -2,7 +2,7 @@
 Metrics handed to OpenTelemetry's API, which is imported only when it is used.
 
 Names lose the ``_total`` of counters, which exporters to Prometheus append, and units
-are told in OpenTelemetry's way, too.
+are written OpenTelemetry's way, too.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ _BOUNDS: Final = (
 )
 """Buckets, in seconds: from a worker in C to the default deadline."""
 _WORKERS: Final = 256
-"""Workers that are told apart. An extract stage may start one every few seconds, and a
+"""Workers with labels of their own. An extract stage may start one every few seconds; a
 monitoring system keeps each series that it has ever seen."""
 _NAMES: Final = 64
-"""Metrics of a worker's own that are told apart, likewise."""
+"""Metrics of a worker's own with labels of their own, likewise."""
 _OTHERS: Final = "other"
 
 _P = ParamSpec("_P")
@@ -72,7 +72,7 @@ class StageMetrics:
         self._stage = stage
         self._complained = False
         self._workers: dict[str, _WorkerMetrics] = {}
-        self._told: set[str] = set()  # names that workers gave to what they count
+        self._own: set[str] = set()  # names that workers gave to what they count
         self._in_flight: dict[str, _Level] = {}
         self._mismatched: Mapping[str, int] = {}
         self._bind()
@@ -179,15 +179,15 @@ class StageMetrics:
         ).add(count)
 
     @_harmless
-    def told(self, worker: str, metric: str, count: int) -> None:
+    def count_own(self, worker: str, metric: str, count: int) -> None:
         """Count what a worker has counted itself."""
-        if len(self._told) < _NAMES:
-            self._told.add(metric)
+        if len(self._own) < _NAMES:
+            self._own.add(metric)
         self._counter(
             "etlstage_worker_counts_total",
             "What workers count themselves, by name.",
             worker=self._label(worker),
-            metric=metric if metric in self._told else _OTHERS,
+            metric=metric if metric in self._own else _OTHERS,
         ).add(count)
 
     @_harmless

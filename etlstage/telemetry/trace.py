@@ -1,5 +1,5 @@
 """
-Spans, where OpenTelemetry's API is installed, and the trace that workers are told.
+Spans, where OpenTelemetry's API is installed, and the trace that workers get in their environment.
 
 A host that has set up OpenTelemetry has set up us: there is nothing to pass on.
 """
@@ -53,14 +53,14 @@ def span(name: str, *, current: bool = False, **attributes: str) -> Iterator[Spa
     from opentelemetry.trace import use_span
 
     started = tracer.start_span(f"etlstage.{name}")
-    told = Span(started)
-    told.note(**attributes)
+    span = Span(started)
+    span.note(**attributes)
     try:
         if current:
             with use_span(started):
-                yield told
+                yield span
         else:
-            yield told
+            yield span
     except Exception as error:
         _fail(started, error)
         raise
@@ -73,18 +73,18 @@ def current_trace() -> Mapping[str, str]:
     Return the environment variables that tell a process which trace it belongs to.
 
     They are those of the current span or, where there is none, what this process was
-    told itself: `W3C Trace Context <https://www.w3.org/TR/trace-context/>`_.
+    given itself: `W3C Trace Context <https://www.w3.org/TR/trace-context/>`_.
     """
-    told = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    inherited = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     if _tracer() is None:
-        return told
+        return inherited
     from opentelemetry.trace.propagation.tracecontext import (
         TraceContextTextMapPropagator,
     )
 
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
-    return {name.upper(): value for name, value in carrier.items()} or told
+    return {name.upper(): value for name, value in carrier.items()} or inherited
 
 
 def _fail(started: OpenTelemetrySpan, error: Exception) -> None:

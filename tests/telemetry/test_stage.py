@@ -49,7 +49,7 @@ def busy(metrics: StageMetrics) -> None:
     metrics.refused("clean-1", 2)
     for found in ({"json": 1}, {"json": 1, "where": 2}, {"json": 4, "where": 2}):
         metrics.mismatched(found)
-    metrics.told("clean-1", "skipped", 4)
+    metrics.count_own("clean-1", "skipped", 4)
     metrics.noise("clean-1", 6)
 
 

@@ -360,4 +360,4 @@ def test_what_nobody_asked_for_is_told(
     markers: Markers, data: bytes, text: str
 ) -> None:
     """Whole replies are counted; what is none is not for us."""
-    assert markers.unasked(data).startswith(text)
+    assert markers.unsolicited(data).startswith(text)
