@@ -4,7 +4,7 @@ What two runs of one pipeline made differently.
 Messages are compared one by one where their order is promised, and otherwise as
 multisets: how often each is there. Neither holds them in memory.
 
-A multiset is told by the sum of its messages' digests, which no order changes. Only
+A multiset is known by the sum of its messages' digests, which no order changes. Only
 when two sums differ are messages looked for: all are dealt into buckets by their
 digest, with a sum for each bucket, and the digests of the buckets that differ are
 counted, one bucket after the other.
@@ -40,7 +40,7 @@ BUCKET: Final = 1_000_000
 CUT: Final = 80
 BEFORE: Final = 20
 """Characters shown in front of the place where two long messages part."""
-# Restarts, which come last, are nobody's outcome.
+# Restarts, which come last, are no outcome of a message.
 WORDS: Final = (
     "in",
     "done",

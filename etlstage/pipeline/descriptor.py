@@ -175,7 +175,7 @@ class DescriptorSink(Sink):
         Write a run; return when the descriptor has taken it.
 
         Raises:
-            SinkFailed: If it can't be written, nobody reads it any more, or a message
+            SinkFailed: If it can't be written, its reader is gone, or a message
                 has a separator in it: who reads would take it for two.
 
         """

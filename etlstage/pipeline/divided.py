@@ -147,7 +147,7 @@ class DividedPipeline(Runner):
                 tasks.start_soon(self._stop_at_limit, number - 1)
 
     async def _stop_at_limit(self, number: int) -> None:
-        """Have a part that nobody reads from wait for no reader."""
+        """Have a part without a reader drain once its edge is full."""
         edge = self._edges[number]
         while number in self._running:
             if await anyio.to_thread.run_sync(edge.full):
@@ -156,7 +156,7 @@ class DividedPipeline(Runner):
             await anyio.sleep(_LOOK)
 
     async def _complete_later(self) -> None:
-        """End where there is no more once nobody runs the part before."""
+        """End where there is no more once the part before is not running."""
         edge = self._edges[self._first - 1]
         while self._first in self._running:
             if not await anyio.to_thread.run_sync(edge.held):

@@ -4,11 +4,11 @@ Load workers whose messages become final epoch by epoch, by programs of the user
 All workers of an epoch are started for it and have ended before it is committed, so
 that none of them holds anything back: what they load they keep apart, under the names
 that ``ETLSTAGE_EPOCH`` and ``ETLSTAGE_ATTEMPT`` have for them. ``commit`` makes it
-final. ``abort`` undoes an epoch, whether it is apart or final by now: it is told of the
+final. ``abort`` undoes an epoch, whether it is apart or final by now: it is run for the
 first that is not on record, before anything is loaded. An epoch is called the same each
 time that it is loaded, an attempt never: what one keeps apart that was taken over
-is nobody's. Whoever was taken over starts none of these programs any more; one that is
-under way by then knows by ``ETLSTAGE_FENCE`` whether another has come since.
+is dropped. A run that was taken over starts none of these programs any more; one that
+is under way by then knows by ``ETLSTAGE_FENCE`` whether another has come since.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class EpochSink(WorkerSink):
             self._tasks.cancel_scope.cancel()
         elif self._open:
             await self._end_workers()
-        # What ended the run is told by who has it.
+        # The error that ended the run is raised by the caller.
         with suppress(anyio.get_cancelled_exc_class()):
             await self._tasks.__aexit__(None, None, None)
 
@@ -147,14 +147,14 @@ class EpochSink(WorkerSink):
         self._number += 1
 
     async def finish(self) -> None:
-        """Flush, and take note that the input was whole; raises as :meth:`flush`."""
+        """Flush, and record that the input was complete; raises as :meth:`flush`."""
         await self.flush()
         await super().finish()
 
     async def _work(self, *, task_status: TaskStatus[None]) -> None:
         # In a task of its own: an epoch may end in another than it began in.
         self.supervisor: AsyncSupervisor = AsyncSupervisor(
-            self._told(self._stage), meter=self._meter, launch=self._launch
+            self._of_epoch(self._stage), meter=self._meter, launch=self._launch
         )
         self._ended, self._closed = anyio.Event(), anyio.Event()
         try:
@@ -184,10 +184,10 @@ class EpochSink(WorkerSink):
             "fence": self._fence,
             "messages": self._answered,
         }
-        told = self._told(self._stage)
+        of_epoch = self._of_epoch(self._stage)
         stage = replace(
-            told,
-            worker=replace(told.program, command=(*command, epoch)),
+            of_epoch,
+            worker=replace(of_epoch.program, command=(*command, epoch)),
             dialect=self._stage.dialect.fitted(batches=False, heartbeat=None),
             workers=1,
             restart=RestartPolicy(),
@@ -200,7 +200,7 @@ class EpochSink(WorkerSink):
                 stage=self.name,
             ) from error
 
-    def _told(self, stage: Stage) -> Stage:
+    def _of_epoch(self, stage: Stage) -> Stage:
         """Return a stage whose workers know the epoch."""
         about = {
             "ETLSTAGE_EPOCH": f"{self._load}-{self._number}",
@@ -213,4 +213,4 @@ class EpochSink(WorkerSink):
 
 
 def _alone() -> None:
-    """Do without a state directory, which nobody can take over."""
+    """Do nothing: without a state directory no run can take over."""

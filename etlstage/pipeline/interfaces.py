@@ -56,7 +56,7 @@ class Source(ABC):
         self.name = name
         self.faults: Faults = Faults()
         self.busy: float = 0.0
-        """How its workers have fared, if it has any; whole when :meth:`runs` ends."""
+        """Failures and restarts of its workers; complete when :meth:`runs` ends."""
         self.damaged: int = 0
         """Damaged places of the input before what :meth:`runs` yields, passed over."""
 
@@ -69,7 +69,7 @@ class Source(ABC):
 
     @property
     def cut(self) -> tuple[int, int]:
-        """Messages and bytes between two positions, at most; zeros: nobody knows."""
+        """Messages and bytes between two positions, at most; zeros: unknown."""
         return 0, 0
 
     @property
@@ -204,7 +204,7 @@ class Landing(ABC):
         Make what was flushed count, where that is done together with a note of it.
 
         Args:
-            note: What :meth:`noted` is to return to a start that goes on behind it.
+            note: What :meth:`noted` is to return to a start that resumes after it.
 
         Raises:
             SinkFailed: If that can't be done.

@@ -146,7 +146,7 @@ class JournalSink(Sink):
         try:
             await anyio.to_thread.run_sync(self._enter)
         except BaseException:
-            # Of what was not entered nobody leaves the block.
+            # The block of what was not entered is not left either: close it here.
             await self.aclose()
             raise
         return self

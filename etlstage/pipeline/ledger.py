@@ -116,7 +116,7 @@ class Account:
         return sum(self.mismatches.values())
 
     def add_faults(self, faults: Faults) -> None:
-        """Add how the workers of a supervisor have fared."""
+        """Add the failures and restarts of a supervisor's workers."""
         self.restarts += faults.restarts
         self.failures += faults.failures
         self.faults += faults.last

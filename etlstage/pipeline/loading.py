@@ -3,11 +3,11 @@ What leaves the last stage, into the sink; and how far that has come, on record.
 
 At least once: what the sink has made durable is recorded whenever it covers a position.
 Exactly once: what comes between two positions that are far enough apart is an epoch. It
-is flushed at its end and at no other time, and then recorded; a run that breaks off has
+is flushed at its end and at no other time, and then recorded; an interrupted run has
 loaded nothing behind that which its sink does not replace.
 
 A position is recorded when something has come behind it, after a while, or at the end:
-by then it is known whether the workers had said more than they were asked.
+by then it is known whether the workers had written unsolicited output.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Loading:
         self._due = False
 
     async def take(self, item: Run | Position) -> None:
-        """Write a run, or take note that all before a position was written."""
+        """Write a run, or record that all before a position was written."""
         async with self._writing:
             if self._epochs is not None:
                 await self._take_exactly(item)
@@ -123,7 +123,7 @@ class Loading:
         Make all durable, and record that the run has ended.
 
         Args:
-            exhausted: Whether the source has no more, and was not told to end.
+            exhausted: Whether the source has no more, and was not drained.
 
         """
         async with self._writing:

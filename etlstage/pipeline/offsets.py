@@ -1,8 +1,8 @@
 """
 Offsets that the supervisor keeps: how far there is something, and the ranges up to it.
 
-A range never reaches beyond what the worker calls ``latest``, on any engine: of what
-comes later nobody would know that it was never read. Only where the file gives an end
+A range never reaches beyond what the worker calls ``latest``, on any engine: what comes
+later would be skipped without a trace. Only where the file gives an end
 the worker is not asked.
 """
 

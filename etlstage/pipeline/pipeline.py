@@ -154,7 +154,7 @@ class Pipeline(Runner):
             ConfigError: If anything in the file is wrong; one line for each problem.
 
         """
-        # The one way up: whoever has a Pipeline need not know where files are read.
+        # The one way up: users of a Pipeline need not know where files are read.
         from etlstage.config.build import pipeline_from_yaml
 
         return pipeline_from_yaml(path, spark=spark)

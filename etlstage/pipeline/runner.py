@@ -195,7 +195,7 @@ class Runner(ABC):
 
         Of a run that was interrupted all goes on, if its records are whole: its accounts, its
         dead letters but those behind its last epoch, its number. It has ended only
-        if the sink has noted that, and nobody could record it any more.
+        if the sink has noted that, and the record could not be written any more.
         """
         delivery, letters = self._delivery, self._dead_letters
         if delivery is None:

@@ -86,7 +86,7 @@ class WorkerSink(Sink):
         self._book()
 
     def _book(self) -> None:
-        """Add how the workers have fared to the account; they have ended."""
+        """Add the workers' failures and restarts to the account; they have ended."""
         self.account.skipped += self.supervisor.skipped
         self.account.doubtful += self.supervisor.doubtful
         self.account.add_faults(self.supervisor.faults)
@@ -311,11 +311,11 @@ async def check_ends(
 
 async def tell(stage: Stage, messages: Run, *, launch: Launch = launch_worker) -> None:
     """
-    Have a program do what it is told, and end.
+    Have a program process messages, and end.
 
     Args:
         stage: The program.
-        messages: What it is told; it answers each when it has done it.
+        messages: Its input; it answers each when it has processed it.
         launch: What starts it; by default what its dialect asks for.
 
     Raises:

@@ -167,7 +167,7 @@ class WorkerSource(Source):
         return latest
 
     async def _pause(self) -> bool:
-        """Wait until it is time to look again; return whether nobody shall."""
+        """Wait until it is time to look again; return whether the run drains."""
         with anyio.move_on_after(self._every):
             await self._draining.wait()
         return self._draining.is_set()

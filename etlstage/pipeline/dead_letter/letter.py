@@ -6,7 +6,7 @@ file interpolated stands there as it was written; see ``store.py``.
 
 What letters have in common, their cause, is the stage, the kind of the error, and its
 first clause, in which numbers and ids are folded into ``#``: five thousand letters of
-one cause are one group. How many groups are told apart is bounded, whatever workers
+one cause are one group. The number of groups is bounded, whatever workers
 write.
 """
 
@@ -164,7 +164,7 @@ class Causes:
     Groups letters as they come.
 
     Args:
-        most: Groups that are told apart.
+        most: Groups, at most.
 
     """
 

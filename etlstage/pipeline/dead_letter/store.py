@@ -100,7 +100,7 @@ class DeadLetters:
     Args:
         state: The state directory; made, for us alone, with the first letter.
         pipeline: Name of the pipeline.
-        shown: What users are told to give to ``etlstage dlq``; default: ``state``.
+        shown: What messages have users give to ``etlstage dlq``; default: ``state``.
         run: What sets this run's letters apart; default: a random number.
         commands: The command of a stage as it was written, by the stage's name.
         hidden: Texts that are not to be stored, and what stands in for each.
@@ -441,8 +441,8 @@ class LetterFile:
     Args:
         state: The state directory; made, for us alone, if it is not there.
         stage: Name of the stage.
-        check: Asserts that nobody has taken over, once the file is open: whoever takes
-            over later replaces it, see :func:`cut`.
+        check: Asserts that no other run has taken over, once the file is open: one that
+            takes over later replaces it, see :func:`cut`.
 
     """
 
@@ -529,13 +529,13 @@ def cut(path: Path, size: int, check: Callable[[], None]) -> None:
     """
     Put the first bytes of a file in its place, durably, as a file of its own.
 
-    A run that was taken over may have the old one open: it appends to what nobody looks
-    at any more.
+    A run that was taken over may have the old one open: it appends to a file that is
+    read no more.
 
     Args:
         path: The file.
         size: Bytes that stay.
-        check: Asserts that nobody has taken over.
+        check: Asserts that no other run has taken over.
 
     Raises:
         OSError: If it can't be read or written.

@@ -1,10 +1,10 @@
 """
-Who may read on from what is stored, and what is stored: one run at a time.
+State directory: its lock, the fence against older runs, and the commit record.
 
 Two runs of one pipeline would begin at the same position, load everything twice, and
-store their positions over each other's. So whoever runs holds the lock of the state
-directory. A holder that was stopped keeps it; he is taken over by raising the fence,
-after which he can't commit.
+store their positions over each other's. So a run holds the lock of the state directory.
+A holder that was stopped keeps it; it is taken over by raising the fence, after which
+it can't commit.
 
 An epoch is what one commit covers. The sink makes it durable under its number, so that
 it can be written again in the same place; then one record is stored, see ``record.py``.
@@ -64,9 +64,9 @@ class Delivery:
 
     Attributes:
         record: What was committed last; to be read once it is entered.
-        at: Told the steps of each commit, for tests: ``begin``, ``written`` behind the
-            sink, ``committed`` where the sink does that itself, ``aside`` before the
-            record counts, ``recorded``, and ``performed`` behind it.
+        at: For tests: called with each step of a commit: ``begin``, ``written`` behind
+            the sink, ``committed`` where the sink does that itself, ``aside`` before
+            the record counts, ``recorded``, and ``performed`` behind it.
 
     Raises:
         StateUnusable: On entering, if another run has it, or it can't be ours.
@@ -283,7 +283,7 @@ class Delivery:
 
     def check(self) -> None:
         """
-        Assert that nobody has taken over.
+        Assert that no other run has taken over.
 
         Raises:
             StateUnusable: If somebody has.
@@ -345,7 +345,7 @@ class Delivery:
                     os.fstat(file.fileno()), (self.folder / LOCK).stat()
                 ):
                     break
-            # Meanwhile it was taken over: what we hold nobody looks at.
+            # Meanwhile it was taken over: we hold the lock of a file that is gone.
         file.truncate()
         file.write(json.dumps(Holder.here()._asdict()).encode())
         file.flush()
@@ -382,7 +382,7 @@ def take_over(folder: Path) -> CommitRecord:
     """
     try:
         record = CommitRecord.fenced(folder)
-        # Whoever holds the old file holds nothing that others look at.
+        # The holder keeps the lock of a file that no other run opens.
         (folder / LOCK).unlink(missing_ok=True)
     except OSError as error:
         raise unusable(folder, error) from error
@@ -390,7 +390,7 @@ def take_over(folder: Path) -> CommitRecord:
 
 
 def _shared(file: BinaryIO) -> bool:
-    """Return whether a lock is held by nobody who has it for himself."""
+    """Return whether no process holds a lock exclusively."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,5 +1,5 @@
 """
-Folders and files of a state directory, which are nobody's but ours.
+Folders and files of a state directory, private to its user.
 
 They tell of data, and what is read from them decides what is read and loaded. So a
 folder that belongs to somebody else, or that others may write to, is refused, no link
@@ -128,7 +128,7 @@ def opened(path: Path, flags: int) -> Iterator[BinaryIO]:
         OSError: If that can't be done.
 
     """
-    # Without waiting: whoever opens a pipe waits for its other end.
+    # Without waiting: to open a named pipe is to wait for its other end.
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags | safe, 0o600)
     # Python opens no folder, and leaves it to us to close that.

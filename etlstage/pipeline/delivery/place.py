@@ -9,7 +9,7 @@ of its partitions, one by one, under names that carry load and epoch::
     .epoch=5f2d01c3-17/part-00000-....parquet      sealed
     part-5f2d01c3-17-00000-....parquet             moved
 
-Whoever is killed in between leaves a folder that is sealed: the next start moves the
+A run that is killed in between leaves a folder that is sealed: the next start moves the
 rest. What was not recorded is removed before the load goes on.
 """
 

@@ -99,7 +99,7 @@ def put(path: Path, value: object, at: Callable[[str], None] | None = None) -> N
     Args:
         path: The file; its folder is made, for us alone, if it is not there.
         value: Plain JSON.
-        at: Told ``aside`` when it is written and not in its place yet.
+        at: Called with ``aside`` once it is written and not in its place yet.
 
     """
     new = path.with_suffix(".new")

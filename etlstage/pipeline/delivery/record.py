@@ -3,8 +3,8 @@ What a run leaves behind: how far it has come, and what that was.
 
 A record is one file, replaced as a whole with each commit; what it says has happened,
 whatever else lies about. Its name has the fence, a number that rises with each run that
-takes the state: the file with the highest counts, so that whoever was taken over may
-still write his own and does no harm.
+takes the state: the file with the highest counts, so that a run that was fenced off may
+still write its own and does no harm.
 
 ::
 
@@ -65,7 +65,7 @@ class CommitRecord:
     output: str = ""
     """Where it was loaded, as reports have it."""
     ended: bool = True
-    """Whether the run came to its end, and did not break off."""
+    """Whether the run completed; else it was interrupted."""
     pending: bool = False
     """Whether a run has ended, and what belongs behind its record may not be done."""
     intents: object = None
@@ -140,7 +140,7 @@ class CommitRecord:
 
         Args:
             folder: The state directory.
-            at: Told, for tests, that the file is written and not in its place yet.
+            at: For tests: called once the file is written and not in its place yet.
 
         Raises:
             StateUnusable: If it can't be written; then the one before counts.
@@ -167,8 +167,9 @@ class CommitRecord:
         """
         Raise the fence, and return what was committed under the one before.
 
-        Whoever raises it in the same moment gets another one: the higher counts. It
-        is raised with the claim, before that is read: nobody commits behind it.
+        Another run that raises it in the same moment gets another one: the higher
+        counts. It is raised with the claim, before that is read: no other run
+        commits behind it.
 
         Raises:
             OSError: If nothing can be written there.
@@ -191,9 +192,9 @@ class CommitRecord:
         except OSError as error:
             if not self.ended:
                 raise
-            # Whoever is told that the run has failed starts it again; and what is in
-            # its place says that it has ended, and all would be loaded anew. Should it
-            # be gone after all, its last epoch is loaded again in the same place.
+            # A run that is reported as failed is started again; but the record in
+            # place says that it has ended, and all would be loaded anew. Should the
+            # record be gone after all, its last epoch is loaded again in place.
             _log.warning(
                 "the end of the run may be forgotten if the machine fails",
                 folder=str(folder),
