@@ -91,7 +91,7 @@ class DialectSession(Protocol):
 
     @property
     def says_farewell(self) -> bool:
-        """Whether a worker is told that it is to end, before its input does."""
+        """Whether a worker is asked to end before its input ends."""
         ...
 
     @property
@@ -332,8 +332,8 @@ class Dialect(ABC):
             window: Exchanges that may be given ahead of their replies, if that is set.
             life: Messages behind which workers before this one were lost, at the
                 supervisor of a stage; None: replies are released as they come.
-            answer: Seconds for the answer to what has no message in it, as nobody else
-                waits for that; None: there is no limit.
+            answer: Seconds for the answer to what has no message in it, for which no
+                caller waits; None: there is no limit.
 
         """
 

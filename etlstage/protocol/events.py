@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
 
 
 class Mispaired(NamedTuple):
-    """These exchanges can't be told apart: none of them counts."""
+    """Replies can't be matched to these exchanges: none of them counts."""
 
     what: str
     """What the worker did, as a part of a sentence."""
@@ -182,7 +182,7 @@ class Farewell(NamedTuple):
     code: int = 0
     reason: str = ""
     final: bool = False
-    """Another worker would fare no better: there is to be none."""
+    """Another worker would fail, too: none is to be started."""
     why: FarewellReason = FarewellReason.DRAIN
     """Why the supervisor has it end."""
 

@@ -46,7 +46,7 @@ from etlstage.protocol.events import (
 
 __all__ = ("CocaineSession", "ConnectionState", "Deadlines")
 
-# Codes of a terminate: all is well, and another worker would fare no better.
+# Codes of a terminate: all is well, and another worker would fail, too.
 _NORMAL, _ABNORMAL = 1, 2
 _STOPPING: Final = Farewell(_NORMAL, "the stage is stopping")
 _FRAMING: Final = 5  # bytes that msgpack puts in front of a string, at most
@@ -82,7 +82,7 @@ class Alarm(Enum):
     HANDSHAKE = "it did not say who it is"
     HEARTBEAT = "there was no heartbeat"
     UNHEARD = "it is not read"
-    """It is told that we live: it may beat, and get no answer."""
+    """It gets our heartbeats: it may beat, and get no answer."""
     SEAL = "its sessions did not end"
     """We say terminate to it all the same."""
     DRAIN = "it announced its end and did not end its sessions"
@@ -182,7 +182,7 @@ class CocaineSession:
 
     Args:
         side: Which end we are.
-        version: Of the protocol; a worker that is told ``AUTO`` speaks 1.
+        version: Of the protocol; a worker that is given ``AUTO`` speaks 1.
         limits: How much the peer may make us hold.
         encoding: As what we send strings.
         event: What is invoked, unless a caller asks for another one.
@@ -409,15 +409,15 @@ class CocaineSession:
         self._alarms.begin()
 
     def _cancel(self, event: Cancelled) -> None:
-        # Behind a terminate nothing is said.
-        told = self.state in (ConnectionState.ENDED, ConnectionState.ERROR)
-        self._sessions.cancel(event, told=told)
+        # Nothing is sent behind a terminate.
+        silent = self.state in (ConnectionState.ENDED, ConnectionState.ERROR)
+        self._sessions.cancel(event, silent=silent)
         self._leave_if_drained()
 
     def _say_farewell(self, event: Farewell) -> None:
         self._farewell = event if event.code else _STOPPING
         if self._ours and len(self._sessions):
-            # Frameworks drop what they have when they are told.
+            # Frameworks drop what they have when a terminate comes.
             self.state = ConnectionState.SEALED
             self._alarms.set(Alarm.SEAL)
         else:

@@ -67,7 +67,7 @@ class Sessions:
         self._limits = limits
         self._concat = concat and ours
         self._packed = packed and ours
-        # The halves that the peer has not ended: what has come, and was not told.
+        # The halves that the peer has not ended: what came, and was not passed on.
         self._theirs: dict[int, list[bytes]] = {}
         self._mine: set[int] = set()  # we have not ended ours
         self._last = 0  # the highest number there was
@@ -301,13 +301,13 @@ class Sessions:
             self._outgoing.error(number, category, code, reason)
             self._mine.remove(number)
 
-    def cancel(self, event: Cancelled, *, told: bool) -> None:
+    def cancel(self, event: Cancelled, *, silent: bool) -> None:
         """
         Forget a session, if it is open: what still comes of it is late.
 
         Args:
             event: Which, and why.
-            told: Whether the worker is told nothing any more.
+            silent: Whether nothing is sent to the worker any more.
 
         """
         if self._outgoing.words is None:
@@ -317,7 +317,7 @@ class Sessions:
         # Nothing follows the end of our half.
         if number in self._mine:
             self._mine.remove(number)
-            if not told:
+            if not silent:
                 self._outgoing.error(number, WORKER_CATEGORY, event.code, event.reason)
 
     def _end(self, number: int) -> None:

@@ -47,12 +47,12 @@ class CocaineConnector(NamedTuple):
     """Given by options, a worker connects, and says its --uuid first."""
 
     version: CocaineVersion
-    """Of the protocol, as a worker is told."""
+    """Of the protocol, as in a worker's arguments."""
 
     def arguments(
         self, *, app: str, identity: str, endpoint: str, locator: str
     ) -> tuple[str, ...]:
-        """Return what a worker is told behind its command."""
+        """Return the arguments behind a worker's command."""
         options = {"app": app, "endpoint": endpoint, "locator": locator}
         options["uuid"] = identity
         # Last: some workers read no further than to what they do not know.
@@ -164,7 +164,7 @@ class CocaineDialect(Definition, Dialect):
 
     @property
     def spoken(self) -> CocaineVersion:
-        """The version that a worker is told."""
+        """The version in a worker's arguments."""
         auto = self.protocol is CocaineVersion.AUTO
         return CocaineVersion.ONE if auto else self.protocol
 

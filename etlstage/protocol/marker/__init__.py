@@ -8,7 +8,7 @@ be meant as it stands, what the stages written for it do. ERR is ours.
 what the peer's bytes mean (``reader.py``, by ``framing.py`` or, in Arrow,
 ``columnar.py``) and, at the supervisor, whether replies belong to the exchanges that
 they are counted for (``proof.py``, a block at a time: ``blocks.py``). Reader and
-session share one state; the proof knows neither, and is told numbers.
+session share one state; the proof knows neither, and is given numbers.
 ``markers.py`` is what all of them look for, and ``settings.py`` what others know.
 """
 

@@ -30,7 +30,7 @@ _WIDEST: Final = 65536  # exchanges
 
 
 class Terms(NamedTuple):
-    """What a session is told of its stage when it is opened."""
+    """What a session is given of its stage when it is opened."""
 
     first: int = 1
     """Messages in the first block of a process: the window, if it is fixed."""

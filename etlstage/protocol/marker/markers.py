@@ -99,8 +99,8 @@ class Markers(_Fields):
                 at += 1
         return text
 
-    def unasked(self, data: bytes) -> str:
-        """Say what a worker did that wrote ``data`` although it owed nothing."""
+    def unsolicited(self, data: bytes) -> str:
+        """Return the error of a worker that wrote ``data`` when no reply was due."""
         replies = data.count(self.eop) + (data.count(self.err) if self.err else 0)
         if replies:
             many = "1 reply" if replies == 1 else f"{replies} replies"

@@ -280,11 +280,11 @@ class Proof:
         self._ends = self._ends or eom in heard or eop in heard
         self._heard = heard[max(0, len(heard) - max(len(eom), len(eop)) + 1) :]
         if events and self.stand is not Stand.OVER:
-            self.doubt(self.unasked(self._said))
+            self.doubt(self.unsolicited(self._said))
 
-    def unasked(self, data: bytes) -> str:
-        """Say what a worker did that wrote ``data`` although it owed nothing."""
-        return self._markers.unasked(data) + self._hint
+    def unsolicited(self, data: bytes) -> str:
+        """Return the error of a worker that wrote ``data`` when no reply was due."""
+        return self._markers.unsolicited(data) + self._hint
 
     def doubt(self, what: str) -> None:
         """Give the block up: it does not add up."""
@@ -336,7 +336,7 @@ class Proof:
         self._looks += 1
         if self.stand is Stand.PROBED:
             if left and self._said and not self._slack:
-                self.doubt(self.unasked(self._said))
+                self.doubt(self.unsolicited(self._said))
             if left:
                 return False
         elif now < self._quiet_until:
@@ -352,7 +352,7 @@ class Proof:
         if self.stand is not Stand.DRAINING:
             return  # what was received has shown the fault
         if self._ends:
-            self.doubt(self.unasked(self._said))
+            self.doubt(self.unsolicited(self._said))
         elif self._left > self._slack and not self._probed:
             self.doubt(
                 "answered a batch before it had read its EOB; for a worker that closes"

@@ -341,7 +341,7 @@ class MarkerProtocol:
                 proof.hold(event, size + event.overhead, now, owed=self._due)
                 size = 0
             elif isinstance(event, Failed) and not self._due:
-                proof.doubt(proof.unasked(getattr(event.error, "found", b"")))
+                proof.doubt(proof.unsolicited(getattr(event.error, "found", b"")))
             elif isinstance(event, Added):
                 proof.released.append(event)  # in front of its end
             else:

@@ -33,7 +33,7 @@ Where the page and its implementations (PanDAWMS/dkb) differ, the table follows 
 
 * one EOP for each EOB, also for an empty batch, of which the page does not speak;
 * BNC comes after a message, never after EOP, as "General terms", 7, has it: there a
-  BNC would ask for the first message of a batch, which S sends unasked ("batch
+  BNC would ask for the first message of a batch, which S sends unprompted ("batch
   processing", 1). A BNC in IDLE answers nothing;
 * no BNC after the message that fills a batch; a worker that writes one all the same
   ("batch processing", 2, to the letter) is in WANTED and may pass on to its replies
