@@ -92,7 +92,7 @@ class Link:
         answered: Messages that it has answered.
         received: Bytes that have come since the last complete reply.
         late: Bytes that it wrote after it had failed.
-        mispaired: What was found when its replies could not be told apart.
+        mispaired: What was found when its replies could not be matched.
 
     """
 
@@ -211,8 +211,8 @@ class Link:
         """
         Record that the process is gone; what it wrote may still have to be read.
 
-        ``left`` are the bytes that it left in its stdin, which can't be told once that
-        is closed; none if we had closed it before.
+        ``left`` are the bytes that it left in its stdin, which can't be measured once
+        that is closed; none if we had closed it before.
         """
         self._left = left
 

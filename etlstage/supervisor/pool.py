@@ -7,7 +7,7 @@ for each worker, and the storing of each position.
 
 A worker may ask, in the middle of its work, to have stored how far it has come in the
 share of the input that it was started for. It is answered when that is done, or could
-not be; the next start of it goes on behind what was stored last.
+not be; the next start of it resumes after what was stored last.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ class WorkerPool:
             if name == SKIPPED:
                 self.skipped += count
             if self.metrics is not None:
-                self.metrics.told(worker, name, count)
+                self.metrics.count_own(worker, name, count)
 
     # --- performing -----------------------------------------------------------
 

@@ -68,7 +68,7 @@ class LineLog:
         self._dropped = f"{what} rate limit reached"
         self._log = _log.bind(stage=stage, worker=worker, pid=pid)
         self._reader = DiagnosticReader(Throttle(rate=rate, burst=burst))
-        self._told = 0
+        self._reported = 0
         self._counted = counted
         self._clock = clock
 
@@ -107,7 +107,7 @@ class LineLog:
                         dropped_lines=diagnostic.lines,
                         dropped_bytes=diagnostic.bytes,
                     )
-        new, self._told = self._reader.lines - self._told, self._reader.lines
+        new, self._reported = self._reader.lines - self._reported, self._reader.lines
         if new and self._counted is not None:
             self._counted(new)
 

@@ -255,7 +255,7 @@ class AsyncSupervisor:
 
     @property
     def faults(self) -> Faults:
-        """How the workers have fared: restarts, failures, the last of these."""
+        """Restarts and failures of the workers, with the last of these."""
         return self._observers.faults
 
     @property

@@ -137,7 +137,7 @@ class Dispatcher:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the worker is busy for a caller that is gone, and can't be told."""
+        """Whether the worker is busy for a caller that is gone, and can't cancel it."""
         oldest = self.open.front
         if oldest is None:
             return False
@@ -320,8 +320,8 @@ class Dispatcher:
             error: Makes the error of a message from all attempts at it.
             owed: Exchanges that it had not answered.
             untouched: Whether the worker had read nothing of what it was given.
-            mispaired: How many exchanges can't be told apart, the oldest that are
-                open; None if it was not lost for that.
+            mispaired: How many exchanges can't be matched to replies, the oldest that
+                are open; None if it was not lost for that.
 
         """
         if mispaired is not None:

@@ -14,7 +14,7 @@ The life of a worker, which keeps its name over all its starts::
 
 *STARTING* ends when the worker announces that it is ready; one that never does is
 RUNNING at once. *STOPPING* is every way to an end that we have begun: a fault, a
-worker that is worn, the supervisor's own end. A process that ends unasked goes from
+worker that is worn, the supervisor's own end. A process that ends by itself goes from
 where it is to the state behind it.
 
 A start made *progress* when it answered something, or died of a message that it had

@@ -247,7 +247,7 @@ class WorkerLife:
         self._stopping = False
         self._at_fault = False  # this start did something wrong
         self._ran = False  # this start became ready
-        self._hopeless = False  # any other would fail, too
+        self._fatal = False  # any other would fail, too
         self._alive_at = 0.0
         self._worn_at = math.inf
         self._idle = stage.pool.idle if stage.pool.varies else None
@@ -363,7 +363,7 @@ class WorkerLife:
         if self._at_fault:
             return  # one fault is enough
         self._at_fault = True
-        self._hopeless = event.cause == "abnormal"
+        self._fatal = event.cause == "abnormal"
         self.story.note(now, "failed")
         self._out.append(Publish(event))
         self._stop(patient=False)
@@ -382,7 +382,7 @@ class WorkerLife:
         policy = self._stage.restart
         self.retiring = False
         extracts = self._stage.kind is StageKind.EXTRACT
-        if extracts and self._ran and not self._hopeless:
+        if extracts and self._ran and not self._fatal:
             # Who extracts is started when the next round is asked for. One that went
             # well may have gone before it saw that it was asked again. One that was
             # never ready was started for a round that still waits: what was not given
@@ -503,7 +503,7 @@ class WorkerLife:
                 delay = self.tally.forgive(tries, jitter=jitter)
             else:
                 delay = self.tally.next_delay(now, useful=useful, jitter=jitter)
-            if delay is not None and not self._hopeless:
+            if delay is not None and not self._fatal:
                 self._restart(now, delay)
                 return
             self.state = WorkerState.FATAL
