@@ -86,7 +86,7 @@ class Wire(Readable, Protocol):
         ...
 
     def unread(self) -> int:
-        """Return how many bytes wait for the worker, or 0 when that can't be told."""
+        """Return how many bytes wait for the worker, or 0 if that is unknown."""
         ...
 
     def mismatch_hint(self) -> str:

@@ -209,7 +209,7 @@ class PipeChild:
         """
         Send a signal to the worker and to whatever it started in its group.
 
-        SIGKILL also reaches what it started elsewhere, where that can be told.
+        SIGKILL also reaches what it started elsewhere, where that can be found.
         """
         if self._popen.returncode is not None:
             return
@@ -263,7 +263,7 @@ class PipeChild:
         return _signal_all(heirs(self._mark), SIGKILL)
 
     def _others(self) -> list[int]:
-        """Return what it has started, where that can be told, the eldest first."""
+        """Return what it has started, where that can be found, the eldest first."""
         found = dict.fromkeys(descendants(self.pid))
         for member in session_members(self.pid):
             found |= dict.fromkeys((member, *descendants(member)))
@@ -410,7 +410,7 @@ def _enlarge(fd: int) -> None:
 # --- the process table ---------------------------------------------------------------
 #
 # What a worker has started, where it has left its process group, as far as that can be
-# told from a glance, and only on Linux: members of the session that the worker leads,
+# seen at once, and only on Linux: members of the session that the worker leads,
 # also when the worker is dead; and its children and theirs, as long as the line of
 # parents is unbroken. A daemon, which has made a session of its own and whose parent
 # has ended, is neither: it is known only by what it has inherited in its environment.
@@ -517,7 +517,7 @@ async def _wait_ended(pidfd: int) -> None:
 
 
 async def _look_again(pid: int) -> None:
-    """Wait until a process has ended, or for a moment if that can't be told."""
+    """Wait until a process has ended, or for a moment if that can't be watched."""
     try:
         pidfd = os.pidfd_open(pid)
     except (AttributeError, OSError):

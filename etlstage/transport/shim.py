@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:  # pragma: no cover
         prctl = _prctl()
         for what in sorted(settings, key=_order):
             _apply(*what.partition("=")[::2], prctl)
-        # Who started us may have died before we asked to be told.
+        # Our parent may have died before we asked for the signal.
         if "deathsig" in settings and os.getppid() != parent:
             os.kill(os.getpid(), SIGKILL)
         # Python ignores these, and what is ignored stays so over an exec.

@@ -7,7 +7,7 @@ folder of its own. It lives as long as a wire of it does.
 
 Which connection is whose only the dialect can tell. The seam is two methods of its
 ``connection``: :meth:`~etlstage.protocol.base.Connector.arguments` says how a worker is
-told a token, and :meth:`~etlstage.protocol.base.Connector.identity` finds that token in
+given a token, and :meth:`~etlstage.protocol.base.Connector.identity` finds that in
 the first bytes of a connection. Those are then handed on, for the session to read like
 all others: here nothing is known of frames.
 
@@ -78,7 +78,7 @@ class SocketWire:
 
     Args:
         listener: Where it connects.
-        token: What it is told to call itself there.
+        token: By which it identifies itself there.
 
     """
 
@@ -194,7 +194,7 @@ class SocketWire:
 
     def unread(self) -> int:
         """
-        Return how many bytes wait for the worker, at least; 0 when that can't be told.
+        Return how many bytes wait for the worker, at least; 0 if that is unknown.
 
         The kernel tells that there are some, and not how many: the last to be written
         are among them.
@@ -501,13 +501,13 @@ def launch_over_socket(request: LaunchRequest, /) -> tuple[SocketWire, PipeChild
         failed.callback(wire.close)
         locator = LocatorServer(connector)
         failed.callback(locator.close)
-        told = connector.arguments(
+        arguments = connector.arguments(
             app=request.stage,
             identity=wire.token,
             endpoint=wire.endpoint,
             locator=locator.endpoint,
         )
-        child = start_program(request, told, locator.join)
+        child = start_program(request, arguments, locator.join)
         failed.pop_all()
     return wire, child
 

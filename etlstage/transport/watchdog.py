@@ -3,7 +3,7 @@ The host's side of the watchdog, which leaves no worker behind when we are kille
 
 The parent-death signal (see ``launcher.py``) reaches a worker, but not what the
 worker has started. So each process that starts workers has one small child, whose
-program is ``guard.py``. It is told the process group of each worker, over a socket
+program is ``guard.py``. It gets the process group of each worker over a socket
 of which we alone hold the other end; at the end of that socket, however we ended, it
 kills them.
 
@@ -196,7 +196,7 @@ class Watchdog:
         """Tell it; a watchdog that is dead, or does not listen, is replaced."""
         if self._line is not None:
             with suppress(OSError):
-                # Even nothing is told: only that finds out whether it lives.
+                # Even an empty line is sent: only that finds out whether it lives.
                 flags = socket.MSG_DONTWAIT | _NO_SIGNAL
                 if self._line.send(line or b"\n", flags) == len(line or b"\n"):
                     return
