@@ -2,7 +2,7 @@
 Messages that are held in Arrow: no Python object for each of them.
 
 A :class:`Column` is a run of messages, :class:`Replies` are what was made of one. Both
-are sequences, so whoever does not know them can still work with them.
+are sequences, so code that does not know them can still work with them.
 
 No worker imports this module.
 """

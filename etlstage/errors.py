@@ -66,7 +66,7 @@ FailureCause: TypeAlias = Literal[
 ]
 """Why a worker failed: it ended by itself; did not answer in time; broke the protocol;
 wrote unsolicited output; could not be started or was not ready in time; missed its
-heartbeat; said that no other would fare better."""
+heartbeat; reported that no other would succeed."""
 
 
 class Attempt(NamedTuple):
@@ -92,7 +92,7 @@ class WorkerFailure(NamedTuple):
 
 
 class Faults(NamedTuple):
-    """How the workers of a stage have fared."""
+    """Restarts and failures of a stage's workers."""
 
     restarts: int = 0
     """Processes that were started in place of one that was gone."""

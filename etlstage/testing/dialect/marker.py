@@ -22,7 +22,7 @@ class MarkerKit(DialectKit[MarkerDialect]):
 
     def unasked(self, data: bytes) -> str:
         """Say what a worker did that wrote ``data`` although it owed nothing."""
-        text = self._dialect.markers.unasked(data)
+        text = self._dialect.markers.unsolicited(data)
         if self._dialect.mode is Mode.BATCH_SUPERVISOR and self._dialect.eob_after_full:
             text += (
                 "; for a worker that closes full batches by itself set"
