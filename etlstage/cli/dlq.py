@@ -267,7 +267,7 @@ def _export(
     ids = ids_of(found, numbers or (), stage)
     count = 0
     try:
-        # Messages are nobody's but ours.
+        # Messages are for the user's eyes only.
         with open(to, "xb", opener=_ours) as file:
             for letter in chosen(found, stage):
                 if ids is None or letter.id in ids:

@@ -1,4 +1,4 @@
-"""The faults of a pipeline file: who does them, and what is told of what they led to."""
+"""The faults of a pipeline file: who injects them, and the report of what they led to."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class InjectedFaults:
         return self._launch
 
     def tell(self) -> None:
-        """Say of each fault how often it happened, and what became of the workers."""
+        """Print how often each fault happened, and what became of the workers."""
         out = Screen()
         for keys, mine in self._found():
-            line = f"fault {_said(keys)}: {_told(mine)}"
+            line = f"fault {_named(keys)}: {_summary(mine)}"
             out.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def report(self) -> list[dict[str, object]]:
@@ -102,7 +102,7 @@ class InjectedFaults:
                 yield keys, happened[stage, number]
 
 
-def _told(mine: Sequence[Occurrence]) -> str:
+def _summary(mine: Sequence[Occurrence]) -> str:
     if not mine:
         return "never"
     fates = {(o.worker, o.start): _fate(o) for o in mine}
@@ -151,7 +151,7 @@ def _of_many(fate: str, times: int) -> str:
     return fate if times == 1 else fate.replace("was ", "were ", 1)
 
 
-def _said(keys: FaultKeys) -> str:
+def _named(keys: FaultKeys) -> str:
     conditions = "".join(f", {name} {value}" for name, value in _conditions(keys))
     return f"{keys.kind} in {keys.stage}{conditions}"
 

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 __all__ = ("app",)
 
 _SIZE: Final = 3
-"""Messages of a batch, at most, if nobody has said how many one holds."""
+"""Messages of a batch, at most, if its size is not given."""
 _OF_OUTPUTS: Final[Mapping[str, str]] = {
     "one_output": "--expect-one-output",
     "json_out": "--json-out",

@@ -122,7 +122,7 @@ def page(
 
     Args:
         report: The report.
-        spans: How fast the stages were; empty if nobody has looked.
+        spans: How fast the stages were; empty if that was not sampled.
         causes: The dead letters of the run.
 
     """

@@ -241,11 +241,11 @@ def _messages(
     if uncommitted:
         for name, begin in offsets.items():
             yield from journals.read_uncommitted(
-                name, begin, on_error=_told, passes=True
+                name, begin, on_error=_report, passes=True
             )
         return
     start: Any = "end" if follow else offsets
-    yield from journals.read_committed(follow=follow, start=start, on_error=_told)
+    yield from journals.read_committed(follow=follow, start=start, on_error=_report)
 
 
 def _offset(log: JournalLog, begin: str | None) -> int:
@@ -264,7 +264,7 @@ def _offset(log: JournalLog, begin: str | None) -> int:
     return log.at_time(int(moment.timestamp() * 1e9))
 
 
-def _told(error: Exception) -> None:
+def _report(error: Exception) -> None:
     complain(str(error))
 
 

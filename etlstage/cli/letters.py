@@ -53,7 +53,7 @@ class Letters(NamedTuple):
     only: str | None = None
     """The stage whose file it is, if it is one."""
     stages: list[str] | None = None
-    """Names that a letter's stage may have; None if nobody knows them."""
+    """Names that a letter's stage may have; None if they are unknown."""
 
 
 def find(place: Path, changes: Changes) -> Letters:

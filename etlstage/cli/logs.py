@@ -85,7 +85,7 @@ def configure(
 
 
 def _is_for_us(record: logging.LogRecord) -> bool:
-    """Return whether nobody else handles a record, and Py4J has not logged it."""
+    """Return whether no other handler has a record, and Py4J has not logged it."""
     logger = logging.getLogger(record.name)
     while logger.parent is not None:
         if logger.handlers:

@@ -176,7 +176,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 class Level(Enum):
-    """From what level on events are told."""
+    """The least level of events that are logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -191,7 +191,7 @@ class Level(Enum):
 
 
 class LogFormat(Enum):
-    """How events are told."""
+    """How events are logged."""
 
     CONSOLE = "console"
     """For people."""
@@ -201,7 +201,7 @@ class LogFormat(Enum):
 
 @dataclass(frozen=True)
 class Verbosity:
-    """How much of a run is told, and how."""
+    """How much of a run is shown, and how."""
 
     debug: bool = False
     """Everything: also each step on the way to a message's outcome, and tracebacks."""
@@ -212,14 +212,14 @@ class Verbosity:
     """None: for people on a terminal, JSON everywhere else."""
 
     def for_people(self, screen: Screen) -> bool:
-        """Whether what is told on ``screen`` is for people."""
+        """Whether what is shown on ``screen`` is for people."""
         if self.format is None:
             return screen.watched
         return self.format is LogFormat.CONSOLE
 
     @property
     def threshold(self) -> int:
-        """The level from which on events are told, as ``logging`` has it."""
+        """The least level of events that are logged, as ``logging`` has it."""
         least = logging.WARNING if self.quiet else logging.DEBUG
         wanted = logging.DEBUG if self.debug else self.level.number
         return max(least, wanted)

@@ -83,7 +83,7 @@ def run_pipeline(
     Args:
         pipeline: The pipeline.
         signals: What it obeys.
-        verbosity: How much is told, and how.
+        verbosity: How much is shown, and how.
         server: What serves metrics meanwhile, if anything does.
         history: What is to sample it, if anything is.
         prints: Whether its messages are on stdout: then the report is on stderr, and
@@ -119,7 +119,7 @@ def watch(
         pipeline: The pipeline.
         signals: What it obeys.
         err: Where its progress is shown, and that it drains.
-        verbosity: How much is told, and how: in a table that renews itself, as lines,
+        verbosity: How much is shown, and how: in a table that renews itself, as lines,
             or as events.
         history: What is to sample it, if anything is.
 

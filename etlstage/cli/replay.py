@@ -106,7 +106,7 @@ def _replay(
             played = anyio.run(_play, recording, stage, grace)
             _keep(target, whole, recording)
     out = Screen()
-    for line in _told(recording, played):
+    for line in _comparison(recording, played):
         out.print(line, soft_wrap=True, highlight=False, markup=False)
     return FAILED if _differs(recording, played) else 0
 
@@ -160,8 +160,8 @@ def _requests(recording: Recording) -> list[bytes]:
     return requests
 
 
-def _told(recording: Recording, played: Recording) -> Iterable[str]:
-    """Yield what is said of a recording and of what was said when it was played."""
+def _comparison(recording: Recording, played: Recording) -> Iterable[str]:
+    """Yield the lines that compare a recording with its replay."""
     found = list(differences(recording, played))
     for difference in found[:_SHOWN]:
         yield from _shown(difference, recording.dialect)

@@ -3,7 +3,7 @@
 
 It works through the letters stage by stage, some thousands at a time. When these are
 through and what they became is durable, that is recorded: a retry that was interrupted
-goes on behind the last record. What fails further on is a new dead letter, and waits
+resumes after the last record. What fails further on is a new dead letter, and waits
 for the next retry.
 """
 

@@ -156,8 +156,8 @@ def _run(
         result = run_pipeline(
             pipeline, signals, verbosity, server, history, prints=until is not None
         )
-        # Why the run failed is told also if the report can't be written, and the
-        # report is written also if nothing can be told.
+        # Why the run failed is printed also if the report can't be written, and the
+        # report is written also if nothing can be printed.
         try:
             return exit_code(result, debug=debug)
         finally:
@@ -265,7 +265,7 @@ class ReportFile:
         """
         Put a report in its place; may be called once.
 
-        If there is no room by now, or no folder, that is told, and no more: what was
+        If there is no room by now, or no folder, that is logged, and no more: what was
         loaded is loaded, and a failure would have it loaded again.
         """
         try:

@@ -145,7 +145,7 @@ def lines_of(file: Path) -> list[bytes]:
 
 
 def drop(*_: object) -> str:
-    """Log nothing: what a worker did is told in the findings."""
+    """Log nothing: what a worker did is reported in the findings."""
     raise structlog.DropEvent
 
 
@@ -214,7 +214,7 @@ def _kind_for(spoken: str | None) -> str:
         try:
             dialect = dialect_class(name).section(StageKind(kind)).read({})
         except (ConfigError, Invalid):
-            break  # told with all else
+            break  # reported with all else
         if dialect.problem(StageKind(kind)) is None:
             return kind
     return "transform"
@@ -225,7 +225,7 @@ def _keys_of(name: str, kind: StageKind) -> Collection[str]:
     try:
         return dialect_class(name).section(kind).keys
     except ConfigError:
-        return ()  # told with all else
+        return ()  # reported with all else
 
 
 def _pairs(option: str, text: str) -> dict[str, str]:
