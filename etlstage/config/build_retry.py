@@ -132,7 +132,7 @@ class Retries:
             raise StateUnusable(f"can't use {self._name}: {error}") from error
 
     def _epochs(self, number: int, delivery: Delivery) -> Epochs:
-        """Return what a sink is told: it is called so again, until it is recorded."""
+        """Return the epochs of a sink: the same again, until one is recorded."""
         return Epochs(
             self._load(),
             number - 1,

@@ -40,7 +40,7 @@ class FaultKeys(Definition):
     contains: str | None = None
     """Only at messages that contain this."""
     probability: Share | None = None
-    """At random; the dice depend on the seed, the worker, its start and the message."""
+    """At random, by the seed, the worker, its start and the message."""
     start: Count | None = None
     """Only in this start of a worker, counted from 1."""
     worker: Name | None = None

@@ -56,7 +56,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # Whoever opens a named pipe waits for its other end.
+    # To open a named pipe is to wait for its other end.
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -1,5 +1,5 @@
 """
-One stage of a pipeline file, for whoever is about that stage alone.
+One stage of a pipeline file, for commands about that stage alone.
 
 Nothing of the file but its keys is looked at unless that is asked: not whether programs
 are there, nor Spark.

@@ -272,7 +272,7 @@ def _exchanges(stage: Stage) -> str:
 def _dialect(dialect: Dialect) -> str:
     """Return the name of a dialect, and the settings that are its own."""
     settings = dialect.plain()
-    # How messages are asked for is told in words of all dialects.
+    # How messages are asked for is shown in words of all dialects.
     for key in ("name", "mode", "batches"):
         settings.pop(key, None)
     for key, value in [*settings.items()]:
@@ -287,7 +287,7 @@ def _dialect(dialect: Dialect) -> str:
 
 
 def _shards(keys: PipelineKeys) -> str:
-    """Return which they are, what workers are told at their end, and who shares them."""
+    """Return which they are, why their workers end, and who shares them."""
     shards = keys.load.shards
     if keys.extract.end.sharded:
         said = "those of the stream, a worker for each"

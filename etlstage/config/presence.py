@@ -191,7 +191,7 @@ class Look:
 
     def _identity(self, worker: WorkerProgram, loc: Loc) -> Iterator[Problem]:
         user, group = worker.user, worker.group
-        # Each on its own, the user with a group that is right: all is told at once.
+        # Each on its own, the user with a group that is right: all is reported at once.
         for key, who in (("user", (user, group and "0")), ("group", (None, group))):
             try:
                 look_up(*who)

@@ -275,7 +275,7 @@ _OLD_DIALECT: Final = {
     "dialect": "is now dialect, beside worker",
     "markers": "is now dialect, beside worker",
 }
-"""Keys of versions that nobody has installed; to be forgotten with the first that is."""
+"""Keys of versions that were never released; to be removed with the first release."""
 
 
 class _Spoken(Section):

@@ -219,7 +219,7 @@ class WorkerSinkKeys(SinkKeys):
         return None
 
     def again(self, engine: str) -> str:
-        """Return that nobody knows what a worker does with a message it had before."""
+        """Return that: what a worker does with a message it had before is unknown."""
         text = "may load some messages twice"
         if engine == "local":
             return text
