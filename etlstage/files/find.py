@@ -3,7 +3,7 @@ Which files an input is, as Spark finds them.
 
 A path is a file, a folder, or a pattern of these. Below a folder that is named those
 with ``=`` in their names are partitions, whose columns are in no file; other folders
-are not looked into, and what begins with a dot or an underscore is nobody's data. Files
+are not looked into, and what begins with a dot or an underscore is no data. Files
 come in the order of their names.
 """
 

@@ -2,8 +2,8 @@
 Messages into files, epoch by epoch.
 
 The files of an epoch are written aside and moved to where they are read, behind the
-record where there is one, else at once; see ``pipeline/delivery/place.py``. So whoever
-reads the folder sees whole epochs, and a run that is killed leaves nothing half.
+record where there is one, else at once; see ``pipeline/delivery/place.py``. So readers
+of the folder see whole epochs, and a run that is killed leaves nothing half.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class FileSink(RowSink):
             self._recover()
             return
         self._claim()
-        # Nobody else writes there: what is aside is of a run that was killed.
+        # No other run writes there: what is aside is of a run that was killed.
         for left in path.glob(f".epoch={_LEAST}*"):
             rmtree(left, ignore_errors=True)
         if self._mode != "append" or self._goes_on:
@@ -253,7 +253,7 @@ class FileSink(RowSink):
 
 
 def _unchecked() -> None:
-    """Nobody takes over what is not recorded."""
+    """Do nothing: what is not recorded can't be taken over."""
 
 
 def _opened(path: Path, packed: str) -> Any:  # noqa: ANN401 - binary, of three kinds
