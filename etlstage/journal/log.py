@@ -11,7 +11,7 @@ Heads count as bytes of the journal; readers leave them out.
 
 **Who writes** holds the journal's lock, and first looks whether the last group is whole:
 what is shorter than its head says was never written to its end, and is cut. What is as
-long and not what was written is damage: nobody cuts that, the next group begins a new
+long and not what was written is damage: that is not cut, the next group begins a new
 segment behind it. **Who reads** needs no lock, and cuts nothing: a group that is not
 whole yet is not there yet.
 """
@@ -272,7 +272,7 @@ class JournalLog:
         for number, segment in enumerate(segments[at:], at):
             last = number + 1 == len(segments)
             start = self._known(segment, offset)
-            # Damage before the offset was told of when that was read.
+            # Damage before the offset was reported when that was read.
             passed = (1 << 64) if skip else offset
             wanted = (1 << 64) if heads else offset
             for group in self._whole(segment, start, last, passed, wanted):
@@ -304,7 +304,7 @@ class JournalLog:
         return self.end()
 
     def age_of(self, segment: int) -> int | None:
-        """Return the time of the first group of a segment, if it can be told."""
+        """Return the time of the first group of a segment, if it is known."""
         return self._head(segment)
 
     def drop(self, before: int) -> list[int]:

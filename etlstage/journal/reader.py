@@ -127,7 +127,7 @@ class LogReader:
                 raise
             group = next(self._log.groups(error.offset, skip=True), None)
             if group is None:
-                # While following, it is told when something stands behind it.
+                # While following, it is reported when something stands behind it.
                 if self._end is not None:
                     self._on_error(error)
                 return None
@@ -220,7 +220,7 @@ class CommittedReader:
         position: Where to begin, in place of what is stored under the name.
         poll: Seconds between two looks for more, while following.
         on_error: Is given what is passed over, damage and frames that are none;
-            without it such an error is raised, and the next call goes on behind a frame.
+            without it such an error is raised, and the next call resumes after a frame.
 
     Raises:
         ReaderBusy: If somebody else reads under that name.
@@ -464,7 +464,7 @@ class CommittedReader:
     def _replay(self) -> ReadUncommitted:
         journal, begin, end = self._sequencer.replay_range()
         spec = self._readers[journal].spec
-        # What is no message was told of when it was read for the first time.
+        # What is no message was reported when it was read for the first time.
         reader = LogReader(
             self._journals.byte_log(journal),
             spec,
