@@ -211,7 +211,7 @@ class _Replay:
             self._ready.append(await anext(self._messages))
         except StopAsyncIteration:
             self._ended = True
-        except Exception as error:  # for whoever dequeues
+        except Exception as error:  # for the next call
             self._ready.append(error)
 
 

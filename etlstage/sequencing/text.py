@@ -100,7 +100,7 @@ def encode_json(value: object, *, sort_keys: bool = True) -> bytes:
 
 
 def _encode(value: object, sort_keys: bool) -> str:
-    """Do as ``json.dumps``, which can't be told how floats look."""
+    """Do as ``json.dumps``, which has no option for how floats look."""
     if isinstance(value, float):
         return _float(value)
     if isinstance(value, dict):
