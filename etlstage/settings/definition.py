@@ -68,7 +68,7 @@ HIDDEN: Final = "is refused; not shown, as it may be a secret"
 """In place of a text that may quote a value that must not be shown."""
 
 MOST: Final = 20
-"""Unknown keys of a mapping that are told one by one."""
+"""Unknown keys of a mapping that are reported one by one."""
 
 _NO_MAPPING: Final = Problem((), "expected a mapping, got {got}")
 
@@ -155,7 +155,7 @@ class Definition:
     Base of the classes whose fields are settings; they are frozen dataclasses.
 
     Raises:
-        ConfigError: If a value is wrong, or contradicts another; all are told.
+        ConfigError: If a value is wrong, or contradicts another; all are reported.
 
     """
 
@@ -239,7 +239,7 @@ class Definition:
 
 
 def _shown(value: object) -> str:
-    # A dataclass has a repr of its own unless it is told not to.
+    # A dataclass has a repr of its own unless it is asked not to.
     return Definition.__repr__(value) if isinstance(value, Definition) else repr(value)
 
 
@@ -321,11 +321,11 @@ class Section(Kind):
             except Invalid as error:
                 problems += (problem.under(key) for problem in error.problems)
                 rest |= {} if error.rest is None else {key: error.rest}
-        # A key that was misspelt has been told.
-        told = {guess(key, self.keys) for key in unknown[:MOST]}
+        # A key that was misspelt has been reported.
+        meant = {guess(key, self.keys) for key in unknown[:MOST]}
         for key, setting in self.keys.items():
             missing = setting.required and key not in value
-            if missing and guess(key, [key]) not in told:
+            if missing and guess(key, [key]) not in meant:
                 problems.append(Problem((key,), "required key is missing"))
             if missing and isinstance(setting.kind, Section):
                 rest[key] = setting.kind._rest({})

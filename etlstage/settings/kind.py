@@ -309,7 +309,7 @@ class MapOf(Kind):
 
 
 def _each(items: Iterable[tuple[Any, object]], kind: Kind) -> dict[Any, Any]:
-    """Read all items; what is wrong with any of them is told at once."""
+    """Read all items; what is wrong with any of them is reported at once."""
     made: dict[Any, Any] = {}
     problems: list[Problem] = []
     for at, item in items:

@@ -1,7 +1,7 @@
 """
-What is said of a value that is wrong.
+The description of a value that is wrong.
 
-What was found is told apart from what is expected, for it may be a secret.
+What was found is kept apart from what is expected, for it may be a secret.
 """
 
 from __future__ import annotations
