@@ -100,7 +100,7 @@ class WorkerEnded(NamedTuple):
 
     shard: str
     failed: bool = False
-    """Another one would fare no better here."""
+    """Another one would fail here, too."""
 
 
 class LeaveAsked(NamedTuple):

@@ -6,9 +6,9 @@ worker, which reads on when the worker has taken what was read. New shards get l
 they are found; the keeper has them wait for their parents.
 
 Of any other input there is a part in each shard, by the key of the records. Each runner reads the whole input, and gives its workers the records of its shards,
-behind what was committed. So what one runner has read is nobody's position: there are
-only the checkpoints in the table, one for each shard, and whoever holds a shard goes on
-behind that.
+behind what was committed. What one runner has read is no position: there are only
+the checkpoints in the table, one for each shard, after which the holder of its lease
+resumes.
 
 A *pass* reads the input from the first record that one of its shards needs. It is for
 the shards that the runner has when it begins: with each new one another pass begins, so
@@ -597,7 +597,7 @@ class LeasedSink(ShardSink):
         shard.reading.cancel()
         for faults in shard.worker.faults:
             self.account.add_faults(faults)
-        # Another worker would fare no better here.
+        # Another worker would fail here, too.
         over = shard.failure is not None or not shard.worker.stopping
         if over:
             self._over.add(shard.name)
@@ -733,7 +733,7 @@ class _LeasedShard:
         self.held = 0
         """Records that were written and have no outcome."""
         self.exhausted: FarewellReason | None = None
-        """What its worker is told, since all was read for it."""
+        """The reason that its worker gets, since all was read for it."""
         self.gone = False
         self.failure: EtlstageError | None = None
         self._asked: _Asked | None = None

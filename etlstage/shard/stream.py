@@ -52,10 +52,10 @@ class ShardedSource(Source):
     @abstractmethod
     def beginning(self, shard: SourceShard) -> object:
         """
-        Return where a shard begins of a stream that nobody has read before.
+        Return where a shard begins of a stream that has no checkpoint.
 
         Plain JSON, ``[sequence number or name, sub-sequence number, ...]``, of which the
-        worker is told the first two; None: with its first record.
+        worker gets the first two; None: with its first record.
         """
 
     @abstractmethod

@@ -302,7 +302,7 @@ class _DatabaseLeases:
         found = connection.execute(
             f"select application, layout, made from {layout}"  # noqa: S608
         ).fetchone()
-        # Leases that were forgotten are nobody's.
+        # Leases that were deleted have no application.
         owner, number, of = found or (application, LAYOUT, "{}")
         application = owner if application is None else application
         if (owner, number) != (application, LAYOUT):

@@ -1,7 +1,7 @@
 """
 The worker of a shard, until the end of the shard is committed; sinks that have several.
 
-A supervisor starts a worker again that is lost, but none that was told to end. A shard
+A supervisor starts a worker again that is lost, but none that was asked to end. A shard
 can't end without one: for what its worker had not committed when it ended another is
 started here, as often as ``restart`` says.
 """
@@ -59,7 +59,7 @@ class ShardWorker:
         taken: Set when that has been taken.
         ended: Whether the end of the shard is committed.
         stopping: Whether it was stopped.
-        faults: How the workers of each supervisor have fared that is over.
+        faults: Failures and restarts of the workers of each supervisor that is over.
 
     """
 
@@ -148,7 +148,7 @@ class ShardWorker:
             NotCommitted: If the end of the shard is not committed, by no worker.
 
         """
-        tries, source = 0, self._told_of(self._given)
+        tries, source = 0, self._finished_with(self._given)
         while True:
             supervisor, last = self._supervisor, tries == self._most
             failures, left = supervisor.faults.failures, list[Run]()
@@ -180,7 +180,7 @@ class ShardWorker:
             await anyio.sleep(wait_time(tries, self._stage.restart))
             if self.stopping:
                 return
-            source = self._told_of(left)
+            source = self._finished_with(left)
             await self._start()
 
     @property
@@ -212,10 +212,10 @@ class ShardWorker:
             stage=stage,
         )
 
-    async def _told_of(
+    async def _finished_with(
         self, runs: AsyncIterable[Run] | Sequence[Run]
     ) -> AsyncGenerator[Run, None]:
-        """Yield runs, then tell the worker that there are no more, if that is so."""
+        """Yield runs, then finish the worker's input, if there are no more."""
         if isinstance(runs, Sequence):
             for run in runs:
                 yield run
@@ -228,7 +228,7 @@ class ShardWorker:
             self._supervisor.finish(why=self._why)
 
     async def _be_ready(self) -> None:
-        """Wait until the worker can be told: its start has a limit of its own."""
+        """Wait until the worker is ready: its start has a limit of its own."""
         supervisor = self._supervisor
         with supervisor.events() as events:
             while not supervisor.workers_ready and supervisor.health.state != "failed":
@@ -241,7 +241,7 @@ class ShardSink(Sink):
 
     Args:
         stage: The stage; its dialect is of workers that commit.
-        why: What the workers are told at the end of the input.
+        why: The reason that the workers get at the end of the input.
         dead_letters: Where messages go that the workers can't load; None: the first
             one ends its shard.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.

@@ -64,7 +64,7 @@ class KinesisSource(ShardedSource):
     Args:
         stream: Its name, or its ARN.
         client: Makes the client; called in a thread.
-        begin: Where a stream begins that nobody has read: ``trim_horizon``, with the
+        begin: Where a stream begins that has no checkpoint: ``trim_horizon``, with the
             oldest record; ``latest``, with what comes from now on; or a time, in
             seconds since 1970.
         name: As reports and errors call it.
@@ -146,7 +146,7 @@ class KinesisSource(ShardedSource):
         return SourceFailed(text, stage=self.name)
 
     def beginning(self, shard: SourceShard) -> object:
-        """Return where a shard begins of a stream that nobody has read before."""
+        """Return where a shard begins of a stream that has no checkpoint."""
         if self._begin == "trim_horizon":
             return None
         if self._begin != "latest":
