@@ -120,7 +120,7 @@ def explain(error: BaseException, log_path: Path | None = None) -> str:
     line = _raised_by_python(text) or _meant(said) or _known(text) or _of_database(text)
     if line is None:
         line = _unknown(error, text)
-        # What is told on by somebody who used the session names it already.
+        # An error that another user of the session has wrapped names it already.
         if log_path is not None and str(log_path) not in line:
             line = f"{line}; Spark's log is {log_path}"
     return line

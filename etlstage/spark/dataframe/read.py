@@ -97,11 +97,11 @@ def messages_of(
             no expression on these columns.
 
     """
-    with _told(f"message {expression!r}" if expression else ""):
+    with _naming(f"message {expression!r}" if expression else ""):
         chosen = message_column(frame, expression)
     columns = [sf.expr(chosen.expression).cast("binary").alias("message")]
     if key is not None:
-        with _told(f"key {key!r}"):
+        with _naming(f"key {key!r}"):
             # Over Connect nothing is looked at before.
             _ = frame.select(sf.expr(key)).schema
         columns.append(sf.xxhash64(sf.expr(key)).alias("key"))
@@ -109,8 +109,8 @@ def messages_of(
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Say which expression it is that Spark can't read."""
+def _naming(what: str) -> Iterator[None]:
+    """Name the expression in the error, if Spark can't read it."""
     try:
         yield
     except PySparkException as error:

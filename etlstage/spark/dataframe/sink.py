@@ -392,7 +392,7 @@ class DataFrameSink(RowSink, SparkSink):
                     lambda: table.commit(number, note, rows=rows, replaces=replaces)
                 )
         except BaseException:
-            # Or nobody knows; the next run finds out.
+            # Or that is unknown; the next run finds out.
             self._count(-rows, epochs=-1)
             raise
         await self._supersede()

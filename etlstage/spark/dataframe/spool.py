@@ -10,7 +10,7 @@ and the attempt that Spark counts is the one that tells its name: a retried task
 two attempts at once do no harm.
 
 A task that does not see the spool directory fails, and the job with it: merely to
-return would not do, for Spark goes on computing what nobody reads.
+return would not do, for Spark goes on computing what has no reader.
 
 A spool may outlive a run that fails: then it is named by the load, for one of another
 load is of no use. Each start writes one of its own, because Spark may still write what

@@ -1,10 +1,10 @@
 """
 The epochs of one load, in a table of a database.
 
-The rows of an epoch are written to a staging table, which nobody else looks at. One
+The rows of an epoch are written to a staging table, private to the run. One
 transaction then adds them to the table and notes in the table ``etlstage_epochs``
-that they are there, with the record that belongs to the epoch: whoever was killed
-before the record was stored in the state directory finds it there, and goes on behind
+that they are there, with the record that belongs to the epoch: a run that was killed
+before the record was stored in the state directory finds it there, and resumes after
 it. The fence is there, too: a run that was taken over commits nothing more.
 
 ``etlstage_epochs`` has one row for each load, beside the table it is about::
@@ -162,7 +162,7 @@ class EpochTable:
 
         Args:
             number: Of the epoch.
-            note: What is to be found by a start that goes on behind it.
+            note: What is to be found by a start that resumes after it.
             rows: How many there must be.
             replaces: Whether they take the place of all that is there.
 
@@ -217,7 +217,7 @@ class EpochTable:
         )
         if changed != 1:
             raise self._taken(found)
-        # Whoever was there before us may have committed meanwhile.
+        # The run that we took over from may have committed meanwhile.
         now = self._found(connection)
         return None if now is None else (found[0], *now[1:])
 

@@ -267,7 +267,7 @@ def _in_batch(key: str) -> bool:
 
 
 def _given(options: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return what was given by name; all that is wrong in itself is told."""
+    """Return what was given by name; all that is wrong in itself is reported."""
     given: dict[str, Any] = {}
     problems: list[str] = []
     for name, text in options.items():

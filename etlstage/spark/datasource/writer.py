@@ -88,8 +88,8 @@ class Writer(DataSourceArrowWriter):
 
     That holds for files in the folder that ``ETLSTAGE_STAGING`` names, where the
     worker leaves them. It holds as well for other effects if the worker only prepares
-    them under what ``ETLSTAGE_ATTEMPT`` says, ``commit`` makes those final that it is
-    told, and ``abort`` undoes them; both may be told twice.
+    them under what ``ETLSTAGE_ATTEMPT`` says, ``commit`` makes those final that it
+    gets, and ``abort`` undoes them; both may get one twice.
 
     Without ``path`` and ``commit`` rows are loaded at least once: those of an attempt
     that failed, or that ran beside another, stay loaded.
@@ -119,14 +119,14 @@ class Writer(DataSourceArrowWriter):
             staged = Staged(self._writing.path, self._epoch)
             staged.seal(_counted(written))
             staged.move()
-        _tell(self._writing, self._writing.commit, [_told(one) for one in written])
+        _tell(self._writing, self._writing.commit, [_described(one) for one in written])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Undo what attempts have done, also those that failed."""
         if self._writing.path is not None:
             Staged(self._writing.path, self._epoch).undo(done=0)
-        told = _told_all(messages, {"epoch": str(self._epoch), "batch": None})
-        _tell(self._writing, self._writing.abort, told)
+        attempts = _described_all(messages, {"epoch": str(self._epoch), "batch": None})
+        _tell(self._writing, self._writing.abort, attempts)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -134,7 +134,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     Writes the batches of a stream, each all or not at all, and once.
 
     As for :class:`Writer`, and a batch that comes again is not moved into ``path``
-    again. ``commit`` is told such a batch twice, by the same ``epoch``: it must look
+    again. ``commit`` gets such a batch twice, by the same ``epoch``: it must look
     whether it has seen it. Without ``path`` and ``commit``, at least once.
 
     Args:
@@ -151,7 +151,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Pass the rows of a partition through a worker of this attempt."""
         task = TaskContext.get()
         assert task is not None
-        # Neither the batch nor the query is told in any other way.
+        # Neither the batch nor the query is passed in any other way.
         batch = int(task.getLocalProperty("streaming.sql.batchId") or 0)
         query = str(task.getLocalProperty("sql.streaming.queryId"))
         return self._feed.attempt(iterator, EpochOfWrite(query, batch + 1), batch)
@@ -165,8 +165,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         written = _ended_well(messages)
         if self._writing.path is not None and written:
             Staged(self._writing.path, written[0].epoch).commit_once(_counted(written))
-        told = [_told(one) | {"batch": batchId} for one in written]
-        _tell(self._writing, self._writing.commit, told)
+        attempts = [_described(one) | {"batch": batchId} for one in written]
+        _tell(self._writing, self._writing.commit, attempts)
 
     def abort(
         self,
@@ -179,8 +179,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             staged = Staged(self._writing.path, known[0].epoch)
             staged.undo(done=staged.done)
         epoch = str(known[0].epoch) if known else None
-        told = _told_all(messages, {"epoch": epoch, "batch": batchId})
-        _tell(self._writing, self._writing.abort, told)
+        attempts = _described_all(messages, {"epoch": epoch, "batch": batchId})
+        _tell(self._writing, self._writing.abort, attempts)
 
 
 # --- files ----------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Staged:
 
 
 def _alone() -> None:
-    """Nobody takes over what Spark commits."""
+    """Do nothing: what Spark commits can't be taken over."""
 
 
 # --- programs -------------------------------------------------------------------------
@@ -276,8 +276,8 @@ def _counted(written: Sequence[WrittenPart]) -> list[tuple[int, str]]:
     return [(one.partition, one.attempt) for one in written]
 
 
-def _told(one: WrittenPart) -> dict[str, Any]:
-    """Return what a program is told about an attempt that ended well."""
+def _described(one: WrittenPart) -> dict[str, Any]:
+    """Return what a program gets about an attempt that ended well."""
     return {
         "epoch": str(one.epoch),
         "batch": None,
@@ -287,12 +287,12 @@ def _told(one: WrittenPart) -> dict[str, Any]:
     }
 
 
-def _told_all(
+def _described_all(
     messages: Sequence[WriterCommitMessage | None], about: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the same for each partition; of one that failed no more is known."""
     return [
-        _told(one) | about
+        _described(one) | about
         if isinstance(one, WrittenPart)
         else about | {"partition": partition, "attempt": None, "messages": None}
         for partition, one in enumerate(messages)
@@ -300,16 +300,16 @@ def _told_all(
 
 
 def _tell(
-    writing: Writing, command: tuple[str, ...], told: Sequence[dict[str, Any]]
+    writing: Writing, command: tuple[str, ...], attempts: Sequence[dict[str, Any]]
 ) -> None:
     """
-    Have a program load what it is told, a JSON message for each attempt.
+    Have a program process a JSON message for each attempt.
 
     Raises:
         SinkFailed: If it does not answer all of it, or ends badly.
 
     """
-    if not command or not told:
+    if not command or not attempts:
         return
     stage = replace(
         writing.stage,
@@ -319,7 +319,7 @@ def _tell(
         restart=RestartPolicy(),
     )
     try:
-        anyio.run(tell, stage, [json.dumps(one).encode() for one in told])
+        anyio.run(tell, stage, [json.dumps(one).encode() for one in attempts])
     except EtlstageError as error:
         raise SinkFailed(
             f"{error} (given the list of attempts)", stage=stage.name

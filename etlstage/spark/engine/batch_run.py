@@ -174,7 +174,7 @@ class ExecutorPipeline(Runner):
         try:
             await self._sink.load(messages, starts)
         except StageError:
-            # Whoever mends the stages wants them to run again.
+            # Once the stages are mended, they are to run again.
             staging.whole &= not (account.dead or account.failed)
             raise
         self._tick(account)

@@ -38,7 +38,7 @@ from etlstage.stage import Stage
 __all__ = ("STOPPED", "BatchFailure", "Batches")
 
 STOPPED: Final = "etlstage begins no further batch"
-"""What a batch raises that comes after the stream was told to stop."""
+"""What a batch raises that comes after the stream was asked to stop."""
 
 _STOP: Final = "stop"
 _STOP_NOW: Final = "stop-now"
@@ -71,7 +71,7 @@ class Batches:
     Attributes:
         fence: That of the run, once it has the state directory.
         log_path: Spark's log, for errors to name, once there is one.
-        at: Told the steps of each commit, see :class:`Delivery`.
+        at: Called with each step of a commit, see :class:`Delivery`.
 
     """
 
@@ -154,7 +154,7 @@ class Batches:
             raise RuntimeError(STOPPED)
 
     async def _call_off(self, batch: anyio.CancelScope) -> None:
-        # Whoever stops it may be another process: see Connect.
+        # Another process may stop it: see Connect.
         while not (self._state / _STOP_NOW).exists():  # noqa: ASYNC110
             await anyio.sleep(_LOOK)
         batch.cancel()
@@ -194,7 +194,7 @@ class Batches:
         ledger = Ledger.of_pipeline(self._source, names, sink.account)
         accounts += ledger
         try:
-            # First: what stands against it is told before the stages run.
+            # First: what stands against it is reported before the stages run.
             async with sink:
                 await self._pass(messages, ledger, letters, sink, delivery)
                 await letters.sync()

@@ -120,7 +120,7 @@ class StageJob:
         self._log_path = log_path
         self._load = load
         self._starts = starts
-        # What a task gives to Spark is not loaded yet: whoever loads it counts it.
+        # What a task gives to Spark is not loaded yet: its loader counts it.
         self._accounts = list(ledger) if load is not None else list(ledger)[:-1]
 
     async def fill(self, messages: DataFrame, staging: Staging) -> None:

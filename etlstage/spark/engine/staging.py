@@ -4,7 +4,7 @@ Where the rows that tasks gave wait until they are loaded.
 Spark's own writer puts them there and counts one attempt of each task, whatever was
 retried or ran twice; from then on they are what they are, and workers are not run
 again because an executor is lost, nor, where there is a state directory, because the
-run breaks off: the next start loads what this one has staged.
+run is interrupted: the next start loads what this one has staged.
 """
 
 from __future__ import annotations

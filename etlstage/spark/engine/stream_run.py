@@ -2,7 +2,7 @@
 A run over a stream: Spark cuts it into batches, each passes all stages and is loaded.
 
 Spark's checkpoint, in the state directory, says which rows a batch has; what becomes
-of a batch is in ``micro_batch.py``. Told to stop, it ends behind the batch under way.
+of a batch is in ``micro_batch.py``. Asked to stop, it ends after the batch under way.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class StreamingPipeline(Runner):
 
     def letters(self) -> Iterator[DeadLetter]:
         """Yield the dead letters of the run, which is over; blocks."""
-        # They bear the names of their batches; nobody else uses the state directory.
+        # They bear the names of their batches; no other run uses the state directory.
         began = self._began.isoformat(timespec="milliseconds")
         for path in letter_files(self._state):
             for letter in read_letters(path):
@@ -171,7 +171,7 @@ class StreamingPipeline(Runner):
             self._batches.stop(at_once=True)
             raise
         finally:
-            # It fails if Spark is gone, which has been told.
+            # It fails if Spark is gone, which has been reported.
             with anyio.CancelScope(shield=True), suppress(Exception):
                 await anyio.to_thread.run_sync(query.stop)
 

@@ -2,7 +2,7 @@
 Writes of ``format("etlstage-journal")``: rows appended to journals, once.
 
 Each attempt of a task is a producer: what it appends is in a transaction, forced to the
-disk, and what would acknowledge it is told to the driver. The driver stores that of all
+disk, and what would acknowledge it is sent to the driver. The driver stores that of all
 attempts that count beside the journals, in one step, and appends it then: with the first
 the write is committed, whatever happens to the second. What an attempt has appended that
 is not among them is never acknowledged, and so is never read.

@@ -1,8 +1,8 @@
 """
 A Spark job that the event loop waits for, and can call off.
 
-PySpark's calls block, so each runs in a thread; a job that nobody waits for any
-more is interrupted by its tag.
+PySpark's calls block, so each runs in a thread; a job whose caller has gone is
+interrupted by its tag.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Where Spark's log goes instead of the screen.
 
 The JVM outlives its sessions and its log with it: one file per process, removed at
-the end unless somebody was told to read it.
+the end unless a message has named it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def divert(path: Path) -> None:
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
         logger.addHandler(logging.FileHandler(path, delay=True))
-    # A thread of PySpark's shows a traceback when the JVM has ended, which is told; if
-    # it is at that when we end, Python is aborted.
+    # A thread of PySpark's shows a traceback when the JVM has ended, which is reported;
+    # if it is at that when we end, Python is aborted.
     server = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = _unheard

@@ -147,7 +147,7 @@ class Session:
 
     async def release(self, error: Exception | None) -> None:
         """
-        Stop the session if it is ours: nobody uses it any more.
+        Stop the session if it is ours.
 
         Args:
             error: Why its users have failed; Spark's log is kept if it names that.

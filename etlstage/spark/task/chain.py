@@ -69,7 +69,7 @@ _NAMES: Final = ("partition", "place", "value", "note")
 _JUDGED_OF: Final = 10_000  # messages, see Pipeline
 _ROWS: Final = 100_000  # in a batch of results, about
 _PAGE: Final = 1024 * 1024  # bytes of letters, about
-_TOLD: Final = ("stage", "code", "reason")  # of an error, beside its text
+_DETAILS: Final = ("stage", "code", "reason")  # of an error, beside its text
 
 _Item: TypeAlias = "Run | _Note"
 
@@ -212,10 +212,10 @@ def in_attempt(stage: Stage, about: Mapping[str, str] | None = None) -> Stage:
 
     """
     task = TaskContext.get()
-    told = dict(about or {})
+    added = dict(about or {})
     if task is not None:
-        told.setdefault("ETLSTAGE_PARTITION", str(task.partitionId()))
-    env = told | dict(stage.program.env)
+        added.setdefault("ETLSTAGE_PARTITION", str(task.partitionId()))
+    env = added | dict(stage.program.env)
     return replace(
         stage,
         worker=replace(stage.program, env=env),
@@ -231,7 +231,7 @@ def _outcome(
     report: Report, letters: int, text: str, conceal: Callable[[str], str]
 ) -> dict[str, Any]:
     error = report.error
-    about = {n: v for n, v in vars(error).items() if n in _TOLD} if error else {}
+    about = {n: v for n, v in vars(error).items() if n in _DETAILS} if error else {}
     return {
         "accounts": [account.counts for account in report.ledger],
         "letters": letters,

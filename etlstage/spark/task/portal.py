@@ -38,7 +38,7 @@ __all__ = ("Bridge", "bridged")
 
 T = TypeVar("T")
 
-_AHEAD: Final = 4  # runs passed in that nobody has read
+_AHEAD: Final = 4  # runs passed in that were not read
 _UNREAD: Final = 64 * 1024 * 1024  # bytes that wait for Spark
 _ITEM: Final = 512  # bytes that each item has beside its own
 
