@@ -1,8 +1,8 @@
 """
 What a stage is: its worker's program and how to treat it.
 
-Plain data, checked when it is made. The YAML loader builds these, and so does
-whoever embeds :class:`~etlstage.AsyncSupervisor`.
+Plain data, checked when it is made. The YAML loader builds these, and so do
+programs that embed :class:`~etlstage.AsyncSupervisor`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Stage(Definition):
     One stage: what to run and how.
 
     Raises:
-        ConfigError: If a value is wrong, or contradicts another; all are told.
+        ConfigError: If a value is wrong, or contradicts another; all are reported.
 
     """
 
