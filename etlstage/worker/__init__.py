@@ -47,7 +47,7 @@ only when it is sent: the function may have seen more messages by then. Of a lar
 reply some outputs may have been sent when the function raises: if it refuses, they
 count for nothing, and if it skips, they can't be called back.
 
-A supervisor that waits for a worker to be ready, or for its heartbeat, is told so
+A supervisor that waits for a worker to be ready, or for its heartbeat, gets both
 from here: when the first message is about to be read, and while none is there. Load
 what takes its time, such as a model, before the call. A function that needs long for
 one message says how far it is with ``worker.progress(0.4)``, which gives it more time;

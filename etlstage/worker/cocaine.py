@@ -12,7 +12,7 @@ The other side of dialect ``cocaine``: a worker with many sessions at once.
     cocaine.run({"transform": shout})
 
 A handler runs in a thread of its own for each session. What moves bytes is one more
-thread, which alone touches the protocol: it beats, and notices that nobody answers,
+thread, which alone touches the protocol: it beats, and notices when no answer comes,
 however busy handlers are. It needs msgpack (``pip install 'etlstage[cocaine]'``) and
 the standard library, nothing else.
 
@@ -171,12 +171,12 @@ def run(
     Args:
         handlers: By the events that they handle.
         threads: Sessions that may run at once; others wait.
-        arguments: What the worker was told; those of the program by default.
+        arguments: The worker's; those of the program by default.
 
     """
-    told = _told(sys.argv[1:] if arguments is None else arguments)
+    options = _options(sys.argv[1:] if arguments is None else arguments)
     try:
-        worker = _Worker(dict(handlers), threads, told)
+        worker = _Worker(dict(handlers), threads, options)
     except (ConfigError, OSError) as error:
         complain(f"can't be a worker: {error}")
         sys.exit(2)
@@ -188,11 +188,11 @@ def run(
     os._exit(status)
 
 
-def _told(arguments: Sequence[str]) -> dict[str, str]:
+def _options(arguments: Sequence[str]) -> dict[str, str]:
     """Return the options among arguments; whatever else is there is the author's."""
     names = ("--uuid", "--endpoint", "--protocol", "--app", "--locator")
-    told = {name: value for name, value in pairwise(arguments) if name in names}
-    return {"--protocol": "0", **told}
+    options = {name: value for name, value in pairwise(arguments) if name in names}
+    return {"--protocol": "0", **options}
 
 
 def _connected(endpoint: str) -> socket.socket:
@@ -219,14 +219,14 @@ class _Worker:
     """The thread that moves bytes, and what handlers leave for it."""
 
     def __init__(
-        self, handlers: dict[str, Handler], threads: int, told: Mapping[str, str]
+        self, handlers: dict[str, Handler], threads: int, options: Mapping[str, str]
     ) -> None:
-        missing = [name for name in ("--uuid", "--endpoint") if name not in told]
+        missing = [name for name in ("--uuid", "--endpoint") if name not in options]
         if missing:
             raise ConfigError(f"{missing[0]} is missing: a supervisor has to start it")
         self._handlers = handlers
-        self._session = _session(told["--protocol"])
-        self._wire = _connected(told["--endpoint"])
+        self._session = _session(options["--protocol"])
+        self._wire = _connected(options["--endpoint"])
         self._wire.setblocking(False)
         self._ears, self._bell = os.pipe()
         os.set_blocking(self._ears, False)
@@ -241,7 +241,7 @@ class _Worker:
         self._unsent = bytearray()
         self._paid = 0  # places in the room that what is unsent takes
         self._leaving: Farewell | None = None
-        self._session.send(Ready(told["--uuid"]), monotonic())
+        self._session.send(Ready(options["--uuid"]), monotonic())
 
     def serve(self) -> int:
         """Move bytes to the end; return the exit status."""
@@ -297,7 +297,7 @@ class _Worker:
             case events.Cancelled(id_, code, reason) if id_ in self._open:
                 self._open[id_].put(SessionCancelled(f"{reason} (code {code})"))
             case Farewell():
-                # What is open is ended first: it is told to go, not to drop things.
+                # What is open is ended first: it is asked to go, not to drop things.
                 self._leaving = event
             case Alive():
                 pass

@@ -8,12 +8,12 @@ Three things have them written:
   so a supervisor that waits for a reply before it writes again never waits in vain;
 * they grow: past ``BLOCK`` bytes they are written, so memory is bounded;
 * they grow old: while the function works on other messages that came with the same
-  read, a thread writes what is older than ``PATIENCE``. Looking at the clock between
+  read, a thread writes what is older than ``MAX_AGE``. Looking at the clock between
   two messages would not do: the function may be stuck in the next one for hours, or
   kill the process, and what was answered before would be taken for lost.
 
 How the two threads keep out of each other's way: the main thread alone appends to
-``pending``, and does so without a lock; whoever writes holds the lock, takes a copy
+``pending``, and does so without a lock; to write, a thread holds the lock, takes a copy
 of what is there, and removes as many from the front. The protocol object is touched
 under the lock, or while nothing is pending, when the other thread has nothing to do.
 
@@ -48,7 +48,7 @@ __all__ = ("BLOCK", "Connection")
 
 BLOCK: Final = 128 * 1024
 """So many bytes of output are written without waiting for more, in bytes."""
-PATIENCE: Final = 0.05
+MAX_AGE: Final = 0.05
 """No reply waits longer than about this for other messages, in seconds."""
 
 
@@ -68,7 +68,7 @@ class Connection:
         pending: What is to be sent next; append to it, from one thread. A refusal
             among replies is appended by :meth:`refuse`.
         sent: How many have been sent.
-        skipped: Messages answered without a look at them, of which nobody was told.
+        skipped: Messages answered without a look at them, not yet reported.
 
     """
 
@@ -154,7 +154,7 @@ class Connection:
                 self._parked.release()
 
     def flush(self) -> None:
-        """Send all that is pending; exit if nobody is left to read it."""
+        """Send all that is pending; exit if its reader is gone."""
         refusal: InvalidMessage | None = None
         while True:
             reason = self._refused(refusal) if refusal else None
@@ -270,7 +270,7 @@ class Connection:
         what is refused here is found again, and dealt with, by the main thread.
         """
         while True:
-            sleep(PATIENCE)
+            sleep(MAX_AGE)
             with self._lock:
                 if self.pending and not self._failure:
                     try:

@@ -1,10 +1,10 @@
 """
-The two descriptors of a worker, kept out of everybody else's reach.
+The two descriptors of a worker, kept out of all other code's reach.
 
 Whatever prints writes to descriptor 1: ``print()``, C libraries, child processes. So
-the protocol moves to descriptors that nobody knows and no program inherits, and what
+the protocol moves to descriptors that no code knows and no program inherits, and what
 is left on 0 and 1 is harmless. Reads and writes block; the flags of the open file
-are never touched, since whoever started us may share it.
+are never touched, since our parent may share it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read(source: int) -> bytes:
 
 
 def write(target: int, data: bytes) -> None:
-    """Write all of ``data``; exit if nobody is left to read it."""
+    """Write all of ``data``; exit if its reader is gone."""
     rest = memoryview(data)
     while rest:
         try:

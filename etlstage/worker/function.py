@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 __all__ = ("ITERABLE", "Function")
 
 ITERABLE: Final = frozenset({list, tuple, GeneratorType})
-"""What can be told at a glance to be an iterable."""
+"""What is known by its type to be an iterable."""
 _SINGLE: Final = (bytes, str, bytearray, memoryview)
 
 

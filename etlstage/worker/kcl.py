@@ -22,7 +22,7 @@ From the call on ``print()``, C libraries and child processes write to stderr. A
 exception in a processor ends it with status 1 and the traceback on stderr; its batch has
 no status then, and comes again. But :class:`LeaseLost` only ends the batch: the shard is
 another's, and ``lease_lost`` is next. With ``on_error="skip"`` a batch whose processing raised
-is answered, and processing goes on behind it: the next checkpoint loses its rest.
+is answered, and processing resumes after it: the next checkpoint loses its rest.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-How a worker begins: what it was told, and its descriptors.
+How a worker begins: its environment, and its descriptors.
 
 What the author of a worker did wrong raises; what its user did wrong is one line on
 stderr and exit status 2.

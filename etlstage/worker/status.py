@@ -18,7 +18,7 @@ __all__ = ("Status", "count", "open_status", "progress")
 
 _BEATS = 3  # in the time that is allowed: one may be late
 _NAME = 64  # characters of a metric's name
-_PATIENCE = 1.0  # seconds that a supervisor may take to read what it was told
+_GRACE = 1.0  # seconds that a supervisor may take to read what was sent
 
 
 _opened: list[Status] = []  # one, or none: a worker has one supervisor
@@ -67,12 +67,12 @@ class Status:
         self._tell(b'{"progress": %.6f}\n' % share)
 
     def wait_for_room(self) -> None:
-        """Wait, not for long, until more can be told."""
+        """Wait, not for long, until more can be sent."""
         import select
 
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
-        poll.poll(_PATIENCE * 1000)
+        poll.poll(_GRACE * 1000)
 
     def close(self) -> None:
         """Say no more; safe to call twice."""
@@ -86,13 +86,13 @@ class Status:
         except BlockingIOError:
             return False  # it is full, or has no room for all of it
         except OSError:
-            pass  # who does not listen is not to be told
+            pass  # a supervisor that does not listen gets nothing
         return True
 
 
 def open_status() -> Status | None:
     """
-    Return what the supervisor wants to be told by, None if it does not.
+    Return the channel for statuses, None if the supervisor wants none.
 
     The variables are taken out of the environment: in a program that we start, the
     descriptor of that name is another file.
@@ -119,7 +119,7 @@ def count(name: str, add: int = 1) -> None:
     """
     Have the supervisor add to a metric of this worker.
 
-    Nothing is counted where nobody listens, or more is told than it can read.
+    Nothing is counted without a supervisor, or if more is sent than it can read.
 
     Args:
         name: Of the metric: letters, digits and underscores, 64 at most.
