@@ -18,7 +18,7 @@ def answer(message: bytes) -> Iterator[bytes]:
         text = json.loads(message)["text"]
         reply = {"text": text, "words": len(text.split()), "characters": len(text)}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        # Who asks made a mistake, and is told; we go on.
+        # The client made a mistake, and gets that answer; we go on.
         wanted = 'expected an object such as {"text": "some words"}'
         raise worker.Refuse(wanted) from error
     yield json.dumps(reply).encode()

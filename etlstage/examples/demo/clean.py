@@ -1,7 +1,7 @@
 """
 Clean one record: JSON in, JSON out.
 
-Fields get short names, numbers and dates become what they are, what nobody knew
+Fields get short names, numbers and dates become what they are, what is unknown
 becomes null. A record that cannot be used gets no reply and so goes no further.
 """
 
@@ -50,7 +50,7 @@ def text(value: str) -> str | None:
 
 
 def speed(record: dict[str, str]) -> int | None:
-    """Return the speed; null if it is empty or zero, since nobody flies at 0 knots."""
+    """Return the speed; null if it is empty or zero, since nothing flies at 0 knots."""
     # Spark leaves out what is empty.
     knots = int(record.get("Speed IAS in knots", 0))
     return knots or None

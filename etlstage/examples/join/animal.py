@@ -1,7 +1,7 @@
 """
 Tell what animal a species is: a name in, JSON out.
 
-``European starling`` is a starling and a bird. Of whom nobody knew, nothing is said:
+``European starling`` is a starling and a bird. For an unknown one there is no output:
 the row goes no further.
 """
 

@@ -9,7 +9,7 @@ A TCP service on trio: each line that a client sends is answered by a worker.
     echo some words | nc -N localhost 8000
 
 An answer is a line: what the worker made of the client's, or ``error:`` and why there
-is nothing. Kill a worker, and nobody notices. Ctrl-C ends it.
+is nothing. Kill a worker, and no client notices. Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST = 65536  # bytes of a line
 
 
 async def answer(supervisor: AsyncSupervisor, line: bytes) -> bytes:
-    """Return what a client is told."""
+    """Return the answer to a client."""
     try:
         outputs = await supervisor.ask(line, timeout=20)
     except Overloaded:
