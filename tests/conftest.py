@@ -7,6 +7,7 @@ where the folder is not right about it. Whoever starts a process is not in ``cor
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -176,7 +177,12 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def unconfigured() -> Iterator[None]:
-    """Leave no configuration of structlog behind: what logs next would print it."""
+    """Leave no configuration of logs behind: what logs next would print it."""
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
+    # As a command of ours sets it up.
+    logger = logging.getLogger("etlstage")
+    logger.handlers.clear()
+    logger.propagate, logger.disabled = True, False
+    logger.setLevel(logging.NOTSET)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import anyio
-import structlog
 import typer
 
 from etlstage.cli.failure import FAILED
 from etlstage.cli.junit import XmlCase, junit, write
+from etlstage.cli.logs import silence
 from etlstage.cli.options import (
     Batch,
     Dialect,
@@ -29,7 +29,7 @@ from etlstage.cli.options import (
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, Program, drop, lines_of, program_of
+from etlstage.cli.subject import Options, Program, lines_of, program_of
 from etlstage.messages import counted
 from etlstage.supervisor.process import command_line
 from etlstage.testing.check.suite import (
@@ -87,7 +87,7 @@ def _check(
     It is started about twenty times and given messages that it has to answer, or to
     refuse: a load worker should run where it does no harm.
     """
-    structlog.configure(processors=[drop])
+    silence()
     options = Options(kind, batch, mode, offsets, markers, stage, dialect)
     program = program_of(words, options)
     subject = Subject(

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-import structlog
 import typer
 from rich.live import Live
 from rich.text import Text
 
 from etlstage.cli.failure import FAILED
+from etlstage.cli.logs import silence
 from etlstage.cli.options import (
     Batch,
     Dialect,
@@ -36,7 +36,6 @@ from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import (
     Options,
     Program,
-    drop,
     lines_of,
     program_of,
     refuse_who_commits,
@@ -241,7 +240,7 @@ def _fuzz(
     drawn = DrawnInput(json_in, text, json_schema, strategy)
     drawn.examine(sample=sample is not None)
     wanted = FuzzRequest(options, sample, vary_markers, drawn, timeout, oracles)
-    structlog.configure(processors=[drop])
+    silence()
     out = Screen()
     program = program_of(words, wanted.options)
     refuse_who_commits(program, "fuzzed")

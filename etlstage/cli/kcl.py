@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import anyio
-import structlog
 import typer
 
 from etlstage.cli.failure import FAILED
 from etlstage.cli.imported import written
+from etlstage.cli.logs import silence
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, drop, lines_of, program_of
+from etlstage.cli.subject import Options, lines_of, program_of
 from etlstage.errors import ConfigError
 from etlstage.protocol.registry import translation
 from etlstage.testing.kcl import ProcessorFaults
@@ -86,7 +86,7 @@ def _simulate(
     ] = 30.0,
 ) -> int:
     """Run a record processor under a daemon on the terminal: no AWS, no Java."""
-    structlog.configure(processors=[drop])
+    silence()
     dialect = f"kcl:version={version}"
     program = program_of(command, Options(kind="load", dialect=dialect))
     lines = [b"one", b"two", b"three", b"four", b"five"]

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import anyio
-import structlog
 import typer
 
 from etlstage.cli.failure import FAILED, complain
+from etlstage.cli.logs import silence
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import drop
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
@@ -113,7 +112,7 @@ def _replay(
 
 def _replay_failures() -> int:
     """Play all cases that are kept; return the exit code."""
-    structlog.configure(processors=[drop])
+    silence()
     out, failed, all_kept = Screen(), 0, list(Failures(find=stage_from_yaml))
     with interruptible():
         for kept in all_kept:

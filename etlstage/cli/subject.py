@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import structlog
-
 from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys, LoadKeys, TransformKeys
 from etlstage.config.reading import set_values
@@ -30,7 +28,6 @@ from etlstage.telemetry.terminal import harmless
 __all__ = (
     "Options",
     "Program",
-    "drop",
     "lines_of",
     "program_of",
     "refuse_who_commits",
@@ -142,11 +139,6 @@ def lines_of(file: Path) -> list[bytes]:
     if not messages:
         raise ConfigError(f"{file} has no messages; write one a line")
     return messages
-
-
-def drop(*_: object) -> str:
-    """Log nothing: what a worker did is reported in the findings."""
-    raise structlog.DropEvent
 
 
 def _of_command(

@@ -21,12 +21,11 @@ from typing import Final, NamedTuple
 
 import anyio
 import anyio.to_thread
-import structlog
 import typer
 
 from etlstage.cli import junit as xml
 from etlstage.cli.failure import FAILED
-from etlstage.cli.logs import configure
+from etlstage.cli.logs import configure, silence
 from etlstage.cli.options import (
     Debug,
     File,
@@ -39,7 +38,6 @@ from etlstage.cli.options import (
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import drop
 from etlstage.config.build import hidden_texts
 from etlstage.config.case import Items, LetterKeys, MessageText, flat
 from etlstage.config.document import Document
@@ -91,7 +89,7 @@ def _test(
     if debug:
         configure(Screen(stderr=True), Verbosity(debug=True), secrets=secrets)
     else:
-        structlog.configure(processors=[drop])
+        silence()
     outcomes = []
     with interruptible(), scratch("test") as folder, _rows(keys) as rows:
         for i, case in enumerate(cases):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import anyio
-import structlog
 import typer
 
 from etlstage.cli.failure import FAILED
+from etlstage.cli.logs import silence
 from etlstage.cli.options import (
     Batch,
     Dialect,
@@ -31,7 +31,6 @@ from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import (
     Options,
     Program,
-    drop,
     lines_of,
     program_of,
     refuse_who_commits,
@@ -83,7 +82,7 @@ def _try(
     timeout: Timeout = 5.0,
 ) -> int:
     """Send a few messages to a worker, and show what it replies."""
-    structlog.configure(processors=[drop])
+    silence()
     options = Options(kind, batch, mode, offsets, markers, stage, dialect)
     program = program_of(words, options)
     refuse_who_commits(program, "tried")

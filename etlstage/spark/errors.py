@@ -27,10 +27,9 @@ PACKAGES: Final = (
     "anyio",
     "idna",
     "sniffio",
-    "structlog",
     "typing_extensions",
 )
-"""What a task imports beside what Spark's Arrow functions need; the fourth and the
+"""What a task imports beside what Spark's Arrow functions need; the third and the
 last only in some versions of the second. All are pure Python."""
 
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] ?([^\n]+)")

@@ -8,9 +8,8 @@ print there what another reads.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Final
-
-import structlog
 
 __all__ = ("NAME", "Log")
 
@@ -23,7 +22,7 @@ class Log:
     A logger that decides at each event where it goes.
 
     With ``logging``, an event is one line: its words, then its values as ``key=value``.
-    As a mapping the values are in the record's attribute ``etlstage``.
+    As a mapping, values and words (as ``event``) are the record's attribute ``etlstage``.
 
     Args:
         values: What all its events have.
@@ -55,7 +54,9 @@ class Log:
 
     def _log(self, level: int, event: str, values: dict[str, object]) -> None:
         values = self._values | values
-        if structlog.is_configured():
+        # A host that has set it up has imported it; who has not does not pay for that.
+        structlog = sys.modules.get("structlog")
+        if structlog is not None and structlog.is_configured():
             method = logging.getLevelName(level).lower()
             getattr(structlog.get_logger(NAME), method)(event, **values)
             return
@@ -65,7 +66,8 @@ class Log:
                 event,
                 *(f"{key}={_shown(value)}" for key, value in values.items()),
             ]
-            logger.log(level, "%s", " ".join(words), extra={NAME: values}, stacklevel=3)
+            extra = {NAME: {**values, "event": event}}
+            logger.log(level, "%s", " ".join(words), extra=extra, stacklevel=3)
 
 
 def _shown(value: object) -> str:

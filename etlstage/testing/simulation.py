@@ -38,7 +38,6 @@ from typing import Any, Generic, TypeVar
 from unittest.mock import patch
 
 import anyio
-import structlog
 
 from etlstage.errors import LedgerImbalance
 from etlstage.pipeline import Pipeline, Report, WorkerSink, WorkerSource
@@ -328,8 +327,11 @@ def _no_garbage() -> Iterator[Callable[[], object]]:
 @contextmanager
 def _logged(tell: Callable[[str], None] | None) -> Iterator[None]:
     """Have log lines told, or dropped; also where structlog is set up."""
-    settings = structlog.get_config() if structlog.is_configured() else None
-    structlog.reset_defaults()
+    structlog = sys.modules.get("structlog")
+    settings: dict[str, Any] | None = None
+    if structlog is not None and structlog.is_configured():
+        settings = structlog.get_config()
+        structlog.reset_defaults()
     logger = logging.getLogger(NAME)
     before = logger.disabled, logger.propagate, logger.level
     handler = _StoryHandler(tell) if tell is not None else None
@@ -343,7 +345,7 @@ def _logged(tell: Callable[[str], None] | None) -> Iterator[None]:
         logger.disabled, logger.propagate, logger.level = before
         if handler is not None:
             logger.removeHandler(handler)
-        if settings is not None:
+        if structlog is not None and settings is not None:
             structlog.configure(**settings)
 
 

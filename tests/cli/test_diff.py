@@ -7,11 +7,9 @@ What the builders make differently, the command has to find.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from etlstage.cli.diff import Build, compare
 from etlstage.config.build import pipeline_from_yaml
@@ -58,12 +56,6 @@ for line in sys.stdin:
     sys.stdout.write("\\0")
     sys.stdout.flush()
 """
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

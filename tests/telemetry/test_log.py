@@ -35,6 +35,7 @@ def test_event_goes_to_logging(caplog: pytest.LogCaptureFixture) -> None:
         "stage": "clean",
         "worker": "clean-1",
         "fate": "it's gone",
+        "event": "worker exited",
     }
     assert record.filename == "test_log.py"
 
@@ -67,6 +68,14 @@ def test_control_characters_are_quoted(caplog: pytest.LogCaptureFixture) -> None
     Log().error("it", line="a\n\x1b[2J", empty="", word="b")
 
     assert caplog.messages == [r"it line='a\n\x1b[2J' empty='' word=b"]
+
+
+@pytest.mark.process
+def test_structlog_is_the_hosts_choice() -> None:
+    """Who does not use it does not import it, nor needs to have it."""
+    program = "import sys, etlstage.pipeline, etlstage.cli.run, etlstage.cli.progress"
+    program += "; assert 'structlog' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.process
