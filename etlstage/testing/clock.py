@@ -1,5 +1,5 @@
 """
-Time that passes only where nobody has anything to do.
+Time that passes only while all tasks wait.
 
 On such a clock a back-off of a minute takes no time, and a deadline is met or missed
 by what was written and not by how busy the machine is. It is for what runs in one

@@ -62,7 +62,7 @@ class CocaineWorker:
 
     Attributes:
         session: The session of the dialect.
-        told: The terminate of the supervisor, when it came.
+        farewell: The terminate of the supervisor, when it came.
         cancelled: Sessions that are not wanted any more.
 
     """
@@ -80,7 +80,7 @@ class CocaineWorker:
         self.session: CocaineSession = CocaineSession(
             Side.WORKER, version, deadlines=deadlines
         )
-        self.told: Farewell | None = None
+        self.farewell: Farewell | None = None
         self.cancelled: list[int] = []
         self._worker = worker
         self._obeys = obeys
@@ -143,7 +143,7 @@ class CocaineWorker:
             self._events.extend(self.session.events_received())
         event = self._events.popleft()
         if isinstance(event, Farewell):
-            self.told = event
+            self.farewell = event
             if self._obeys:
                 await self.say(event)
                 return None

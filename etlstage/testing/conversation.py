@@ -77,7 +77,7 @@ class WorkerUnderTest:
         self._said = ReplyReader(stage.dialect, limits, stage.kind, stage.batch.size)
         self._process = Process(stage, launch, self._understand)
         self._answers = Answers(self._said, self._process, mute=mute)
-        self._dismissed = False  # it was told to end
+        self._dismissed = False  # it was asked to end
         pipes = "connection" if stage.dialect.connection is not None else "stdin"
         self._input, self._output = pipes, pipes.replace("stdin", "stdout")
 
@@ -317,11 +317,11 @@ class WorkerUnderTest:
                         await self.exited()
                     closed = f"closed its {self._output}"
                     fate = self._process.fate if self._process.gone else closed
-                    told = _told(otherwise, fate) + self._parting()
-                    self.fail(self._said.fault or told)
+                    why = _failure(otherwise, fate) + self._parting()
+                    self.fail(self._said.fault or why)
                 self.examine()
                 if await self._process.idles() and not done():
-                    said = _told(otherwise, "it waits for more input")
+                    said = _failure(otherwise, "it waits for more input")
                     if self._said.unfinished:
                         said += f"; {self.stage.dialect.silence(self._said.unfinished)}"
                     self.fail(said)
@@ -350,7 +350,7 @@ class WorkerUnderTest:
         if self._process.gone:
             self.fail(self._process.fate + self._parting())
         if self._said.heard > heard:
-            self.fail(kit_of(self.stage.dialect).unasked(after[:TAIL]))
+            self.fail(kit_of(self.stage.dialect).unsolicited(after[:TAIL]))
 
     async def exited(self) -> int:
         """Wait for its end and return the exit status, negative for a signal."""
@@ -373,7 +373,7 @@ class WorkerUnderTest:
         """Raise :class:`WorkerMisbehaved` if it has broken the protocol so far."""
         if self._said.stray is not None:
             stray = self.transcript.of(Channel.STDOUT)[self._said.stray :]
-            self.fail(kit_of(self.stage.dialect).unasked(stray[:TAIL]))
+            self.fail(kit_of(self.stage.dialect).unsolicited(stray[:TAIL]))
         if self._said.fault is not None:
             self.fail(self._said.fault)
 
@@ -401,7 +401,7 @@ class WorkerUnderTest:
         with anyio.move_on_after(self.timeout) as scope:
             yield
         if scope.cancelled_caught:
-            said = _told(otherwise, f"for {self.timeout:g} seconds")
+            said = _failure(otherwise, f"for {self.timeout:g} seconds")
             if self.session.owed:
                 said += f"; {self.stage.dialect.silence(self._said.unfinished)}"
             self.fail(said)
@@ -420,7 +420,7 @@ class WorkerUnderTest:
                 self.fail(f"closed its {self._input} before it had read all{fate}")
 
     def _parting(self) -> str:
-        """Return what it has said of its end, unless it was told to end."""
+        """Return its reason to end, unless it was asked to end."""
         return "" if self._dismissed else self._said.farewell
 
     def _understand(self, data: bytes) -> bool:
@@ -428,5 +428,5 @@ class WorkerUnderTest:
         return self._said.receive(data, anyio.current_time())
 
 
-def _told(otherwise: str | Callable[[], str], why: str) -> str:
+def _failure(otherwise: str | Callable[[], str], why: str) -> str:
     return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"

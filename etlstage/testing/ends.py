@@ -134,7 +134,7 @@ class MemoryEpochs:
 
 class MemoryEpochSink(MemorySink):
     """
-    Loads what is written epoch by epoch, for a run that may break off: exactly once.
+    Loads what is written epoch by epoch, for runs that may be interrupted: exactly once.
 
     Args:
         epochs: Where they go, and are found by the next start.

@@ -51,7 +51,7 @@ class Fault:
     contains: bytes | None = None
     """Only at messages that contain this."""
     probability: float | None = None
-    """At random, with this probability, from 0 to 1. The dice depend on the plan's
+    """At random, with this probability, from 0 to 1: by the plan's
     seed, the worker's name, its start and the number of the message."""
     start: int | None = None
     """Only in this start of a worker, counted from 1."""

@@ -141,7 +141,7 @@ class ProcessorUnderTest:
         faults: What goes wrong.
         launch: What starts it.
         timeout: How long it may take for an action, in seconds.
-        told: Called with what went one way, as the reader of the dialect names it, and
+        on_data: Called with what went one way, as the dialect's reader names it, and
             the channel.
 
     Attributes:
@@ -160,7 +160,7 @@ class ProcessorUnderTest:
         faults: ProcessorFaults | None = None,
         launch: Launch = launch_worker,
         timeout: float = 10.0,
-        told: Callable[[Channel, bytes], None] | None = None,
+        on_data: Callable[[Channel, bytes], None] | None = None,
     ) -> None:
         session = stage.dialect.open(
             Side.SUPERVISOR, Limits(), batch=2**31, assignment=assignment
@@ -174,8 +174,8 @@ class ProcessorUnderTest:
         self.given: int = 0
         self.faults: ProcessorFaults = faults or ProcessorFaults()
         self._process = Process(stage, launch, self._take)
-        self._told = told
-        self._shown = 0  # entries of the transcript that were told
+        self._on_data = on_data
+        self._shown = 0  # entries of the transcript that were passed on
         self._fault = ""
         self._answers: list[tuple[float, CommitAnswered]] = []
         self._cut = False  # stdin was closed in place of an answer
@@ -193,7 +193,7 @@ class ProcessorUnderTest:
 
     @property
     def said(self) -> list[str]:
-        """All that was said by name, ``>`` in front of what it was told."""
+        """All that went both ways, by name; ``>`` is in front of what it was sent."""
         reader = kit_of(self.stage.dialect).reader()
         assert reader is not None
         return [
@@ -366,12 +366,12 @@ class ProcessorUnderTest:
                 await self._due.wait()
 
     def _tell(self) -> None:
-        if self._told is None:
+        if self._on_data is None:
             return
         entries = self.transcript[self._shown :]
         self._shown = len(self.transcript)
         for entry in entries:
-            self._told(entry.channel, entry.data)
+            self._on_data(entry.channel, entry.data)
 
 
 def _part(text: str) -> str:

@@ -1,7 +1,7 @@
 """
 A daemon on the terminal: shards of records from a file, one processor for each.
 
-What both sides say is told by name, with records decoded; at the end, what was
+What both sides send is shown by name, with records decoded; at the end, what was
 checkpointed of each shard.
 """
 
@@ -156,7 +156,7 @@ async def simulate(
             Assignment(shard.name, position),
             faults=faults,
             timeout=timeout,
-            told=life.told,
+            on_data=life.show,
         )
         try:
             await life.run(processor, size)
@@ -226,8 +226,8 @@ class _ShardRun:
         stored = rank(processor.stored)
         return sum((number, 0) > stored for number in self._shard.numbers)
 
-    def told(self, channel: Channel, data: bytes) -> None:
-        """Tell what went one way."""
+    def show(self, channel: Channel, data: bytes) -> None:
+        """Show what went one way."""
         if channel in MARKS:
             side, mark = MARKS[channel]
             for text in self._reader.read(side, data):

@@ -68,7 +68,7 @@ class WorkerMachine(RuleBasedStateMachine):
         messages: Draws what is asked at once; by default up to five messages.
         faults: Draws what is done to the workers beside that; then a message may be lost,
             but what comes out is right. See :func:`~etlstage.testing.strategies.fault_plans`.
-        keeps_state: Whether a reply depends on what came before: then nobody can say
+        keeps_state: Whether a reply depends on what came before: then it is unknown
             what is right when a worker is killed while it holds messages.
 
     """
@@ -234,7 +234,7 @@ class _Watched:
         """Kill all that live, and wait for their end."""
         for child in (living := [c for c in self._children if c.returncode is None]):
             child.signal(SIGKILL)
-        # The supervisor waits for them; nobody else may.
+        # The supervisor waits for them; no other code may.
         while any(child.returncode is None for child in living):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

@@ -82,7 +82,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineFacto
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Show what the workers of a test that failed were told, and what they said."""
+    """Show the input and output of the workers of a test that failed."""
     if call.when != "call" or call.excinfo is None or _WORKERS not in item.stash:
         return
     # The error of a worker that failed shows it already.

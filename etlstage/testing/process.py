@@ -98,7 +98,7 @@ class Process:
 
     async def end(self) -> None:
         """Kill it, whatever it does, and close all."""
-        # Not by those who watch it: whoever has cancelled us has cancelled them, too.
+        # Not by the tasks that watch it: what has cancelled us has cancelled them, too.
         self._child.kill()
         self._child.kill_heirs()
         self.status = self._child.returncode
@@ -230,7 +230,7 @@ class Process:
 
 def waits_for_stdin(pid: int) -> bool:
     """
-    Return whether a process does nothing but read its stdin, if that can be told.
+    Return whether a process does nothing but read its stdin, if that is known.
 
     It has one thread then, and no child: when nothing is there to be read, nothing
     will come from it.

@@ -48,7 +48,7 @@ class ReplyReader:
         session: Our side of the conversation.
         events: All that it has said.
         fault: How it has broken the protocol, as a part of a sentence.
-        stray: Before which of its bytes, counted from 0, what nobody asked for begins;
+        stray: Before which of its bytes, counted from 0, unsolicited output begins;
             what of it was read at once is chance.
         unfinished: How many bytes came behind the last reply.
         partial: Outputs of a reply that is not complete.
@@ -109,7 +109,7 @@ class ReplyReader:
             and self.session.in_order
         ):
             if not owed:
-                self.fault = self._kit.unasked(data[:TAIL])
+                self.fault = self._kit.unsolicited(data[:TAIL])
                 self.stray = self._received
             elif not self.session.owed:
                 self.fault = (
@@ -180,7 +180,7 @@ class ReplyReader:
         ]
 
     def note(self, event: Event) -> None:
-        """Record what the worker is told."""
+        """Record what is sent to the worker."""
         match event:
             case Opened(first, messages, each, ended):
                 self.last = first + len(messages) - 1 if each else first

@@ -52,7 +52,7 @@ class Scenario:
     """Bytes for which a worker's stdin and stdout have room."""
     fatal: Mapping[str, Collection[bytes]] | None = None
     """By stage: the messages that are to be dead-lettered, of a run that succeeds; no
-    stage is to dead-letter others. None: that can't be told."""
+    stage is to dead-letter others. None: that is unknown."""
     may_fail: bool = False
     """Whether the run may fail; else that is a finding."""
     position_every: int = 4

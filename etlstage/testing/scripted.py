@@ -270,7 +270,7 @@ class _ScriptedChild:
         # The script runs here, in who waits for it, and so is never left behind.
         if self.returncode is None:
             self._begun = True
-            status = -SIGKILL  # who waits may be cancelled: then nobody runs it
+            status = -SIGKILL  # the waiting task may be cancelled: then it never runs
             try:
                 with self._alive:
                     status = await self._script(self._worker) or 0

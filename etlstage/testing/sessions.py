@@ -197,7 +197,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def beat(self) -> None:
-        """Send a heartbeat, unasked."""
+        """Send a heartbeat."""
         self._say(Alive())
 
     @rule()

@@ -105,7 +105,7 @@ class SimulatedWorker:
                     await self._do(self._does.feed(data))
             await self._do(self._does.moment("end"))
         except BrokenPipeError:
-            return 1  # as a program that is told so
+            return 1  # as a program at a broken pipe
         if self._deaf or self._mute:
             await anyio.sleep_forever()
         return 0

@@ -65,7 +65,7 @@ class Simulation(Generic[S]):
     Args:
         draw: Draws what to run.
         seed: What all choices come from.
-        told: Whether its story is kept.
+        recorded: Whether its story is kept.
 
     Attributes:
         scenario: What runs.
@@ -74,14 +74,14 @@ class Simulation(Generic[S]):
     """
 
     def __init__(
-        self, draw: Callable[[random.Random], S], seed: int, *, told: bool = False
+        self, draw: Callable[[random.Random], S], seed: int, *, recorded: bool = False
     ) -> None:
         self._seed = seed
         # The choices of the scenario are apart from those of its run, so that a
         # scenario that is drawn with one fault less is run nearly the same.
         self.scenario: S = draw(random.Random(f"{seed}"))  # noqa: S311
         self._draw = random.Random(f"{seed} run")  # noqa: S311
-        self._told = told
+        self._recorded = recorded
         self.story: list[str] = []
         self._scripted = ScriptedLaunch(self._script, pipe_size=self.scenario.pipe_size)
         self._stages = {stage.name: stage for stage in self.scenario.stages}
@@ -106,7 +106,7 @@ class Simulation(Generic[S]):
             except Exception as error:
                 self.violate(f"internal error: {error!r}")
 
-        with _chance(self._seed), _logged(self.tell if self._told else None):
+        with _chance(self._seed), _logged(self.tell if self._recorded else None):
             try:
                 run_virtually(main, draw=self._draw)
             except RuntimeError as error:  # it can't end
@@ -117,7 +117,7 @@ class Simulation(Generic[S]):
 
     def tell(self, text: str) -> None:
         """Add a line to the story, if it is kept."""
-        if self._told:
+        if self._recorded:
             self.story.append(f"{anyio.current_time():9.3f} s  {text}")
 
     def violate(self, why: str) -> None:
@@ -139,7 +139,7 @@ class Simulation(Generic[S]):
         self._check_over(report)
         assert report is not None
         self.tell(f"the run is over: {report.status}")
-        # Else replies are those of other messages, and nobody can know.
+        # Else replies are those of other messages, which can't be checked.
         if not self._made_up:
             loads = self.scenario.sink is not None
             loaded = self._loaded if loads else sink.messages
@@ -286,7 +286,7 @@ def simulate(
         for seed in seeds:
             why = simulation(draw, seed).run()
             if why:
-                again = simulation(draw, seed, told=True)
+                again = simulation(draw, seed, recorded=True)
                 found, story = again.run(), again.story
                 if found != why:
                     story = [*story, f"the first time it was: {why}"]
@@ -326,7 +326,7 @@ def _no_garbage() -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _logged(tell: Callable[[str], None] | None) -> Iterator[None]:
-    """Have log lines told, or dropped; also where structlog is set up."""
+    """Have log lines recorded, or dropped; also where structlog is set up."""
     structlog = sys.modules.get("structlog")
     settings: dict[str, Any] | None = None
     if structlog is not None and structlog.is_configured():

@@ -20,7 +20,7 @@ DRIVERS: Final = {
     Mode.BATCH_WORKER: "worker",
     Mode.BATCH_SUPERVISOR: "supervisor",
 }
-"""What a hostile worker is told of the mode of its stage."""
+"""What a hostile worker is given of the mode of its stage."""
 
 
 def hostile_worker(

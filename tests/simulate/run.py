@@ -72,8 +72,8 @@ class Crashed(Exception):
 class Simulation(simulation.Simulation[Scenario]):
     """One seed, run once."""
 
-    def __init__(self, draw: Draw, seed: int, *, told: bool = False) -> None:
-        super().__init__(draw, seed, told=told)
+    def __init__(self, draw: Draw, seed: int, *, recorded: bool = False) -> None:
+        super().__init__(draw, seed, recorded=recorded)
         self._oracle = Oracle(self.scenario)
         self._calls = 0  # of the end that is broken
         self._failed = False  # it has, in this start

@@ -1,4 +1,4 @@
-"""What a worker should do that answers batches, whoever closes them."""
+"""What a worker should do that answers batches, whichever side closes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
 What a worker should do that extracts: what Spark's reads, and a restart, rely on.
 
-A range of offsets is read again by whoever lost the first reading, and ranges that
+A range of offsets is read again when its first reading was lost, and ranges that
 meet are read by different processes: nothing may be lost between them, nothing twice.
 """
 
@@ -118,7 +118,7 @@ async def accepts_requests_at_once(subject: Subject) -> None:
 
 
 async def ends(subject: Subject) -> None:
-    """It exits when its stdin ends: that is how it is told to stop."""
+    """It exits when its stdin ends: that is how it is stopped."""
     async with subject.start() as worker:
         await worker.exchange([_request(subject)])
         await subject.end(worker)

@@ -209,7 +209,7 @@ async def answers_before_it_ends(subject: Subject) -> None:
 
 
 async def ends(subject: Subject) -> None:
-    """It exits when its stdin ends: that is how it is told to stop."""
+    """It exits when its stdin ends: that is how it is stopped."""
     async with subject.start() as worker:
         await worker.exchange(subject.messages(1))
         await subject.end(worker)

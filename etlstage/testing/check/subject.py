@@ -31,7 +31,7 @@ __all__ = ("MESSAGES", "Advice", "NotApplicable", "Subject", "examine_sample")
 MESSAGES: Final = tuple(
     b"one two three four five six seven eight nine ten eleven twelve".split()
 )
-"""What a worker is given where nobody has said what it can process."""
+"""What a worker is given where there is no sample of what it can process."""
 
 
 class Advice(Exception):

@@ -53,8 +53,8 @@ class DialectKit(Generic[D_co]):
         """Return what reads a conversation to people; None: :meth:`shown` does."""
         return None
 
-    def unasked(self, data: bytes) -> str:
-        """Say what a worker did that wrote ``data`` although it owed nothing."""
+    def unsolicited(self, data: bytes) -> str:
+        """Return the error of a worker that wrote ``data`` when no reply was due."""
         return f"wrote unsolicited output: {self.shown(data)}"
 
     def cut(self, side: Side, data: bytes) -> list[bytes]:

@@ -20,7 +20,7 @@ class MarkerKit(DialectKit[MarkerDialect]):
         """Return ``data`` as printable ASCII, with the markers by name."""
         return self._dialect.markers.shown(data)
 
-    def unasked(self, data: bytes) -> str:
+    def unsolicited(self, data: bytes) -> str:
         """Say what a worker did that wrote ``data`` although it owed nothing."""
         text = self._dialect.markers.unsolicited(data)
         if self._dialect.mode is Mode.BATCH_SUPERVISOR and self._dialect.eob_after_full:

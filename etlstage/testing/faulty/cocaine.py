@@ -53,7 +53,7 @@ class CocaineWire(FaultyWire):
         self._passing = Passing(dialect.protocol)
         self._unsent = b""
         self._open: set[int] = set()
-        self._session = 0  # that is told something
+        self._session = 0  # that something is sent to
         self._shapes: dict[int, list[Fault]] = {}  # by session
         self._said: dict[int, list[PassedFrame]] = defaultdict(list)  # of these
         self._lost: set[tuple[Side, str]] = set()
@@ -62,7 +62,7 @@ class CocaineWire(FaultyWire):
     def _idle(self) -> bool:
         return not self._open
 
-    # --- what the worker is told --------------------------------------------
+    # --- what the worker is sent --------------------------------------------
 
     def _pass_on(self, data: memoryview | bytes) -> int:
         # Of what there is no room for the last byte is not taken: so who writes comes

@@ -44,7 +44,7 @@ class Scene(Protocol):
         ...
 
     async def resumed(self) -> None:
-        """Wait until a pause is over, or until nobody waits any more."""
+        """Wait until a pause is over, or the worker is closed."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class Victim:
 
     Attributes:
         scene: The conversation that goes with it.
-        pretended: Exit status that is told in place of the real one.
+        pretended: Exit status that is reported in place of the real one.
         ignores: Whether SIGTERM does nothing to it.
         released: Whether its supervisor has sent it a signal.
 
@@ -100,7 +100,7 @@ class Victim:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status, or what is told in its place, once it is gone."""
+        """Exit status, or what is reported in its place, once it is gone."""
         status = self.inner.returncode
         if status is None or self.scene.undecided:
             return None

@@ -99,7 +99,7 @@ class FaultyWire(ABC):
     @property
     @abstractmethod
     def _idle(self) -> bool:
-        """Whether the worker owes nothing."""
+        """Whether no reply is due."""
 
     @abstractmethod
     def _pass_on(self, data: memoryview | bytes) -> int:
@@ -236,7 +236,7 @@ class FaultyWire(ABC):
     @property
     def pauses(self) -> bool:
         """Whether it is about to go on, and sends none before that."""
-        # One that nobody has come to yet would never end for who waits for its end.
+        # One that has not begun would never end for a task that waits for its end.
         return self._until is not None and anyio.current_time() < self._until
 
     async def resumed(self) -> None:

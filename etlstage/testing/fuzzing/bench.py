@@ -3,7 +3,7 @@ The processes that cases are played to: one for many of them, or a fresh one for
 
 A fresh one costs its start, so the next one is started while the last is in use. What
 fails in a process that has seen other cases may fail for what came before; how that is
-told apart, ``fuzz.py`` decides.
+found out, ``fuzz.py`` decides.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _RAISED: Final = re.compile(r"^ {20}([A-Za-z_.]+)(?=:|$)", re.MULTILINE)
 
 
 class FailureKind(StrEnum):
-    """What a worker is found to do; the value is how it is told."""
+    """What a worker is found to do; the value is the text of a report."""
 
     HANGS = "it hangs"
     CRASHES = "it crashes"
@@ -189,7 +189,7 @@ async def end(worker: WorkerUnderTest) -> None:
 
     """
     status = await _classified(worker, worker.close())
-    # One that connects is told to end, and leaves with any status.
+    # One that connects is asked to end, and leaves with any status.
     if status < 0 or (status and worker.stage.dialect.connection is None):
         what = f"the worker {describe_status(status)} at the end of its input"
         fail(worker, FailureKind.CRASHES, what)

@@ -164,14 +164,14 @@ class Fuzzer:
         return self._portal.call(self._bench.fresh, case)
 
     def passed(self) -> str:
-        """Say what was asked of a worker that has passed, and what was not."""
-        unasked = self._oracles.unasked(self._kind)
-        unasked = [name for name in unasked if name not in self._promised]
-        asked = [n for n in Oracles().unasked(self._kind) if n not in unasked]
+        """Return the properties that a worker has passed, and those not asked for."""
+        left_out = self._oracles.left_out(self._kind)
+        left_out = [name for name in left_out if name not in self._promised]
+        asked = [n for n in Oracles().left_out(self._kind) if n not in left_out]
         asked += [name for name in self._promised if name not in asked]
         text = ", ".join(("answers", "protocol", *asked))
-        if unasked:
-            text += f". Not asked: {', '.join(unasked)}"
+        if left_out:
+            text += f". Not asked: {', '.join(left_out)}"
         if self._bench.refused:
             refused, replies = self._bench.refused, self._bench.replies
             text += f"; refused {refused:,} of {replies:,}"
@@ -332,7 +332,7 @@ def cases(
         draw: Is given by Hypothesis.
         dialect: What the worker speaks.
         size: Messages that are drawn for a batch, at most.
-        speaking: Other markers that the worker can be told to use.
+        speaking: Other markers that the worker can be made to use.
         drawn: What draws messages, for some markers.
 
     """

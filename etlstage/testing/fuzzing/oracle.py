@@ -79,7 +79,7 @@ class Oracles:
             stateless=self.stateless or contract.stateless,
         )
 
-    def unasked(self, kind: StageKind) -> list[str]:
+    def left_out(self, kind: StageKind) -> list[str]:
         """Return what is not asked of a worker of that kind, and could be."""
         named = {
             "outputs": self.one_output,
@@ -170,7 +170,7 @@ async def compare(
         outputs = _outputs(replies)
         if outputs is None:
             continue
-        # Of a session that is not as a stage has them nobody knows what is right.
+        # Of a session that is not as a stage has them it is unknown what is right.
         usual = batches or len(step.messages) == 1
         if oracles.one_output and usual and len(outputs) != len(step.messages):
             what = f"gave {counted(len(outputs), 'output')} for {_asked(step)}"
@@ -280,7 +280,7 @@ def _modelled(
     asked: bytes | list[bytes],
 ) -> Reply:
     """Return what the model replies."""
-    from etlstage import worker as sdk  # nobody else has to wait for it
+    from etlstage import worker as sdk  # only this needs it
 
     if worker.stage.dialect.connection is not None:
         try:

@@ -242,8 +242,8 @@ class Calls:
         events = self.events(worker.last + 1, worker.stage.kind.value)
         await worker.send(*events, cuts=self.cuts)
         replies = iter(await worker.replies())
-        told = {n: next(replies) for n in begun if not self.calls[n].cancelled}
-        return [told[number] for number in sorted(told)]
+        found = {n: next(replies) for n in begun if not self.calls[n].cancelled}
+        return [found[number] for number in sorted(found)]
 
     def alone(
         self, replies: Sequence[Reply], *, batches: bool

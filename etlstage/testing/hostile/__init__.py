@@ -1,5 +1,5 @@
 """
-A program that misbehaves as it is told.
+A program that misbehaves as its plan says.
 
 ``kinds.py`` has what can go wrong, ``plan.py`` says which fault happens when, and
 ``marked.py`` has the bytes; ``worker.py`` decides what is done next, and ``program.py``

@@ -32,7 +32,7 @@ class Moment(StrEnum):
     IDLE = "idle"
     """When there was nothing to do for a moment; again after each such moment."""
     END = "end"
-    """When its input has ended, or it is told to terminate."""
+    """When its input has ended, or it is asked to terminate."""
 
 
 class _Kind(NamedTuple):
@@ -56,10 +56,10 @@ class FaultKind(StrEnum):
     Attributes:
         meaning: That, in words.
         about: What a worker must have for it: markers, pipes, a connection.
-        at: When it happens if nobody says when.
+        at: When it happens by default.
         shapes: Whether it changes a reply; all others are done at once.
         inside: Whether only a process can do it to itself.
-        size: What ``size`` is if nobody says it.
+        size: The default of ``size``.
         writes: What it writes, if that is always the same.
         status: The exit status it ends with, likewise; negative for a signal.
 

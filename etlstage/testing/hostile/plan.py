@@ -44,7 +44,7 @@ class DueFaults:
         self._faults: dict[str, list[tuple[Trigger, Fault]]] = {}
         for index, fault in enumerate(faults):
             if (fault.get("start", start), fault.get("worker", name)) == (start, name):
-                roll = _dice(f"{seed}/{name}/{start}/{index}")
+                roll = _random(f"{seed}/{name}/{start}/{index}")
                 entry = _trigger(fault, roll), fault
                 self._faults.setdefault(fault["at"], []).append(entry)
 
@@ -76,8 +76,8 @@ def _trigger(fault: Fault, roll: Callable[[int], float]) -> Trigger:
     return hits
 
 
-def _dice(seed: str) -> Callable[[int], float]:
-    """Return dice that fall differently for each seed, and alike in each run."""
+def _random(seed: str) -> Callable[[int], float]:
+    """Return random numbers: others for each seed, the same in each run."""
     base = 0xCBF29CE484222325  # FNV-1a
     for byte in seed.encode():
         base = ((base ^ byte) * 0x100000001B3) & _MASK

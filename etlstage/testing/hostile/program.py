@@ -93,7 +93,7 @@ class HostileProcess:
 
     def _show_life(self) -> None:
         if self._status != -1:
-            # Who does not listen is not told.
+            # A supervisor that does not listen gets nothing.
             try:
                 os.write(self._status, b"\n")
             except OSError:

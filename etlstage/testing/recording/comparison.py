@@ -54,7 +54,7 @@ def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
     requests = _exchanged(recorded, Side.SUPERVISOR)
     was, now = _exchanged(recorded, Side.WORKER), _exchanged(played, Side.WORKER)
     if recorded.cut:
-        # What came behind that nobody knows.
+        # What came behind that is unknown.
         was = was[:-1]
         now = now[: len(was)]
     pairs = zip_longest(was, now, fillvalue=b"")

@@ -154,7 +154,7 @@ class _RecordedChild:
 
     def close(self) -> None:
         self._child.close()
-        # All that it has written has been read, or nobody will.
+        # All that it has written has been read, or never will be.
         self._clerk.end(self._child.returncode, stopped=self._stopped)
 
 

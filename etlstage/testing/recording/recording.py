@@ -17,7 +17,7 @@ them is what one read or write has moved::
 beside ``stdin`` counts the bytes written before that the worker had not read. In a
 recording that is ``blank`` other bytes stand for what messages say. ``crc`` is
 the CRC-32 of the bytes of the line before ``, "crc"``. A line that is torn at the end of
-a file is left out, and told; one in the middle is an error.
+a file is left out, with a warning; one in the middle is an error.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class _Player:
         else:
             # The recorded worker died, or was killed, before its stdin was closed.
             self._limit = self._grace + self._ended - before
-            await self._until(self._owes_nothing, "answer")
+            await self._until(self._all_answered, "answer")
         self._wire.close_write()
         self._limit = self._grace + self._ended - before
 
@@ -176,7 +176,7 @@ class _Player:
         if entry.ahead:
             return True
         with anyio.move_on_after(self._limit):
-            while self._wire.unread() and not self._gone:  # noqa: ASYNC110 - nobody tells
+            while self._wire.unread() and not self._gone:  # noqa: ASYNC110 - no event
                 await anyio.sleep(_LOOK)
             return True
         return self._give_up("read its input")
@@ -216,7 +216,7 @@ class _Player:
             return True
         return False if self._gone or self._cut else self._give_up(what)
 
-    def _owes_nothing(self) -> bool:
+    def _all_answered(self) -> bool:
         written = b"".join(
             entry.data for entry in self._entries if entry.channel is Channel.STDIN
         )

@@ -483,7 +483,7 @@ async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
         async with CocaineWorker(worker) as cocaine:
             async for _ in cocaine.requests():
                 pass
-            told.append(cocaine.told)
+            told.append(cocaine.farewell)
         return 0
 
     scripted = ScriptedLaunch(late)

@@ -32,7 +32,7 @@ def test_dialect_without_a_kit_has_a_plain_one() -> None:
     assert type(kit) is DialectKit
     assert kit.shown(b"x\0\n") == r"x\x00\n"
     assert kit.reader() is None
-    assert kit.unasked(b"\n") == r"wrote unsolicited output: \n"
+    assert kit.unsolicited(b"\n") == r"wrote unsolicited output: \n"
     assert kit.cut(Side.WORKER, b"x\n") == [b"x\n"]
     assert kit.exchanges(Side.WORKER, b"x\n") == [b"x\n"]
     assert kit.exchanges(Side.WORKER, b"") == []

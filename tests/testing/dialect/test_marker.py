@@ -20,9 +20,9 @@ def test_raw_is_what_the_worker_reads() -> None:
 def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
     """A worker that counts for itself answers EOB, too."""
     batch = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
-    assert kit(MarkerDialect()).unasked(b"\0") == "wrote 1 reply too many: <EOP>"
-    assert kit(batch).unasked(b"\0").endswith("set dialect.eob_after_full: false")
-    assert kit(COUNTING).unasked(b"\0") == "wrote 1 reply too many: <EOP>"
+    assert kit(MarkerDialect()).unsolicited(b"\0") == "wrote 1 reply too many: <EOP>"
+    assert kit(batch).unsolicited(b"\0").endswith("set dialect.eob_after_full: false")
+    assert kit(COUNTING).unsolicited(b"\0") == "wrote 1 reply too many: <EOP>"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ _PATIENT: Final = 60.0  # seconds: no framework waits longer for a heartbeat
 
 async def announces_itself(subject: Subject) -> None:
     """
-    It connects to --endpoint, says the --uuid that it was told, and beats.
+    It connects to --endpoint, sends the --uuid that it was given, and beats.
 
     The first heartbeat says that it may be given sessions.
     """
@@ -73,7 +73,7 @@ async def sends_heartbeats(subject: Subject) -> None:
 
 
 async def accepts_heartbeats_at_any_time(subject: Subject) -> None:
-    """A heartbeat may come unasked, and in the middle of a session; it needs no answer."""
+    """A heartbeat may come at any time, also in a session; it needs no answer."""
     runs = runs_of(subject, 2)
     async with subject.start() as worker:
         for number, run in enumerate(runs, 1):
@@ -86,7 +86,7 @@ async def accepts_heartbeats_at_any_time(subject: Subject) -> None:
 
 async def speaks_both_versions(subject: Subject) -> None:
     """
-    It speaks version 1 if it is told ``--protocol 1``, and else version 0.
+    It speaks version 1 if it is given ``--protocol 1``, and else version 0.
 
     A worker needs to speak no other than that of its runtime.
     """
@@ -134,7 +134,7 @@ async def terminates_on_request(subject: Subject) -> None:
 
 
 async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
-    """Told to terminate, it ends the sessions that it has, and then says terminate."""
+    """Asked to terminate, it ends the sessions that it has, and then says terminate."""
     (run,) = runs_of(subject, 1)
     async with subject.start() as worker:
         await worker.send(begun(subject, 1, run))

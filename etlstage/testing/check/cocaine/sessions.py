@@ -109,7 +109,7 @@ async def refuses_an_event_that_it_does_not_know(subject: Subject) -> None:
     """
     Each session has an end, or an error, also that of an event without a handler.
 
-    Nobody else can tell that nothing will come.
+    Only the worker can tell that nothing will come.
     """
     (run,) = runs_of(subject, 1)
     dialect = dialect_of(subject)
