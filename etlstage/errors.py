@@ -17,6 +17,7 @@ Everything that etlstage raises.
         * :class:`StageFailed`: no worker is left
         * :class:`RepliesDoubtful`: which reply is whose is not known
         * :class:`SourceFailed`
+        * :class:`InputDamaged`: a place of the input was passed over
         * :class:`SinkFailed`
     * :class:`InvalidState`: a supervisor is used outside its block
     * :class:`SparkUnavailable`: no usable Java, no PySpark, no session
@@ -40,6 +41,7 @@ __all__ = (
     "Excerpt",
     "FailureCause",
     "Faults",
+    "InputDamaged",
     "InvalidMessage",
     "InvalidState",
     "LedgerImbalance",
@@ -298,6 +300,20 @@ class RepliesDoubtful(StageError):
 
 class SourceFailed(StageError):
     """Raised when the extract stage can't read its input."""
+
+
+class InputDamaged(StageError):
+    """
+    Stands for a place of the input that is no message, and was passed over.
+
+    Attributes:
+        data: Its bytes, or as many as are kept.
+
+    """
+
+    def __init__(self, text: str, *, stage: str, data: bytes) -> None:
+        super().__init__(text, stage=stage)
+        self.data = data
 
 
 class SinkFailed(StageError):

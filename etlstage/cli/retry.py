@@ -10,6 +10,7 @@ for the next retry.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -83,8 +84,11 @@ def retry(
             part.recover(_next(part), delivery)
         found = find(file, changes)
         wanted = ids_of(found, numbers or (), stage)
-        stages = {letter.stage for letter in _wanted(found, stage, wanted)}
+        meant = Counter((x.stage, x.of_input) for x in _wanted(found, stage, wanted))
+        stages = {name for name, of_input in meant if not of_input}
         _leave_out(found, stage, wanted)
+        if damage := sum(count for (_, of_input), count in meant.items() if of_input):
+            _leave_out_damage(damage, alone=not stages)
         if not stages:
             return _nothing(stage)
         _check(file, stages, [name for part in parts for name in part.stages])
@@ -180,6 +184,19 @@ def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -
             f"{counted(old, 'dead letter')} {are} left out:"
             f" {found.settled.superseded_by}; 'etlstage dlq drop' removes them"
         )
+
+
+def _leave_out_damage(count: int, *, alone: bool) -> None:
+    """Tell of letters that are no message; raise where there are no others."""
+    are, them = ("is", "it") if count == 1 else ("are", "them")
+    said = (
+        f"{counted(count, 'dead letter')} {are} damage in the input, which no stage can"
+        f" process: 'etlstage dlq export --raw' writes {them}, 'etlstage dlq drop'"
+        f" removes {them}"
+    )
+    if alone:
+        raise ConfigError(said)
+    Screen().tell(said)
 
 
 def _nothing(stage: str | None) -> int:

@@ -46,7 +46,7 @@ from etlstage.config.loader import LoadedCase, cases_of, load
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.stages import StageKeys, stage_of
 from etlstage.config.variant import lenient
-from etlstage.errors import ConfigError, EtlstageError
+from etlstage.errors import ConfigError, EtlstageError, InputDamaged
 from etlstage.messages import Position, StageKind, counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -432,7 +432,7 @@ class RowEnds:
         messages: list[bytes] = []
         async with aclosing(source.runs()) as runs:
             async for run in runs:
-                messages += [] if isinstance(run, Position) else list(run)
+                messages += () if isinstance(run, Position | InputDamaged) else run
         return messages
 
     async def loaded(

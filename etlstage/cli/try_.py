@@ -38,7 +38,7 @@ from etlstage.cli.subject import (
 from etlstage.config.end import Site
 from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, InputDamaged
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.protocol.base import Shape
@@ -229,7 +229,7 @@ async def _extracted(keys: ExtractKeys, site: Site) -> AsyncGenerator[bytes, Non
     runs = keys.end.source(replace(keys, every=None), site).runs()
     async with aclosing(runs):
         async for run in runs:
-            for message in () if isinstance(run, Position) else run:
+            for message in () if isinstance(run, Position | InputDamaged) else run:
                 yield message
 
 

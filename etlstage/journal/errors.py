@@ -30,6 +30,7 @@ class JournalDamaged(JournalError, BlockDamaged):
     Attributes:
         journal: Name of the journal.
         offset: Where they begin.
+        end: Where what follows is sound again; None where that was not looked for.
 
     """
 
@@ -40,6 +41,7 @@ class JournalDamaged(JournalError, BlockDamaged):
         )
         self.journal = journal
         self.offset = offset
+        self.end: int | None = None
 
 
 class OffsetGone(JournalError):

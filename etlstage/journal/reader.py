@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 import anyio
 import anyio.to_thread
 
-from etlstage.errors import EtlstageError
 from etlstage.journal.errors import JournalDamaged, JournalError, ReaderBusy
 from etlstage.journal.log import ByteLog, Group
 from etlstage.journal.run import RunFraming
@@ -60,8 +59,9 @@ Start = Literal["beginning", "end"] | float | Mapping[str, int]
 """From where a reader that has no position begins: also a time, in seconds since 1970,
 and offsets by journal."""
 
-OnError = Callable[[EtlstageError], object]
-"""Is given what is passed over: a :class:`FrameError`, a :class:`JournalDamaged`."""
+OnError = Callable[[FrameError | JournalDamaged], object]
+"""Is given what is passed over. What it raises, the reader does: the next call goes on
+behind what was passed over."""
 
 
 class LogReader:
@@ -131,6 +131,7 @@ class LogReader:
                 if self._end is not None:
                     self._on_error(error)
                 return None
+            error.end = self._at = group.begin
             self._on_error(error)
         return group
 
@@ -261,6 +262,8 @@ class CommittedReader:
         position = position or Checkpoint({}, [])
         self._sequencer = Sequencer(*position, ring=ring)
         self._offsets: dict[str, int] = dict(position.offsets)
+        # By journal, where what was passed over last ends.
+        self._passed: dict[str, int] = {}
         self._iterators: dict[str, ReadUncommitted] = {}
         self._readers: dict[str, LogReader] = {}
         self._turn: list[str] = []
@@ -354,7 +357,10 @@ class CommittedReader:
     def _position(self) -> Checkpoint:
         checkpoint = self._sequencer.checkpoint(self._horizon)
         # A journal of which nothing was read yet, and where it was begun.
-        return checkpoint._replace(offsets={**self._offsets, **checkpoint.offsets})
+        offsets = {**self._offsets, **checkpoint.offsets}
+        for journal, end in self._passed.items():
+            offsets[journal] = max(offsets[journal], end)
+        return checkpoint._replace(offsets=offsets)
 
     def _release(self) -> None:
         held, self._held = self._held, None
@@ -402,9 +408,8 @@ class CommittedReader:
                     f"{spec.name}: the position is offset {offset}, and the journal ends"
                     f" at {reach}: it is not the one that was read; use another reader"
                 )
-            reader = LogReader(
-                log, spec, self._offsets[spec.name], on_error=self._on_error
-            )
+            on_error = None if self._on_error is None else self._pass_over
+            reader = LogReader(log, spec, self._offsets[spec.name], on_error=on_error)
             self._readers[spec.name] = reader
             self._iterators[spec.name] = ReadUncommitted(reader, self._new_message)
             self._turn.append(spec.name)
@@ -452,7 +457,7 @@ class CommittedReader:
                 except FrameError as error:
                     if self._on_error is None:
                         raise
-                    self._on_error(error)
+                    self._pass_over(error)
             self._turn.append(self._turn.pop(0))
         now = time.monotonic()
         if self._follow and now >= self._refresh_at:
@@ -460,6 +465,12 @@ class CommittedReader:
             self._journals.refresh()
             self._look()
         return None
+
+    def _pass_over(self, error: FrameError | JournalDamaged) -> None:
+        assert self._on_error is not None
+        if error.journal is not None and error.end is not None:
+            self._passed[error.journal] = error.end
+        self._on_error(error)
 
     def _replay(self) -> ReadUncommitted:
         journal, begin, end = self._sequencer.replay_range()

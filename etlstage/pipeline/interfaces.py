@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from etlstage.errors import Faults, SourceFailed
+from etlstage.errors import Faults, InputDamaged, SourceFailed
 from etlstage.messages import AnnotatedRun, Position, Run, StageKind
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.ledger import Account
@@ -57,8 +57,6 @@ class Source(ABC):
         self.faults: Faults = Faults()
         self.busy: float = 0.0
         """Failures and restarts of its workers; complete when :meth:`runs` ends."""
-        self.damaged: int = 0
-        """Damaged places of the input before what :meth:`runs` yields, passed over."""
 
     supervisor: AsyncSupervisor | None = None
     """Of its workers, if it has any, as soon as they are started."""
@@ -99,11 +97,12 @@ class Source(ABC):
         )
 
     @abstractmethod
-    def runs(self) -> AsyncGenerator[Run | Position, None]:
+    def runs(self) -> AsyncGenerator[Run | Position | InputDamaged, None]:
         """
         Yield runs of messages and, where reading can resume, positions.
 
         A run is bounded (thousands of messages or about a megabyte), never empty.
+        Where damage is passed over, it is among them.
 
         Raises:
             SourceFailed: If the input can't be read, now or further on.

@@ -27,9 +27,15 @@ import anyio
 import anyio.to_thread
 
 from etlstage.columns import Column
-from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
+from etlstage.errors import (
+    EtlstageError,
+    InputDamaged,
+    SinkFailed,
+    SourceFailed,
+    StageError,
+)
 from etlstage.journal import CommittedReader, Journals, Publisher, RunMessage
-from etlstage.journal.errors import JournalError
+from etlstage.journal.errors import JournalDamaged, JournalError
 from etlstage.journal.reader import Start, checkpoint_of, plain_checkpoint
 from etlstage.journal.run import RunFraming
 from etlstage.messages import Position, Run, cost_of, counted, plain, size_of
@@ -39,6 +45,7 @@ from etlstage.sequencing import (
     Checkpoint,
     CsvRecord,
     Fnv1a,
+    FrameError,
     JournalSpec,
     JsonMessage,
     Opaque,
@@ -63,6 +70,8 @@ CUT: Final = 1 << 16, 8 << 20
 """Messages and bytes between two positions; a frame is not cut."""
 _POLL: Final = 0.01
 """Seconds between two looks for more."""
+_KEPT: Final = 1 << 20
+"""Of the bytes of damage, in a dead letter."""
 _MARGIN: Final = 1 << 12
 """Bytes of a frame that are none of its message, at most."""
 
@@ -348,7 +357,7 @@ class JournalSource(Source):
         start: Where to begin without a position, see
             :data:`~etlstage.journal.reader.Start`.
         follow: Whether to wait for more at the end.
-        skips: Whether damage is passed over, and logged.
+        skips: Whether damage is passed over, and is among what is yielded.
         cut: Messages and bytes between two positions.
 
     """
@@ -379,7 +388,7 @@ class JournalSource(Source):
         self._journals: Journals | None = None
         self._reader: CommittedReader | None = None
         # Runs that are read and were not passed on, and what came since a position.
-        self._ready: deque[Run] = deque()
+        self._ready: deque[Run | InputDamaged] = deque()
         self._since = [0, 0]
 
     @property
@@ -400,7 +409,7 @@ class JournalSource(Source):
         """Begin behind a position that was recorded."""
         self._position = self._checkpoint(position)
 
-    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+    async def runs(self) -> AsyncGenerator[Run | Position | InputDamaged, None]:
         """
         Yield the messages, and positions now and then.
 
@@ -463,7 +472,7 @@ class JournalSource(Source):
             start=self._start,
             position=position,
             commit_every=None,
-            on_error=self._skipped if self._skips else None,
+            on_error=_raise if self._skips else None,
         )
         return self._reader
 
@@ -473,20 +482,30 @@ class JournalSource(Source):
         count = size = 0
         held: list[bytes] = []
         while count < _MESSAGES and size < _BYTES and not self._over:
-            envelope = self._reader.poll()
-            if envelope is None:
-                self._ready += [held] if held else []
-                return True
-            run = messages_of(envelope.message)
-            bytes_ = size_of(run)
-            if len(run) == 1:
-                held += run
-            else:
+            try:
+                envelope = self._reader.poll()
+            except (FrameError, JournalDamaged) as error:
+                if not self._skips:
+                    raise
                 self._ready += [held] if held else []
                 held = []
-                self._ready += _pieces(run)
-            count, size = count + len(run), size + bytes_
-            self._since = [self._since[0] + len(run), self._since[1] + bytes_]
+                damage = self._damage(error)
+                self._ready.append(damage)
+                more = 1, len(damage.data)
+            else:
+                if envelope is None:
+                    self._ready += [held] if held else []
+                    return True
+                run = messages_of(envelope.message)
+                if len(run) == 1:
+                    held += run
+                else:
+                    self._ready += [held] if held else []
+                    held = []
+                    self._ready += _pieces(run)
+                more = len(run), size_of(run)
+            count, size = count + more[0], size + more[1]
+            self._since = [self._since[0] + more[0], self._since[1] + more[1]]
         self._ready += [held] if held else []
         return False
 
@@ -513,9 +532,24 @@ class JournalSource(Source):
                 stage=self.name,
             ) from error
 
-    def _skipped(self, error: EtlstageError) -> None:
-        self.damaged: int = self.damaged + 1
-        _log.warning("damage passed over", stage=self.name, error=str(error))
+    def _damage(self, error: FrameError | JournalDamaged) -> InputDamaged:
+        assert self._journals is not None
+        assert error.journal is not None
+        assert error.offset is not None
+        size = _KEPT if error.end is None else min(_KEPT, error.end - error.offset)
+        data = self._journals.log(error.journal).peek(error.offset, size)
+        text = str(error)
+        if isinstance(error, FrameError):
+            text = (
+                f"{error.journal}: no {error.framing} at offset {error.offset}:"
+                f" {error.reason}"
+            )
+        return InputDamaged(text, stage=self.name, data=data)
+
+
+def _raise(error: FrameError | JournalDamaged) -> None:
+    """Have the reader raise what it passes over."""
+    raise error
 
 
 def append_intents(

@@ -43,7 +43,7 @@ class Account:
     stage: str
     kind: StageKind
     received: int = 0
-    """Messages taken in; an extract stage takes none."""
+    """Messages taken in; of an extract stage damaged places of its input, all dead."""
     done: int = 0
     """Messages answered; in a load stage, durable."""
     dead: int = 0
@@ -61,7 +61,7 @@ class Account:
     skipped: int = 0
     """Of the messages that are done: those that a worker says it could not process and
     answered without output. Of an extract stage: damaged places of its input that were
-    passed over."""
+    passed over, where there are no dead letters."""
     restarts: int = 0
     """Workers that were started in place of one that was gone."""
     failures: int = 0
@@ -89,7 +89,7 @@ class Account:
     @property
     def settled(self) -> list[int]:
         """The counts where nothing is pending: what it holds is of another epoch."""
-        received = self.moved if self.kind is not StageKind.EXTRACT else 0
+        received = self.moved if self.kind is not StageKind.EXTRACT else self.dead
         return [received, *self.counts[1:]]
 
     def add(self, counts: Sequence[int]) -> None:

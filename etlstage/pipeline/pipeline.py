@@ -31,7 +31,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from etlstage.errors import RepliesDoubtful, StageError
+from etlstage.errors import InputDamaged, RepliesDoubtful, StageError
 from etlstage.messages import Passed, Position, Run, counted, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -41,7 +41,7 @@ from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.loading import Loading
 from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
-from etlstage.stage import Stage
+from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
@@ -242,15 +242,22 @@ class Pipeline(Runner):
 
     async def _read(self, out: MemoryObjectSendStream[Item]) -> None:
         account = self.ledger[0]
-        before = account.skipped
+        policy = DeadLetterPolicy(
+            account,
+            ErrorPolicy(budget=ErrorBudget()),
+            {"name": account.stage, "kind": account.kind.value},
+            self._dead_letters,
+        )
         assert self._extracting is not None
         with self._extracting:
-            async with aclosing(self._source.runs()) as items:
+            async with aclosing(self._source.runs()) as items, _flushed(policy):
                 async for item in items:
-                    account.skipped = before + self._source.damaged
+                    if isinstance(item, InputDamaged):
+                        await _pass_over(item, account, policy)
+                        continue
                     if isinstance(item, Position):
-                        passed = Passed(account.stage, account.settled)
-                        item = item._replace(passed=(passed,))
+                        await policy.flush()
+                        item = item._replace(passed=(self._passed(account),))
                     else:
                         if len(item) > self._left:
                             item = item[: int(self._left)]
@@ -266,7 +273,6 @@ class Pipeline(Runner):
                     account.seconds = anyio.current_time() - self._started
                     if self._extracting.cancel_called or not self._left:
                         break
-            account.skipped = before + self._source.damaged
             self._exhausted = not self._drained and self._left > 0
 
     # --- transform ----------------------------------------------------------
@@ -439,6 +445,18 @@ class Pipeline(Runner):
         if record.position is not None:
             self._source.resume(record.position)
         return False
+
+
+async def _pass_over(
+    damage: InputDamaged, account: Account, policy: DeadLetterPolicy
+) -> None:
+    """Dead-letter damage of the input, or count it where there are no letters."""
+    if policy.keeps:
+        account.received += 1
+        await policy.hold(damage, [damage.data], place=account.received - 1)
+        return
+    account.skipped += 1
+    _log.warning("damage passed over", stage=account.stage, error=str(damage))
 
 
 @asynccontextmanager

@@ -58,6 +58,7 @@ class FrameError(EtlstageError):
         reason: Why not.
         framing: The content type.
         offset: Where the frame begins; None where that is not known yet.
+        end: Where what follows it begins; None while that has not come.
         journal: In which journal, once a reader has said so.
 
     """
@@ -69,6 +70,7 @@ class FrameError(EtlstageError):
         self.reason = reason
         self.framing = framing
         self.offset = offset
+        self.end: int | None = None
         self.journal: str | None = None
 
     def __str__(self) -> str:

@@ -157,6 +157,8 @@ class ReadUncommitted:
             raise end from None
         except FrameError as error:
             error.journal = self._spec.name
+            # The rest of a line that is too long is none.
+            error.end = None if self._buffer.dropping else self._buffer.offset
             self._message = None
             raise
         message, self._message = self._message, None
@@ -176,7 +178,7 @@ class ReadUncommitted:
                     framing=self._spec.content_type,
                     offset=offset,
                 )
-                error.journal = self._spec.name
+                error.journal, error.end = self._spec.name, offset + len(held)
                 raise error
         elif data:
             buffer.feed(data)

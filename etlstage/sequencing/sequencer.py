@@ -366,6 +366,9 @@ class Sequencer:
 
     def _outside(self, span: _Span, clock: int, envelope: Envelope) -> QueueOutcome:
         if clock <= span.last:
+            if span.begin == envelope.begin:
+                # A checkpoint was made when it was dequeued, and before its span ended.
+                self._end(span)
             self._offsets[envelope.journal] = envelope.end
             return QueueOutcome.OUTSIDE_ALREADY_ACKED
         # Of a checkpoint while it was dequeued it is the span itself.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.journal import Journals, Publisher
 from etlstage.pipeline.dead_letter.policy import letter_time
 from etlstage.pipeline.dead_letter.store import supersede
 from etlstage.pipeline.delivery.delivery import Delivery
@@ -258,3 +259,33 @@ def test_drop_and_export(etlstage: Etlstage, tmp_path: Path) -> None:
     dropped = etlstage("dlq", "drop", "pipeline.yaml", given="y\n")
     assert dropped.stdout.endswith("1 dead letter dropped\n")
     assert listed(etlstage) == []
+
+
+def test_damaged_input_is_left_out(
+    pipeline: Path, etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """No stage could process it: it is not a message (issue 24)."""
+    with Journals.open(tmp_path / "in") as journals:
+        (spec,) = journals.partitions()
+        journals.append(spec.name, b"no json\n")
+        target = spec.name, spec.content_type
+        Publisher(journals, mapping=lambda _: target).publish_committed({"n": 1})
+    worker(tmp_path / "broken.py", BROKEN)
+    pipeline.write_text(
+        "name: p\nextract: {journal: {path: in, reader: r, on_damage: skip}}\n"
+        "transform: [{name: t, worker: {command: [python, broken.py]}}]\n"
+        "load: {files: {path: out, format: text}}\n"
+    )
+    (tmp_path / "bad").touch()
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+    ((number, stage, attempts),) = listed(etlstage)
+    assert (stage, attempts) == ("extract", 0)
+    assert "no json" in etlstage("dlq", "show", "pipeline.yaml", number).stdout
+    again = etlstage("dlq", "retry", "pipeline.yaml")
+    assert again.returncode == 2
+    assert again.stderr == (
+        "etlstage: error: 1 dead letter is damage in the input, which no stage can"
+        " process: 'etlstage dlq export --raw' writes it, 'etlstage dlq drop' removes"
+        " it\n"
+    )
+    assert len(listed(etlstage)) == 1

@@ -13,7 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import LedgerImbalance, SinkFailed, StateUnusable
+from etlstage.errors import (
+    InputDamaged,
+    LedgerImbalance,
+    SinkFailed,
+    StateUnusable,
+)
 from etlstage.journal import Journals
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
@@ -325,6 +330,7 @@ async def test_message_that_is_lost_in_an_edge_fails_the_run(tmp_path: Path) -> 
 
     async def fewer() -> Any:  # noqa: ANN401
         async for item in taken():
+            assert not isinstance(item, InputDamaged)
             whole = isinstance(item, Position) or b"7" not in plain(list(item))
             yield item if whole else item[1:]
 

@@ -14,9 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import SinkFailed, SourceFailed
+from etlstage.errors import InputDamaged, SinkFailed, SourceFailed
 from etlstage.journal import Journals, Publisher, RunMessage, modulo
 from etlstage.messages import Position, Run
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.retry import Settled
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Sink, Source
@@ -303,7 +306,7 @@ async def test_large_frames_pass_in_runs(tmp_path: Path) -> None:
         publisher.publish_committed(RunMessage([bytes(5 << 20)] * 2))
     source, sizes, found = JournalSource(path, reader="r"), [], []
     async for item in source.runs():
-        if not isinstance(item, Position):
+        if not isinstance(item, Position | InputDamaged):
             sizes.append(len(item))
             found += list(item)
     await source.aclose()
@@ -445,9 +448,115 @@ async def test_damage_stops_the_source_or_is_passed_over(
     if skips:
         assert sink.messages == [b"one", b"three"]
         assert "damaged at offset" in caplog.text
+        # Without dead letters it is only counted.
         assert [account.skipped for account in report.ledger] == [1, 0]
     else:
         assert "damaged at offset" in str(report.error)
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    bad=st.sets(st.integers(0, 5)),
+    lines=st.sets(st.integers(0, 5)),
+    crashes=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(1, 4)), max_size=3),
+    bound=st.integers(1, 4),
+)
+@example(bad={1, 2, 4}, lines={0, 2, 5}, crashes=[("aside", 2)], bound=2)
+def test_damage_that_is_passed_over_is_one_dead_letter_for_each_place(
+    *,
+    bad: set[int],
+    lines: set[int],
+    crashes: list[tuple[str, int]],
+    bound: int,
+) -> None:
+    """Wherever a run is interrupted: none is lost, and none comes twice (issue 24)."""
+
+    async def all_runs(folder: Path) -> list[int]:
+        counts: list[int] = []
+        for step, number in [*crashes, ("never", 1)]:
+            at = counting(step, number)
+            source = JournalSource(
+                folder / "in", reader="r", skips=True, cut=(bound, 1 << 20)
+            )
+            sink = Faulty(folder / "out", at)
+            delivery = Delivery(
+                folder / "state",
+                exactly_once=True,
+                bounds=Bounds(messages=bound, seconds=3600),
+            )
+            delivery.at = at
+            letters = DeadLetters(folder / "state", pipeline="p")
+            with anyio.fail_after(15):
+                report = await Pipeline(
+                    name="p",
+                    source=source,
+                    sink=sink,
+                    dead_letters=letters,
+                    delivery=delivery,
+                ).run()
+            # One that finds all loaded reads nothing.
+            counts = report.ledger[0].counts[:3] if report.ledger.moving else counts
+            if report.status == "done":
+                return counts
+            assert isinstance(report.error, Stopped), report.error
+        raise AssertionError("unreachable: nothing stops the last one")
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        with Journals.open(path / "in") as journals:
+            (spec,) = journals.partitions()
+            publisher = Publisher(
+                journals, mapping=lambda _: (spec.name, spec.content_type)
+            )
+            for n in range(6):
+                publisher.publish_committed({"number": n, "word": "x" * n})
+                if n in lines:
+                    journals.append(spec.name, b"no json %d\n" % n)
+            # Behind damage at the end there has to be something.
+            publisher.publish_committed({"number": 6})
+        (file,) = (path / "in").glob("part-000/*.log")
+        data = bytearray(file.read_bytes())
+        for n in bad:
+            data[data.index(b'"number":%d,' % n)] ^= 1
+        file.write_bytes(data)
+        counts = anyio.run(all_runs, path)
+        found = [json.loads(message)["number"] for message in committed(path / "out")]
+        assert sorted(found) == [n for n in range(7) if n not in bad]
+        letters = [
+            letter
+            for letter in Settled(path / "state" / "dead_letters").letters("extract")
+            if isinstance(letter, DeadLetter)
+        ]
+        # Groups that are damaged one behind the other are one place.
+        places = [n for n in bad if n - 1 not in bad or n - 1 in lines]
+        assert len(letters) == len(places) + len(lines)
+        assert counts == [len(letters), 0, len(letters)]
+        assert len({letter.id for letter in letters}) == len(letters)
+        whole = b"".join(letter.message for letter in letters)
+        for n in bad:
+            assert b'"word":"%s"' % (b"x" * n) in whole
+        for n in lines:
+            assert b"no json %d\n" % n in whole
+        for letter in letters:
+            assert letter.kind == "InputDamaged"
+            assert "in/part-000: " in letter.error
+            assert "offset" in letter.error
+
+
+async def test_letter_of_damage_has_as_much_as_is_bounded(tmp_path: Path) -> None:
+    """A group may be large."""
+    path = tmp_path / "set"
+    messages = [[b"one"], [bytes(3 << 20)], [b"three"]]
+    await plainly(MemorySource(messages), JournalSink(path))
+    (file,) = path.glob("part-000/*.log")
+    data = bytearray(file.read_bytes())
+    data[data.index(bytes(1000)) + 500] ^= 1
+    file.write_bytes(data)
+    source = JournalSource(path, reader="r", skips=True)
+    (damage,) = [item async for item in source.runs() if isinstance(item, InputDamaged)]
+    await source.aclose()
+    assert len(damage.data) == 1 << 20
+    assert data.find(damage.data) > 0
 
 
 async def test_name_is_for_one_reader_at_a_time(tmp_path: Path) -> None:

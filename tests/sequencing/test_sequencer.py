@@ -458,6 +458,22 @@ def test_committed_message_within_a_span_is_logged(
     assert not sequencer.has_pending()
 
 
+def test_message_behind_which_a_checkpoint_was_is_no_open_span(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is read again, and what follows it drops nothing (issue 24)."""
+    message = envelope(A, 1, 0, 0)
+    before = queued(message)
+    assert before.deque_committed() is not None
+    before.finish_message()
+    sequencer = Sequencer(*before.checkpoint())
+    outcome = sequencer.queue_uncommitted(message)
+    assert outcome is QueueOutcome.OUTSIDE_ALREADY_ACKED
+    assert not sequencer.has_pending({})
+    sequencer.queue_uncommitted(envelope(A, 2, 0, 1))
+    assert caplog.messages == []
+
+
 def test_messages_without_uuid_are_counted() -> None:
     """Each is delivered, as often as it is there; nothing is known of a producer."""
     sequencer = Sequencer(ring=2)

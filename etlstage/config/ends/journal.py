@@ -56,8 +56,8 @@ class JournalSourceKeys(SourceKeys):
     follow: bool = False
     """Whether to wait for more at the end, until stopped."""
     on_damage: Literal["stop", "skip"] = "stop"
-    """What becomes of bytes that are not what was written: skip logs them, and reads
-    what follows."""
+    """What becomes of bytes that are not what was written, or no message: skip
+    dead-letters them, and reads what follows."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:

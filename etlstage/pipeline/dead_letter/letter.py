@@ -22,6 +22,7 @@ from json.encoder import encode_basestring_ascii as _text
 from typing import Any, Final
 
 from etlstage.errors import Attempt
+from etlstage.messages import StageKind
 
 __all__ = (
     "OTHERS",
@@ -59,6 +60,11 @@ class DeadLetter:
     """The stage, as plain JSON; of its environment the names."""
     pending: bool = False
     """Whether its run was to replace the output, and had not yet: see ``Settled``."""
+
+    @property
+    def of_input(self) -> bool:
+        """Whether it is damage that the extract stage has found, and no message."""
+        return self.config.get("kind") == StageKind.EXTRACT.value
 
     def to_dict(self) -> dict[str, Any]:
         """Return the letter as plain JSON: its message in base64, its place from 1."""

@@ -22,6 +22,7 @@ import anyio
 from etlstage.errors import (
     ContractBroken,
     EtlstageError,
+    InputDamaged,
     InvalidMessage,
     RemoteProtocolError,
     SinkFailed,
@@ -55,6 +56,7 @@ __all__ = (
 _log = Log()
 
 OF_A_MESSAGE: Final = (
+    InputDamaged,
     InvalidMessage,
     WorkerRefusal,
     RemoteProtocolError,

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.block import block_of
 from etlstage.columns import Column
-from etlstage.errors import SourceFailed
+from etlstage.errors import InputDamaged, SourceFailed
 from etlstage.messages import AnnotatedRun, Position
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.spark import DataFrameSource, read_frame
@@ -45,7 +45,7 @@ async def messages(source: Source) -> list[bytes]:
     """Return all that ``source`` yields."""
     found: list[bytes] = []
     async for run in source.runs():
-        assert not isinstance(run, Position)
+        assert not isinstance(run, Position | InputDamaged)
         assert run
         found += run
     await source.aclose()
