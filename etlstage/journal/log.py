@@ -290,22 +290,21 @@ class JournalLog:
         low, high = 0, len(segments)
         while low < high:
             middle = (low + high) // 2
-            found = self._head(segments[middle])
+            found = self._time_at(segments[middle], segments[middle])
             if found is None or found >= time:
                 high = middle
             else:
                 low = middle + 1
         for segment in segments[max(low - 1, 0) :]:
-            for group in self._whole(
-                segment, segment, segment == segments[-1], 1 << 64
-            ):
+            start, last = self._before(segment, time), segment == segments[-1]
+            for group in self._whole(segment, start, last, 1 << 64, 1 << 64):
                 if group.time >= time:
                     return group.begin
         return self.end()
 
     def age_of(self, segment: int) -> int | None:
         """Return the time of the first group of a segment, if it is known."""
-        return self._head(segment)
+        return self._time_at(segment, segment)
 
     def drop(self, before: int) -> list[int]:
         """Remove the segments that end at ``before`` or sooner, but never the last."""
@@ -352,14 +351,34 @@ class JournalLog:
             return end, time, True
         return end, time, False
 
-    def _head(self, segment: int) -> int | None:
-        head = self._storage.read(self._path(segment), 0, HEAD)
+    def _time_at(self, segment: int, offset: int) -> int | None:
+        """Return the time of the group whose head is there, if one is."""
+        head = self._storage.read(self._path(segment), offset - segment, HEAD)
         if len(head) < HEAD:
             return None
         try:
-            return _parsed(head, segment)[1]
+            return _parsed(head, offset)[1]
         except _Bad:
             return None
+
+    def _before(self, segment: int, time: int) -> int:
+        """
+        Return where a group begins that is before a time, or the segment.
+
+        A head says where it is, so that one is found from any place: halving needs no
+        index, which could be lost, or be another's.
+        """
+        low, high = segment, segment + (self._storage.size(self._path(segment)) or 0)
+        while high - low > _MARK:
+            middle = (low + high) // 2
+            found = self._next_head(segment, middle, within=_LARGE)
+            if found is None:
+                break  # groups are large: there are few heads
+            if (self._time_at(segment, found) or 0) < time:
+                low = found
+            else:
+                high = middle
+        return low
 
     def _known(self, segment: int, offset: int) -> int:
         """Return where a group begins that is not behind ``offset``."""
@@ -427,10 +446,12 @@ class JournalLog:
         if not last and held and at >= passed:
             raise self._damaged(segment, at, "it ends within a group")
 
-    def _next_head(self, segment: int, start: int) -> int | None:
-        """Return where the next group begins whose head is sound."""
+    def _next_head(
+        self, segment: int, start: int, *, within: int | None = None
+    ) -> int | None:
+        """Return where the next group begins whose head is sound, in so many bytes."""
         path, at = self._path(segment), start
-        while held := self._storage.read(path, at - segment, _CHUNK):
+        while held := self._storage.read(path, at - segment, within or _CHUNK):
             place = held.find(_MAGIC)
             while place >= 0:
                 head = held[place : place + HEAD]
@@ -442,7 +463,7 @@ class JournalLog:
                     place = held.find(_MAGIC, place + 1)
                 else:
                     return at + place
-            if len(held) < _CHUNK:
+            if within is not None or len(held) < _CHUNK:
                 return None
             # A head may stand across the end of what was read.
             at += len(held) - HEAD

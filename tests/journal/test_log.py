@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from etlstage.journal import (
     FolderStorage,
     JournalDamaged,
+    Journals,
     MemoryStorage,
     OffsetGone,
 )
+from etlstage.journal.account import lags
 from etlstage.journal.log import HEAD, MAX_GROUP, JournalLog
 from etlstage.journal.reader import LogReader
 from etlstage.journal.storage import Storage
@@ -337,20 +339,79 @@ def test_large_groups_and_many(storage: Storage) -> None:
         assert next(iter(reader.groups(ends[number]))).data == parts[number + 1]
 
 
+class Counting(MemoryStorage):
+    """Counts how often folders and files are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: Counter[str] = Counter()
+        self.read_files: Counter[str] = Counter()
+        """Bytes by path."""
+
+    def names(self, folder: str) -> list[str]:
+        self.looks["names"] += 1
+        return super().names(folder)
+
+    def read(self, path: str, at: int, size: int) -> bytes:
+        self.looks["read"] += 1
+        found = super().read(path, at, size)
+        self.read_files[path] += len(found)
+        return found
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 20])
+def test_time_is_found_without_reading_what_is_before_it(size: int) -> None:
+    """By halving a segment: groups of any size begin where they say (issue 24)."""
+    storage = Counting()
+    journal = log(storage, segment=1 << 30)
+    count = (32 << 20) // size
+    begins = [journal.append(n, bytes(size))[0] - HEAD for n in range(count)]
+    for number in (0, 1, 7, len(begins) // 2, len(begins) - 1):
+        storage.read_files.clear()
+        assert log(storage).at_time(number) == begins[number]
+        assert storage.read_files.total() < 3 << 20
+    assert log(storage).at_time(len(begins)) == journal.end()
+
+
+@pytest.mark.parametrize("damaged", range(0, 4000, 450))
+def test_time_is_found_beside_damage(damaged: int) -> None:
+    """What is damaged has none."""
+    storage = MemoryStorage()
+    journal = log(storage, segment=1 << 30)
+    begins = [journal.append(n, bytes(1000))[0] - HEAD for n in range(4000)]
+    (file,) = storage.files.values()
+    file[begins[damaged] + 9] ^= 1
+    for number in (0, damaged - 1, damaged, damaged + 1, 3999):
+        wanted = max(number, 0)
+        wanted += wanted == damaged
+        assert log(storage).at_time(number) == begins[wanted]
+
+
+def test_reader_at_the_end_of_ten_thousand_segments_reads_the_last() -> None:
+    """A year of them: with a position, and without one (issue 24)."""
+    storage = Counting()
+    with Journals(storage=storage, segment=1) as journals:
+        (spec,) = journals.partitions()
+        made = journals.log(spec.name)
+        for number in range(10_000):
+            made.append(number, b"{}\n")
+        last = f"part-000/{made.segments()[-1]:020}.log"
+    with Journals(storage=storage) as journals:
+        storage.looks.clear()
+        storage.read_files.clear()
+        for _ in range(2):
+            reader = journals.read_committed("r", start="end", follow=True)
+            assert reader.poll() is None
+            assert [lag.bytes for lag in lags(journals)] == [0]
+            reader.close()
+        assert set(storage.read_files) == {last}
+        assert storage.looks["names"] < 30
+
+
 def test_idle_reader_looks_at_one_segment_of_ten_thousand() -> None:
     """A new one has the name of where the last ends; time is found by halving."""
-    looks: Counter[str] = Counter()
-
-    class Counting(MemoryStorage):
-        def names(self, folder: str) -> list[str]:
-            looks["names"] += 1
-            return super().names(folder)
-
-        def read(self, path: str, at: int, size: int) -> bytes:
-            looks["read"] += 1
-            return super().read(path, at, size)
-
     storage = Counting()
+    looks = storage.looks
     journal = log(storage, segment=1)
     for number in range(10_000):
         journal.append(number, b"one")
