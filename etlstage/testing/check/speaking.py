@@ -7,7 +7,7 @@ Nothing here knows what the right reply is; see ``subject.py``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from signal import SIGTERM
 from typing import Final, NoReturn
 
@@ -15,8 +15,6 @@ import anyio
 
 from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Shape
-from etlstage.testing.check import batching
-from etlstage.testing.check.batching import asked_or_answered
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
@@ -30,6 +28,8 @@ _MOMENT: Final = 0.1  # seconds in which one reply too many would come
 _HELD: Final = 2.0  # seconds in which what was held back is written
 _MANY: Final = 300  # messages: more than any that a worker might hold back
 _OFTEN: Final = 40  # places at which a short conversation is cut
+_FULL: Final = 300  # messages, in a batch that is full
+_LARGEST: Final = 500  # messages, in the batches of a worker that fills them
 _STDERR: Final = 2000  # bytes a message: more than its reader would like
 
 
@@ -89,7 +89,7 @@ async def writes_nothing_unsolicited(subject: Subject) -> None:
         await worker.quiet(_MOMENT)
         await worker.begin(first, 1)
         if subject.shape is Shape.ASKED_BATCH:
-            await asked_or_answered(worker)
+            await _asked_or_answered(worker)
         if subject.shape.batches and (worker.session.owed or not worker.events):
             await worker.send(worker.no_more())
         await worker.replies()
@@ -197,6 +197,60 @@ async def _is_equal_when_cut(
         await subject.settle(worker)
         if difference := await subject.differs(runs, replies):
             worker.fail(f"{difference}, when the messages {how}")
+
+
+# --- batches, whoever closes them -----------------------------------------------------
+
+
+async def accepts_batches_of_any_size(subject: Subject) -> None:
+    """
+    A batch has one message, or two, or as many as it may have; each has one reply.
+
+    It may be closed before it is full.
+    """
+    sizes = [1, 2, 3, min(subject.stage.batch.size, _FULL), 1]
+    async with subject.start() as worker:
+        for size in sizes:
+            await worker.exchange(subject.messages(size))
+        await subject.settle(worker)
+
+
+async def accepts_an_empty_batch(subject: Subject) -> None:
+    """A batch may have no messages; it is answered with one reply."""
+    async with subject.start() as worker:
+        await worker.exchange([])
+        await worker.exchange(subject.messages(2))
+        await worker.exchange([])
+        await subject.settle(worker)
+
+
+async def asks_until_its_batch_is_full(subject: Subject) -> None:
+    """It asks for one message at a time, up to a bound, and answers a full batch."""
+    async with subject.start() as worker:
+        size = 0
+        while not size or (worker.session.owed and size < _LARGEST):
+            size += 1
+            await worker.send(worker.more(*subject.messages(1)))
+            await _asked_or_answered(worker)
+        endless = worker.session.owed > 0
+        if endless:
+            await worker.send(worker.no_more())
+        await worker.replies()
+        await worker.exchange(subject.messages(1 if endless else 2 * size + 1))
+        await subject.settle(worker)
+    if endless:
+        raise Advice(f"its batches have more than {_LARGEST} messages")
+
+
+async def _asked_or_answered(worker: WorkerUnderTest) -> None:
+    """Wait until the worker, that was given a message, asks for more, or has answered."""
+    await worker.until(
+        lambda: not worker.session.owed or worker.session.room > 0,
+        "neither asked for one more message nor answered its batch",
+    )
+
+
+# --- the end --------------------------------------------------------------------------
 
 
 async def answers_before_it_ends(subject: Subject) -> None:
@@ -329,6 +383,12 @@ def _not_asked(subject: Subject) -> str:
     return "it is given one message at a time, as it asks" if asks else ""
 
 
+def _for(*shapes: Shape) -> Callable[[Subject], str]:
+    what = "batches" if Shape.BATCH in shapes else "batches that they fill"
+    said = f"for workers that answer {what}"
+    return lambda subject: "" if subject.shape in shapes else said
+
+
 def _loads(subject: Subject) -> str:
     return "" if subject.stage.kind is StageKind.LOAD else "for load workers"
 
@@ -361,7 +421,9 @@ CHECKS: Final = (
     Check(accepts_many_messages_at_once, when=_not_asked),
     Check(handles_input_byte_by_byte),
     Check(handles_input_split_anywhere),
-    *batching.CHECKS,
+    Check(accepts_batches_of_any_size, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
+    Check(accepts_an_empty_batch, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
+    Check(asks_until_its_batch_is_full, when=_for(Shape.ASKED_BATCH)),
     Check(answers_before_it_ends, when=lambda s: _not_asked(s) or piped(s)),
     Check(ends, when=piped),
     Check(ends_in_the_middle, when=piped),

@@ -9,7 +9,7 @@ import pytest
 
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.state import Mode, Token, TokenMachine
-from etlstage.testing.check import batching, cocaine, extracting, kcl, marker, speaking
+from etlstage.testing.check import cocaine, extracting, kcl, marker, speaking
 from tests.manual.fences import DOCS, PAGES, fences_of
 
 NAME: Final = "reference/marker-protocol.md"
@@ -53,7 +53,7 @@ def test_every_check_is_tied_to_a_sentence() -> None:
     """And no sentence names a check that is not there (issue 27)."""
     rows = re.findall(r"^\| ([WS]\d+) \| .* \| (.*?) ?\|$", PAGE, re.MULTILINE)
     told = {name for _, names in rows for name in names.split(", ") if name}
-    modules = (speaking, marker, batching, extracting)
+    modules = (speaking, marker, extracting)
     checks = [check for module in modules for check in module.CHECKS]
     # What a stage promises of its replies is no matter of the protocol.
     assert told == {check.name for check in checks if not check.promised}
