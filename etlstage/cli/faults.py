@@ -13,7 +13,7 @@ from etlstage.settings.definition import broken
 from etlstage.settings.problem import Invalid
 from etlstage.testing.fault import Fault, FaultPlan
 from etlstage.testing.faulty.launch import FaultyLaunch, unknown
-from etlstage.testing.faulty.victim import Occurrence
+from etlstage.testing.faulty.wire import Occurrence
 from etlstage.transport import Launch
 
 __all__ = ("InjectedFaults",)

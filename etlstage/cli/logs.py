@@ -52,7 +52,7 @@ def configure(
 
     """
     logger = logging.getLogger(NAME)
-    logger.handlers[:] = [_Handler(screen, verbosity, secrets or Secrets())]
+    logger.handlers[:] = [_LogHandler(screen, verbosity, secrets or Secrets())]
     logger.setLevel(verbosity.threshold)
     logger.propagate = logger.disabled = False
     # What libraries log is printed as if nothing were set up, but for Py4J's tracebacks
@@ -67,7 +67,7 @@ def silence() -> None:
     logging.getLogger(NAME).disabled = True
 
 
-class _Handler(logging.Handler):
+class _LogHandler(logging.Handler):
     """Prints events: above the progress display, or as JSON."""
 
     def __init__(self, screen: Screen, verbosity: Verbosity, secrets: Secrets) -> None:

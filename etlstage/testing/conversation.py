@@ -17,7 +17,8 @@ What is said is the dialect's matter; nothing here knows a marker.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from math import inf
 from signal import Signals
 from types import TracebackType
 from typing import Final, NoReturn, Self
@@ -28,13 +29,12 @@ import anyio.lowlevel
 
 from etlstage.errors import LocalProtocolError
 from etlstage.messages import Run, counted
-from etlstage.protocol.base import DialectSession, Limits, Shape
+from etlstage.protocol.base import SEND_EOF, DialectSession, Limits, Shape
 from etlstage.protocol.events import Added, Event, Farewell, Opened, Ready
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.contract import checker_of
 from etlstage.supervisor.process import command_line
 from etlstage.telemetry.terminal import harmless
-from etlstage.testing.answering import Answers
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.process import DRAIN, Process
 from etlstage.testing.replies import TAIL, Reply, ReplyReader
@@ -76,7 +76,7 @@ class WorkerUnderTest:
         limits = Limits(stage.max_message, stage.max_reply)
         self._said = ReplyReader(stage.dialect, limits, stage.kind, stage.batch.size)
         self._process = Process(stage, launch, self._understand)
-        self._answers = Answers(self._said, self._process, mute=mute)
+        self._answers = _Answers(self._said, self._process, mute=mute)
         self._dismissed = False  # it was asked to end
         pipes = "connection" if stage.dialect.connection is not None else "stdin"
         self._input, self._output = pipes, pipes.replace("stdin", "stdout")
@@ -430,3 +430,54 @@ class WorkerUnderTest:
 
 def _failure(otherwise: str | Callable[[], str], why: str) -> str:
     return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"
+
+
+class _Answers:
+    """
+    Writes what a session says by itself, between what others have it say.
+
+    Args:
+        said: The conversation.
+        process: The worker.
+        mute: Whether nothing is said so.
+
+    Attributes:
+        writing: Who has it may write.
+
+    """
+
+    def __init__(self, said: ReplyReader, process: Process, *, mute: bool) -> None:
+        # Who is alone is not to let others do something first.
+        self.writing: anyio.Lock = anyio.Lock(fast_acquire=True)
+        self._said = said
+        self._process = process
+        self._mute = mute
+        self._due = anyio.Event()
+
+    def wake(self) -> None:
+        """Look whether there is something to be said."""
+        self._due.set()
+
+    def waiting(self) -> tuple[bytes, bool]:
+        """Return what the session wants to be written; and whether to end there."""
+        wire, ends = b"", False
+        while some := self._said.session.data_to_send():
+            wire += b"".join(some)
+            ends = ends or SEND_EOF in some
+        return wire, ends
+
+    async def run(self) -> None:
+        """Go on as long as there is any sense in it."""
+        session = self._said.session
+        while self._said.fault is None:
+            self._due = anyio.Event()
+            if not self._mute:
+                with suppress(BrokenPipeError):  # it is gone, and that is read
+                    async with self.writing:
+                        await self._process.write(self.waiting()[0])
+            timer = session.get_timer()
+            with anyio.CancelScope(deadline=inf if timer is None else timer):
+                await self._due.wait()
+            session.handle_timer(anyio.current_time())
+            self._said.take_events()
+        self._process.wake()

@@ -31,7 +31,7 @@ from etlstage.testing import (
     virtual_time,
 )
 from etlstage.testing.faulty.launch import FaultyLaunch
-from etlstage.testing.faulty.victim import Occurrence
+from etlstage.testing.faulty.wire import Occurrence
 from etlstage.testing.scripted import Script
 from etlstage.transport import Child, Wire
 from tests.staged import staged

@@ -19,8 +19,7 @@ from typing import Final
 
 from etlstage.errors import ConfigError
 from etlstage.testing.fault import FaultKind, FaultPlan
-from etlstage.testing.faulty.victim import Occurrence, Victim
-from etlstage.testing.faulty.wire import Fault, FaultyWire
+from etlstage.testing.faulty.wire import Fault, FaultyWire, Occurrence, Victim
 from etlstage.testing.hostile.plan import DueFaults
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 

@@ -1,5 +1,5 @@
 """
-A conversation with a worker that suffers, as far as it does not matter what is said.
+A worker that suffers from faults, as its supervisor is to see it, in any dialect.
 
 Everything that a worker may read next is a queue: bytes, pauses (a float) and acts. What
 is put into it, and when, the wire of a dialect decides.
@@ -10,19 +10,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from signal import SIGSTOP
+from signal import SIGKILL, SIGSTOP, SIGTERM, Signals
 from typing import Any, ClassVar, Final, TypeAlias
 
 import anyio
 
 from etlstage.testing.fault import FaultKind
-from etlstage.testing.faulty.victim import Victim, WatchedStatus
 from etlstage.testing.hostile.kinds import Act, Exit, Step, as_bytes, effect
+from etlstage.testing.hostile.marked import repeated
 from etlstage.testing.hostile.plan import DueFaults
-from etlstage.transport import LaunchRequest, Wire
+from etlstage.transport import Child, LaunchRequest, Readable, Wire
+from etlstage.transport.base import describe_status
 
-__all__ = ("Action", "Fault", "FaultyWire", "Item")
+__all__ = ("Action", "Fault", "FaultyWire", "Item", "Occurrence", "Victim")
 
 _IDLE: Final = 0.05  # seconds without input
 
@@ -31,6 +33,21 @@ Fault: TypeAlias = Mapping[str, Any]
 Action: TypeAlias = Callable[[], None]
 Item: TypeAlias = bytes | float | Action
 """What is read next, a pause in seconds, or what is done when nothing else is left."""
+
+
+@dataclass(slots=True)
+class Occurrence:
+    """One time that a fault happened."""
+
+    stage: str
+    fault: int
+    """Which one of the plan, counted from 0."""
+    worker: str
+    start: int
+    message: int
+    """How many messages of this process had been written, or extracted."""
+    fate: str = ""
+    """What became of the worker, once it is gone."""
 
 
 class FaultyWire(ABC):
@@ -77,7 +94,7 @@ class FaultyWire(ABC):
         self.follow(request)
         child.scene = self
         if child.inner.status is not None:
-            child.status = WatchedStatus(child.inner.status, self)
+            child.status = _WatchedStatus(child.inner.status, self)
 
     def begin(self) -> None:
         """Do what happens at the start."""
@@ -312,3 +329,134 @@ class FaultyWire(ABC):
     def _turn_deaf(self) -> None:
         self._deaf = True
         self._queue.clear()
+
+
+# --- its process ----------------------------------------------------------------------
+
+
+class Victim:
+    """
+    The process.
+
+    Args:
+        inner: The real one.
+        happened: What happens to it.
+
+    Attributes:
+        scene: The conversation that goes with it.
+        pretended: Exit status that is reported in place of the real one.
+        ignores: Whether SIGTERM does nothing to it.
+        released: Whether its supervisor has sent it a signal.
+
+    """
+
+    def __init__(self, inner: Child, happened: list[Occurrence]) -> None:
+        self.inner = inner
+        self.scene: FaultyWire
+        self.pretended: int | None = None
+        self.ignores: bool = False
+        self.released: bool = False
+        self.pid: int = inner.pid
+        self.stderr: _Stderr = _Stderr(inner.stderr)
+        self.status: _WatchedStatus | None = None
+        self.kill_heirs: Callable[[], int] = inner.kill_heirs
+        self.deserted: Callable[[], Coroutine[Any, Any, None]] = inner.deserted
+        self._happened = happened
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, or what is reported in its place, once it is gone."""
+        status = self.inner.returncode
+        if status is None or self.scene.undecided:
+            return None
+        return status if self.pretended is None else self.pretended
+
+    async def wait(self) -> int:
+        """Return the same once it is known."""
+        status = await self.inner.wait()
+        await self.scene.settled()
+        return status if self.pretended is None else self.pretended
+
+    def signal(self, number: Signals, /) -> None:
+        """Send a signal of the supervisor."""
+        if number is SIGTERM and self.ignores:
+            return
+        if self.inner.returncode is not None and self.scene.hangs:
+            self.pretended = -number  # it has ended by itself, unseen
+        self.released = self.released or self.returncode is None
+        self.inner.signal(number)
+        self.scene.stop_waiting()
+
+    def kill(self) -> int:
+        """Kill it for the supervisor."""
+        self.released = True
+        return self.inner.kill()
+
+    def die(self, status: int) -> None:
+        """Kill it, as if it had ended with that status."""
+        self.pretended = status
+        self.inner.signal(SIGKILL)
+
+    def close(self) -> None:
+        """Close what is open, and note what became of it."""
+        self.inner.close()
+        status = self.returncode
+        if status is None:
+            return
+        for occurrence in self._happened:
+            occurrence.fate = describe_status(status)
+
+
+class _Stderr:
+    def __init__(self, inner: Readable) -> None:
+        self._inner = inner
+        self._more: deque[bytes] = deque()
+        self.stop_waiting: Callable[[], None] = inner.stop_waiting
+
+    def say(self, data: bytes | None, size: int) -> None:
+        """Write so many bytes, in lines."""
+        line = (b"." * 99 if data is None else data) + b"\n"
+        self._more.extend(repeated(line, size))
+        self.stop_waiting()
+
+    def read(self, size: int, /) -> bytes | None:
+        if not self._more:
+            return self._inner.read(size)
+        data = self._more.popleft()
+        if len(data) > size:
+            self._more.appendleft(data[size:])
+        return data[:size]
+
+    async def readable(self) -> None:
+        if not self._more:
+            await self._inner.readable()
+
+
+class _WatchedStatus:
+    """Where it says that it is alive; while it hangs that is not heard."""
+
+    def __init__(self, inner: Readable, scene: FaultyWire) -> None:
+        self.never: bool = False
+        """Whether nothing ever comes."""
+        self._inner = inner
+        self._scene = scene
+        self.stop_waiting: Callable[[], None] = inner.stop_waiting
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return what is there."""
+        if self._scene.pauses:
+            return None
+        data = self._inner.read(size)
+        while data and (self.never or self._scene.silent):
+            data = self._inner.read(size)
+        return data
+
+    async def readable(self) -> None:
+        """Wait until there is more."""
+        if self._scene.pauses:
+            await self._scene.resumed()
+        else:
+            await self._inner.readable()
