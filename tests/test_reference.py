@@ -41,7 +41,10 @@ def test_every_metric_has_an_entry() -> None:
     parts = re.findall(r'counter\(\s*"((?!etlstage)\w+)"', SOURCE)
     named = whole | {f"etlstage_{part}_total" for part in parts}
     named |= set(
-        re.findall(r'"(etlstage_(?:messages_waiting|workers_running))"', SOURCE)
+        re.findall(
+            r'"(etlstage_(?:messages_waiting|workers_running|journal_unread_bytes))"',
+            SOURCE,
+        )
     )
     assert listed == named | {"etlstage_stage_messages_total"}
 

@@ -76,6 +76,9 @@ class LogReader:
             is nothing yet.
         on_error: Is given damage that is passed over; without it that is raised.
 
+    Attributes:
+        at: The end of the last group that was looked at.
+
     """
 
     def __init__(
@@ -92,21 +95,20 @@ class LogReader:
         self._log = log
         self._end = end
         self._on_error = on_error
-        # The end of the last group that was looked at.
-        self._at = offset
+        self.at: int = offset
         self._groups: Iterator[Group] = iter(())
         self._ended = False
 
     def read(self, size: int) -> bytes | None:
         """Return the rest of a group; ``size`` is not looked at, for groups are whole."""
-        while self._end is None or self._at < self._end:
+        while self._end is None or self.at < self._end:
             group = self._next()
             if group is None:
                 return b"" if self._end is not None else None
             first = group.end - len(group.data)
             begin = max(self.offset, first)
             stop = group.end if self._end is None else min(group.end, self._end)
-            self._at = group.end
+            self.at = group.end
             if begin < stop:
                 self.offset = stop
                 return group.data[begin - first : stop - first]
@@ -116,9 +118,9 @@ class LogReader:
         try:
             group = next(self._groups, None)
             if group is None:
-                if self._ended and not self._log.grown(self._at):
+                if self._ended and not self._log.grown(self.at):
                     return None
-                self._groups = self._log.groups(self._at)
+                self._groups = self._log.groups(self.at)
                 group = next(self._groups, None)
                 self._ended = group is None
         except JournalDamaged as error:
@@ -131,7 +133,7 @@ class LogReader:
                 if self._end is not None:
                     self._on_error(error)
                 return None
-            error.end = self._at = group.begin
+            error.end = self.at = group.begin
             self._on_error(error)
         return group
 
@@ -344,6 +346,11 @@ class CommittedReader:
         self._due = time.monotonic() + (self._commit_every or 0)
         data = _stored(position or self._position(), time.time())
         self._storage.replace(f"readers/{self.name}.json", data)
+
+    def unread(self) -> int:
+        """Return how many bytes of the journals are there, and have not been read."""
+        found = ((r.at, self._journals.byte_log(n)) for n, r in self._readers.items())
+        return sum(max(0, log.reach() - at) for at, log in found)
 
     def close(self) -> None:
         """Store the position and let the name go; a second call does nothing."""

@@ -132,6 +132,9 @@ class Source(ABC):
         """Return what tells its messages from others; blocks."""
         return self.input
 
+    async def observe(self) -> None:
+        """Measure what is left to read; called about once a second of a run."""
+
     def complete(self) -> None:
         """Let :meth:`runs` end where there is no more, if it would wait there."""
 

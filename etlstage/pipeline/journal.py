@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
@@ -57,6 +57,7 @@ from etlstage.sequencing import (
 from etlstage.sequencing.publisher import Append, OrderedSection
 from etlstage.supervisor.exchange.keyed import key_text, point
 from etlstage.telemetry.log import Log
+from etlstage.telemetry.meter import Level, Meter
 
 __all__ = ("CUT", "JournalSink", "JournalSource", "append_intents", "messages_of")
 
@@ -359,6 +360,7 @@ class JournalSource(Source):
         follow: Whether to wait for more at the end.
         skips: Whether damage is passed over, and is among what is yielded.
         cut: Messages and bytes between two positions.
+        meter: What counts the bytes that it has not read.
 
     """
 
@@ -374,6 +376,7 @@ class JournalSource(Source):
         follow: bool = False,
         skips: bool = False,
         cut: tuple[int, int] = CUT,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(name)
         self._path = path
@@ -382,6 +385,8 @@ class JournalSource(Source):
         self._follow = follow
         self._skips = skips
         self._most = min(cut[0], CUT[0]), min(cut[1], CUT[1])
+        self._meter = meter
+        self._unread: Level | None = None
         self._recorded = False
         self._position: Checkpoint | None = None
         self._draining = anyio.Event()
@@ -438,6 +443,22 @@ class JournalSource(Source):
                 with anyio.move_on_after(_POLL):
                     await self._draining.wait()
 
+    async def observe(self) -> None:
+        """Count the bytes that wait for this reader."""
+        if self._meter is not None and self._reader is not None:
+            self._show(await self._in_thread(self._reader.unread))
+
+    def _show(self, unread: int) -> None:
+        # A host's meter may fail: that is no reason to read no more.
+        with suppress(Exception):
+            if self._unread is None:
+                assert self._meter is not None
+                labels = {"stage": self.name, "reader": self._called or ""}
+                what = "Bytes of the journals that the reader has not read."
+                name = "etlstage_journal_unread_bytes"
+                self._unread = Level(self._meter.gauge(name, what, labels))
+            self._unread.set(unread)
+
     def complete(self) -> None:
         """End where there is no more."""
         self._follow = False
@@ -455,6 +476,8 @@ class JournalSource(Source):
 
     async def aclose(self) -> None:
         """Let the name and the files go."""
+        if self._unread is not None:
+            self._show(0)
         if self._reader is not None:
             await anyio.to_thread.run_sync(self._reader.close)
         if self._journals is not None:

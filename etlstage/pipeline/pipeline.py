@@ -55,7 +55,7 @@ __all__ = ("Pipeline",)
 _log = Log()
 
 _SLOW = 3.0  # seconds for an answer that are worth a word
-_LOOK = 1.0  # seconds between two looks for a doubt, while nothing moves
+_LOOK = 1.0  # seconds between two looks at what moves without a message
 
 Item: TypeAlias = Run | Position
 Items: TypeAlias = AsyncGenerator[Item, None] | MemoryObjectReceiveStream[Item]
@@ -395,6 +395,7 @@ class Pipeline(Runner):
         with suppress(Exception), self._guarded(), self._watching:
             while True:
                 await anyio.sleep(_LOOK)
+                await self._source.observe()
                 self._check_doubt()
                 if any(map(self._is_mute, self._working)):
                     self._forced = True

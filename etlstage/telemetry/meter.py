@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-__all__ = ("Counter", "Gauge", "Histogram", "Meter")
+__all__ = ("Counter", "Gauge", "Histogram", "Level", "Meter")
 
 
 class Counter(Protocol):
@@ -67,3 +67,17 @@ class Meter(Protocol):
                 infinity.
 
         """
+
+
+class Level:
+    """Our part of a gauge that others move, too."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._value = 0.0
+
+    def set(self, value: float) -> None:
+        """Move the gauge by what has changed."""
+        if value != self._value:
+            self._gauge.add(value - self._value)
+            self._value = value

@@ -349,10 +349,12 @@ class Counting(MemoryStorage):
         """Bytes by path."""
 
     def names(self, folder: str) -> list[str]:
+        """Count, and list."""
         self.looks["names"] += 1
         return super().names(folder)
 
     def read(self, path: str, at: int, size: int) -> bytes:
+        """Count, and read."""
         self.looks["read"] += 1
         found = super().read(path, at, size)
         self.read_files[path] += len(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -26,6 +27,7 @@ from etlstage.pipeline.interfaces import Epochs, Sink, Source
 from etlstage.pipeline.journal import JournalSink, JournalSource
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
+from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import MemorySink, MemorySource
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
 
@@ -557,6 +559,57 @@ async def test_letter_of_damage_has_as_much_as_is_bounded(tmp_path: Path) -> Non
     await source.aclose()
     assert len(damage.data) == 1 << 20
     assert data.find(damage.data) > 0
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_bytes_that_wait_are_measured(tmp_path: Path, *, broken: bool) -> None:
+    """By reader; a meter that fails harms nothing (issue 24)."""
+    path, meter = tmp_path / "set", PrometheusMeter()
+    if broken:
+        meter.gauge = None  # type: ignore[assignment, method-assign]
+    await plainly(MemorySource([[b"one"], [b"two"]]), JournalSink(path))
+    (file,) = path.glob("part-000/*.log")
+    size = file.stat().st_size
+    shown: list[str] = []
+
+    class Observing(MemorySink):
+        async def write(self, run: Run) -> None:
+            await super().write(run)
+            await plainly(MemorySource([run]), JournalSink(path))
+            await source.observe()
+            shown.append(meter.render())
+
+    source = JournalSource(path, reader="r", meter=meter)
+    await source.observe()
+    assert meter.render() == ""
+    async with aclosing(source.runs()) as items:
+        async for item in items:
+            if not isinstance(item, Position | InputDamaged):
+                await Observing().write(item)
+                break
+    name = 'etlstage_journal_unread_bytes{reader="r",stage="extract"}'
+    added = file.stat().st_size - size
+    if not broken:
+        assert f"{name} {float(added)}" in shown[0]
+    await source.aclose()
+    assert broken or f"{name} 0.0" in meter.render()
+
+
+async def test_source_is_observed_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing comes (issue 24)."""
+    monkeypatch.setattr("etlstage.pipeline.pipeline._LOOK", 0.001)
+    Journals.open(tmp_path / "set", content_type=RUN).close()
+
+    class Observed(JournalSource):
+        async def observe(self) -> None:
+            made.drain()
+
+    source = Observed(tmp_path / "set", reader="r", follow=True)
+    made = Pipeline(name="p", source=source, sink=MemorySink())
+    with anyio.fail_after(15):
+        assert (await made.run()).status == "drained"
 
 
 async def test_name_is_for_one_reader_at_a_time(tmp_path: Path) -> None:

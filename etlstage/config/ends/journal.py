@@ -107,6 +107,7 @@ class JournalSourceKeys(SourceKeys):
             follow=self.follow,
             skips=self.on_damage == "skip",
             cut=cut,
+            meter=site.meter,
         )
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
