@@ -102,6 +102,8 @@ OWN: Final = {
     "load.journal.limit": "20GiB",
     "load.journal.sync": "1s",
     "load.journal.keep": "7d",
+    "load.shards.sequence": "/id",
+    "load.shards.arrival": "/time",
     "load.shards.table": "etlstage_leases",
     "faults.equals": "poison",
     "faults.worker": "clean-1",

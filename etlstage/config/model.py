@@ -78,6 +78,12 @@ class ShardKeys(Keys):
     key: Pointer | None = None
     """A JSON pointer: messages that have the same there are in one shard, in their
     order; by default a hash of the message says in which."""
+    sequence: Pointer | None = None
+    """A JSON pointer to the sequence number, which rises within a shard; by default
+    messages are numbered as they come. What is not above the checkpoint was loaded."""
+    arrival: Pointer | None = None
+    """A JSON pointer to when a record arrived, in milliseconds since 1970 or as in
+    2026-11-23T18:00:00Z."""
     at_end: Annotated[Literal["shard_ended", "shutdown"], Noun("end of the input")] = (
         "shard_ended"
     )

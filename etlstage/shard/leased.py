@@ -40,7 +40,7 @@ from etlstage.messages import AnnotatedRun, Position, Run
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.interfaces import Source
 from etlstage.protocol.events import FarewellReason
-from etlstage.shard.cut import LONGEST_KEY, Cut, RecordRun
+from etlstage.shard.cut import Cut, RecordRun, number_of, wrong_key
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import (
     Answer,
@@ -83,6 +83,8 @@ _TICK: Final = 0.001  # seconds
 _AGAIN: Final = 1.0  # seconds until a database is asked again
 _OF: Final = "shard"
 """The column that says whose a record is; a shard that comes back is another one."""
+_WRONG: Final = "wrong"
+"""The column that says why a record is not to be given to a worker, or is empty."""
 
 
 class LeasedSink(ShardSink):
@@ -226,25 +228,19 @@ class LeasedSink(ShardSink):
 
         Not when its outcome comes: the end of the shard may be committed before that.
         """
-        keys = run.columns["partition"]
-        kept = [n for n, key in enumerate(keys) if 0 < len(key) <= LONGEST_KEY]
-        for place in (
-            {*range(len(run))}.difference(kept) if len(kept) < len(run) else ()
-        ):
-            error = InvalidMessage(
-                f"its partition key is {len(keys[place])} characters, expected 1 to"
-                f" {LONGEST_KEY}",
-                index=place,
-            )
-            async with self._settling:
-                at = self.account.moved
-                await self._policy.settle(error, run[place : place + 1], place=at)
+        wrong = run.columns[_WRONG]
+        for place, text in enumerate(wrong):
+            if text:
+                error = InvalidMessage(text, index=place)
+                async with self._settling:
+                    at = self.account.moved
+                    await self._policy.settle(error, run[place : place + 1], place=at)
         columns = {
-            name: [column[n] for n in kept]
-            for name, column in run.columns.items()
-            if name != _OF
+            name: [value for value, text in zip(column, wrong, strict=True) if not text]
+            for name, column in {**run.columns, "": run.messages}.items()
+            if name not in (_OF, _WRONG)
         }
-        return AnnotatedRun([run.messages[n] for n in kept], **columns)
+        return AnnotatedRun(columns.pop(""), **columns)
 
     async def flush(self) -> None:
         """Make nothing durable: when they commit is the workers' decision."""
@@ -423,6 +419,10 @@ class LeasedSink(ShardSink):
                             await shard.worker.taken.wait()
                         shard.coming += len(run)
                         run.columns[_OF] = [shard] * len(run)
+                        run.columns[_WRONG] = [
+                            wrong and f"shard {shard.name}: {wrong}"
+                            for wrong in map(wrong_key, run.columns["partition"])
+                        ]
                         await self._read_out.send(run)
                 self.exhaust([shard], FarewellReason.DRAIN)
             except EtlstageError as error:
@@ -546,7 +546,8 @@ class LeasedSink(ShardSink):
     async def _live(self, lease: Lease) -> None:
         """Have a worker for a shard until it has ended, or is another's."""
         position = None if lease.position is None else json.loads(lease.position)
-        shard = _LeasedShard(lease.shard, position)
+        numbers = self._cut is not None and self._cut.numbers
+        shard = _LeasedShard(lease.shard, position, renumbered=numbers)
         # Where a stream begins may say more, for us alone.
         share = position[:2] if isinstance(position, list) else position
         shard.worker = self._worker(shard.name, share, partial(self._store, shard))
@@ -678,7 +679,7 @@ class _CutInput(_LeasedInput):
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield records, each run of one shard, until no shard needs any."""
         while shards := await self._sink.wanting():
-            after = min(shard.last for shard in shards)
+            after = min(shard.row for shard in shards)
             async with aclosing(self._source.numbered(after)) as runs:
                 async for run in runs:
                     for part in self._parts(run, shards):
@@ -695,17 +696,24 @@ class _CutInput(_LeasedInput):
         by_name = {shard.name: shard for shard in shards if shard.wants}
         wanted = [by_name.get(name) for name in self._cut.names]
         parts: dict[_LeasedShard, RecordRun] = {}
-        numbers = run.columns["sequence"]
-        for message, number in zip(run.messages, numbers, strict=True):
-            which, key = self._cut.place(message)
-            shard = wanted[which]
-            if shard is not None and number > shard.last:
-                parts.setdefault(shard, RecordRun()).add(message, key, number)
+        rows = run.columns["sequence"]
+        for message, row in zip(run.messages, rows, strict=True):
+            record = self._cut.record(message, row)
+            shard = wanted[record.shard]
+            if shard is None or row <= shard.row:
+                continue
+            shard.row = row
+            wrong = self._cut.wrong(record, row, shard.last)
+            if not wrong:
+                shard.last = record.number
+            # What is wrong before a record that was committed was found by who did that.
+            if shard.last > shard.begin or (wrong and shard.last == shard.begin):
+                parts.setdefault(shard, RecordRun()).add(message, record, wrong)
         for shard, part in parts.items():
-            shard.last = part.last
             shard.coming += len(part)
             records = part.run()
             records.columns[_OF] = [shard] * len(part)
+            records.columns[_WRONG] = part.wrong
             yield records
 
 
@@ -716,18 +724,25 @@ class _LeasedShard:
     Args:
         name: Of the shard.
         position: What is committed of it.
+        renumbered: Whether numbers of records are others than those of rows.
 
     """
 
     worker: ShardWorker
 
-    def __init__(self, name: str, position: object) -> None:
+    def __init__(
+        self, name: str, position: object, *, renumbered: bool = False
+    ) -> None:
         self.name = name
         self.position = position
         self.reading: anyio.CancelScope = anyio.CancelScope()
         """Of its reader, in a stream."""
-        self.last = _number_of(position)
-        """Number of the last record that was read for it, or committed."""
+        self.begin: int = number_of(position)
+        """Number of the record behind which it was begun."""
+        self.row = -1 if renumbered else self.begin
+        """The last row of the input that was looked at for it."""
+        self.last = self.row
+        """Number of the record that was there, or of one before that."""
         self.coming = 0
         """Records that were read and are not written yet."""
         self.held = 0
@@ -772,12 +787,3 @@ class _Asked:
     def __init__(self) -> None:
         self.stored = False
         self.answered = anyio.Event()
-
-
-def _number_of(position: object) -> int:
-    """Return the number of the last record that a position covers; -1: of none."""
-    match position:
-        case [str(sequence), *_] if sequence.isdecimal():
-            return int(sequence)
-        case _:
-            return -1  # from the beginning; its dialect leaves out what is committed

@@ -19,17 +19,25 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from etlstage.errors import EtlstageError, NotCommitted, StateUnusable
+from etlstage.errors import (
+    EtlstageError,
+    InvalidMessage,
+    NotCommitted,
+    StateUnusable,
+)
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.protocol.events import FarewellReason
-from etlstage.shard.cut import Cut, RecordRun
+from etlstage.shard.cut import Cut, RecordRun, number_of
 from etlstage.shard.worker import ShardSink, ShardWorker
 from etlstage.stage import Stage
 from etlstage.supervisor import CommitRequest
+from etlstage.telemetry.log import Log
 
 __all__ = ("CheckpointFile", "ShardedSink")
+
+_log = Log()
 
 _FORMAT: Final = 1
 _RESERVED: Final = 1_000_000  # numbers that are taken from the file at once
@@ -183,6 +191,7 @@ class ShardedSink(ShardSink):
     async def _live(self, shard: _Shard, *, task_status: TaskStatus[None]) -> None:
         """Have the worker of a shard, and book what becomes of its messages."""
         position = self._file.position(shard.name)
+        shard.begin = number_of(position)
         shard.worker = self._worker(shard.name, position, partial(self._store, shard))
         async with shard.worker as worker:
             task_status.started()
@@ -209,19 +218,25 @@ class ShardedSink(ShardSink):
         self._check()
         place = self.account.received
         self.account.received += len(run)
-        number = self._file.take(len(run))
-        parts: dict[int, RecordRun] = {}
+        number = 0 if self._cut.numbers else self._file.take(len(run))
+        parts: dict[_Shard, RecordRun] = {}
         for at, message in enumerate(run):
-            which, key = self._cut.place(message)
-            parts.setdefault(which, RecordRun()).add(message, key, number + at)
-            self._shards[which].places.append(place + at)
-        for which, part in parts.items():
-            shard = self._shards[which]
+            record = self._cut.record(message, number + at)
+            shard = self._shards[record.shard]
+            if wrong := self._cut.wrong(record, place + at, shard.last):
+                self._settled[place + at] = InvalidMessage(wrong, index=at), message
+                continue
+            shard.last = record.number
+            shard.places.append(place + at)
+            parts.setdefault(shard, RecordRun()).add(message, record)
+        for shard, part in parts.items():
+            shard.known += part.up_to(shard.begin)
             assert shard.worker is not None, "it is started"
             # One that has failed takes no more.
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await shard.worker.runs.send(part.run())
             self._check()
+        await self._advance()
 
     async def _store(self, shard: _Shard, request: CommitRequest) -> None:
         # Behind the end of a shard nothing would be given in the next run.
@@ -269,6 +284,15 @@ class ShardedSink(ShardSink):
             await shard.settled.wait()
         self._check()
         self._finished = True
+        for shard in self._shards:
+            if shard.known:
+                _log.info(
+                    "records left out that an earlier run has committed",
+                    stage=self.name,
+                    shard=shard.name,
+                    records=shard.known,
+                    checkpoint=shard.begin,
+                )
 
     async def stop(self) -> None:
         """End the workers; what they do not commit then, the next run gives again."""
@@ -297,4 +321,7 @@ class _Shard:
         self.name = name
         self.worker: ShardWorker | None = None
         self.places: deque[int] = deque()  # of its messages that are open
+        self.last = -1  # number of the last message that it was given
+        self.begin = -1  # number up to which it was committed before
+        self.known = 0  # messages that were committed before
         self.settled = anyio.Event()

@@ -164,6 +164,10 @@ class Commits:
             error = f"not stored within timeout.commit ({limit:g} s)"
         except Exception as failure:
             error = str(failure) or type(failure).__name__
+        except BaseException:
+            # Cancelled: who waits until it is stored must not wait for ever.
+            answer("the run has ended")
+            raise
         if error is not None:
             _log.warning(
                 "position not stored",

@@ -112,9 +112,11 @@ async def run_all(*runners: Pipeline) -> list[Report]:
 def virtually(test: Callable[[], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     """Run a test in virtual time, which no thread keeps from going on."""
 
-    async def run_sync(function: Callable[[], Any], **_: object) -> object:
+    async def run_sync(
+        function: Callable[..., Any], *args: object, **_: object
+    ) -> object:
         await anyio.sleep(0.01)
-        return function()
+        return function(*args)
 
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)

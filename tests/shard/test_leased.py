@@ -386,7 +386,9 @@ async def test_key_that_is_too_long_is_refused_before_it_is_given() -> None:
     table, processors = MemoryLeases(), Processors()
     (report,) = await run_all(runner(table, processors, source=LongKeys()))
     assert isinstance(report.error, InvalidMessage)
-    assert "partition key is 302 characters, expected 1 to 256" in str(report.error)
+    assert "row 1: its partition key is 300 characters, expected 1 to 256" in str(
+        report.error
+    )
     assert processors.done == {}
     assert not all(lease.ended for lease in table.read())
 

@@ -230,7 +230,7 @@ def _unshared(keys: ShardKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
     """Yield what a stream has no use for, and what several runners can't share."""
     at = ("load", "shards")
     if pipeline.extract is not None and pipeline.extract.end.sharded:
-        for name in keys.given("count", "key", "at_end"):
+        for name in keys.given("count", "key", "sequence", "arrival", "at_end"):
             yield broken(
                 (*at, name), "is not for a stream, which has shards of its own"
             )
@@ -255,11 +255,7 @@ def _unshared(keys: ShardKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
 
 
 def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
-    cut = None
-    made: dict[str, object] = {}
-    if not site.pipeline.extract.end.sharded:
-        cut = Cut(keys.count, keys.key)
-        made = {"count": keys.count, "key": keys.key}
+    cut = None if site.pipeline.extract.end.sharded else _cut(keys)
 
     def opened(of: str) -> LeaseTable:
         if keys.leases is not None:
@@ -271,7 +267,10 @@ def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
         else:
             return MemoryLeases()
         return open_leases(
-            where, site.pipeline.name, table=keys.table, made={**made, "input": of}
+            where,
+            site.pipeline.name,
+            table=keys.table,
+            made={**(cut.made if cut else {}), "input": of},
         )
 
     return LeasedSink(
@@ -288,6 +287,10 @@ def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
     )
 
 
+def _cut(keys: ShardKeys) -> Cut:
+    return Cut(keys.count, keys.key, sequence=keys.sequence, arrival=keys.arrival)
+
+
 def _settings(keys: ShardKeys, site: Site) -> dict[str, Any]:
     ends = keys.at_end == "shard_ended"
     return {
@@ -300,10 +303,11 @@ def _settings(keys: ShardKeys, site: Site) -> dict[str, Any]:
 
 def _sharded(keys: ShardKeys, stage: Stage, site: Site) -> ShardedSink:
     path = None if site.state is None else site.state / "shards.json"
+    cut = _cut(keys)
     return ShardedSink(
         stage,
-        cut=Cut(keys.count, keys.key),
-        checkpoints=CheckpointFile(path, {"count": keys.count, "key": keys.key}),
+        cut=cut,
+        checkpoints=CheckpointFile(path, cut.made),
         **_settings(keys, site),
     )
 
