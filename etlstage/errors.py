@@ -61,6 +61,7 @@ __all__ = (
     "WorkerRefusal",
     "WorkerStartFailed",
     "guess",
+    "os_reason",
 )
 
 FailureCause: TypeAlias = Literal[
@@ -338,6 +339,11 @@ class LedgerImbalance(EtlstageError):
 
 MAX_GUESSED: Final = 100
 """Characters of a word for which others are looked up."""
+
+
+def os_reason(error: OSError) -> str:
+    """Return what the system reports, as a part of a sentence."""
+    return (error.strerror or str(error)).lower()
 
 
 def guess(word: str, known: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import RepliesDoubtful, WorkerRefusal, guess
+from etlstage.errors import RepliesDoubtful, WorkerRefusal, guess, os_reason
 
 
 def test_close_word_is_what_was_meant() -> None:
@@ -12,6 +12,14 @@ def test_close_word_is_what_was_meant() -> None:
     assert guess("wokers", ["window", "workers"]) == " (did you mean 'workers'?)"
     assert guess("wokers", ["mode"]) == ""
     assert guess("wokers", []) == ""
+
+
+def test_reason_is_a_part_of_a_sentence() -> None:
+    """As the system reports it, or as it was raised with."""
+    assert os_reason(OSError(28, "No space left on device")) == (
+        "no space left on device"
+    )
+    assert os_reason(OSError("Gone")) == "gone"
 
 
 def test_refusal_has_the_words_of_the_worker() -> None:

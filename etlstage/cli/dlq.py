@@ -32,7 +32,7 @@ from etlstage.cli.letters import (
 from etlstage.cli.options import Json, Overlays, Values, changes_of, new_app
 from etlstage.cli.retry import Ids, OfStage, retry
 from etlstage.cli.screen import Screen, confirm
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import (
     Causes,
@@ -277,8 +277,7 @@ def _export(
     except FileExistsError:
         raise ConfigError(f"{to} exists already") from None
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{to}: can't be written: {said}") from None
+        raise ConfigError(f"{to}: can't be written: {os_reason(error)}") from None
     typer.echo(f"{counted(count, 'dead letter')} written to {harmless(str(to))}")
     return 0
 

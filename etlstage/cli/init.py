@@ -16,7 +16,7 @@ import typer
 
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import confirm
-from etlstage.errors import ConfigError, guess
+from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.messages import counted
 from etlstage.telemetry.terminal import harmless
 
@@ -145,8 +145,7 @@ def _write(folder: Path, files: Mapping[Path, bytes], *, yes: bool) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{folder} can't be written: {said}") from None
+        raise ConfigError(f"{folder} can't be written: {os_reason(error)}") from None
 
 
 def _others(folder: Path) -> int:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.telemetry.terminal import harmless
 
 __all__ = ("XmlCase", "junit", "write")
@@ -63,8 +63,7 @@ def write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{path} can't be written: {said}") from None
+        raise ConfigError(f"{path} can't be written: {os_reason(error)}") from None
 
 
 def _text(text: str) -> str:

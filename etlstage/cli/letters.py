@@ -16,7 +16,7 @@ from etlstage.config.build import state_folder
 from etlstage.config.document import Document
 from etlstage.config.loader import readable_keys
 from etlstage.config.reading import Changes, read
-from etlstage.errors import ConfigError, StateUnusable, guess
+from etlstage.errors import ConfigError, StateUnusable, guess, os_reason
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
@@ -226,6 +226,5 @@ def _letters(found: Letters, stages: Sequence[str]) -> Iterator[DeadLetter]:
                 else:
                     yield letter
         except OSError as error:
-            said = (error.strerror or str(error)).lower()
             path = error.filename or found.state
-            raise ConfigError(f"{path}: can't be read: {said}") from None
+            raise ConfigError(f"{path}: can't be read: {os_reason(error)}") from None

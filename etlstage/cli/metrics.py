@@ -14,7 +14,7 @@ from socket import AF_INET, AF_INET6
 from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Final, Self
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.pipeline.ledger import Ledger
 from etlstage.telemetry.prometheus import CONTENT_TYPE, PrometheusMeter
 
@@ -54,9 +54,8 @@ class MetricsServer:
         try:
             self._server = _Server(host, port)
         except OSError as error:
-            said = (error.strerror or str(error)).lower()
             raise ConfigError(
-                f"--metrics {address}: can't be listened on: {said}"
+                f"--metrics {address}: can't be listened on: {os_reason(error)}"
             ) from None
         self._server.metrics = self
         self._thread = threading.Thread(

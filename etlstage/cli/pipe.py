@@ -25,7 +25,7 @@ from etlstage.cli.progress import exit_code, show_report, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.cli.subject import Options, program_of
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.descriptor import DescriptorSink, DescriptorSource
 from etlstage.pipeline.pipeline import Pipeline
@@ -135,7 +135,6 @@ def _opened(file: Path, stack: ExitStack) -> int:
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{file} can't be read: {said}") from None
+        raise ConfigError(f"{file} can't be read: {os_reason(error)}") from None
     stack.callback(os.close, descriptor)
     return descriptor

@@ -31,7 +31,7 @@ from etlstage.cli.options import (
     new_app,
 )
 from etlstage.cli.signals import FORCED, Signals
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 
 if TYPE_CHECKING:
     from etlstage.cli.history import History
@@ -283,5 +283,4 @@ class ReportFile:
 
 
 def _unwritten(path: Path, error: OSError) -> str:
-    said = (error.strerror or str(error)).lower()
-    return f"report {path} can't be written: {said}"
+    return f"report {path} can't be written: {os_reason(error)}"

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 
 __all__ = ("Screen", "confirm")
 
@@ -42,8 +42,7 @@ class Screen(Console):
         except OSError as error:
             self.on_broken_pipe()
             if not self.stderr:
-                said = (error.strerror or str(error)).lower()
-                line = f"etlstage: error: stdout can't be written: {said}"
+                line = f"etlstage: error: stdout can't be written: {os_reason(error)}"
                 Screen(stderr=True).print(line, soft_wrap=True, highlight=False)
 
     def on_broken_pipe(self) -> None:

@@ -19,11 +19,11 @@ import typer
 from etlstage.cli.letters import Letters, chosen, current, find
 from etlstage.cli.options import Json, Overlays, Values, Yes, changes_of, new_app
 from etlstage.cli.screen import confirm
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery, take_over, unusable
-from etlstage.pipeline.delivery.folder import EDGES, JOURNALS, behind, reason
+from etlstage.pipeline.delivery.folder import EDGES, JOURNALS, behind
 from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
 from etlstage.pipeline.delivery.record import RECORDS, CommitRecord
 from etlstage.telemetry.terminal import harmless
@@ -138,7 +138,9 @@ def _holder(state: Path) -> tuple[bool, Holder | None]:
     try:
         return holder_of(state)
     except OSError as error:
-        raise ConfigError(f"{state / LOCK}: can't be read: {reason(error)}") from None
+        raise ConfigError(
+            f"{state / LOCK}: can't be read: {os_reason(error)}"
+        ) from None
 
 
 def _forget(part: Delivery) -> None:

@@ -15,7 +15,7 @@ from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys, LoadKeys, TransformKeys
 from etlstage.config.reading import set_values
 from etlstage.config.stages import StageKeys, stage_of, stage_section
-from etlstage.errors import ConfigError, guess
+from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.messages import StageKind
 from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.base import Shape
@@ -133,8 +133,7 @@ def lines_of(file: Path) -> list[bytes]:
     try:
         *lines, rest = file.read_bytes().split(b"\n")
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{file} can't be read: {said}") from None
+        raise ConfigError(f"{file} can't be read: {os_reason(error)}") from None
     messages = [*lines, *([rest] if rest else [])]
     if not messages:
         raise ConfigError(f"{file} has no messages; write one a line")

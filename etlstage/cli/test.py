@@ -46,7 +46,7 @@ from etlstage.config.loader import LoadedCase, cases_of, load
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.stages import StageKeys, stage_of
 from etlstage.config.variant import lenient
-from etlstage.errors import ConfigError, EtlstageError, InputDamaged
+from etlstage.errors import ConfigError, EtlstageError, InputDamaged, os_reason
 from etlstage.messages import Position, StageKind, counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -344,8 +344,7 @@ class CaseRun:
             try:
                 made = (self._own / name).read_bytes()
             except OSError as error:
-                said = (error.strerror or str(error)).lower()
-                yield self._failure("files", f"file {name}: {said}")
+                yield self._failure("files", f"file {name}: {os_reason(error)}")
                 continue
             if not wanted.matches(made):
                 lines = _diff(str(wanted).splitlines(), _shown(made).splitlines())

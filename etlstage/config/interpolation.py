@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 
 __all__ = ("Expanded", "Interpolator", "read_file")
 
@@ -123,8 +123,8 @@ class Interpolator:
             raw = read_file(path, MAX_SECRET_BYTES)
             text = raw.decode("utf-8")
         except OSError as error:
-            said = (error.strerror or str(error)).lower()
-            raise ConfigError(f"file {name} can't be read: {said}") from None
+            why = os_reason(error)
+            raise ConfigError(f"file {name} can't be read: {why}") from None
         except UnicodeDecodeError as error:
             raise ConfigError(
                 f"file {name} is not UTF-8 text at byte {error.start}"

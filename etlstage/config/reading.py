@@ -26,7 +26,7 @@ from etlstage.config.document import (
     excerpt,
 )
 from etlstage.config.interpolation import Interpolator, read_file
-from etlstage.errors import ConfigError, guess
+from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.messages import counted
 from etlstage.settings.problem import Loc, dotted
 
@@ -232,9 +232,7 @@ def _text(path: Path) -> str:
             f"{path}: is a directory, expected a pipeline file{hint}"
         ) from None
     except OSError as error:
-        raise ConfigError(
-            f"{path}: can't be read: {(error.strerror or str(error)).lower()}"
-        ) from None
+        raise ConfigError(f"{path}: can't be read: {os_reason(error)}") from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(
             f"{path}: is too big for a pipeline file, expected no more than"

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etlstage.columns import Epoch, array_of, one_of
+from etlstage.errors import os_reason
 from etlstage.files.find import folder_name
 from etlstage.files.fit import Fitting
 from etlstage.files.text import cell_texts, objects
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.folder import reason
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.landing import RowSink
@@ -128,7 +128,7 @@ class FileSink(RowSink):
         return self._fitting.names
 
     def _why(self, error: Exception) -> str:
-        return reason(error) if isinstance(error, OSError) else str(error)
+        return os_reason(error) if isinstance(error, OSError) else str(error)
 
     async def _prepare(self) -> None:
         if self._error is not None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import types as pt
 
 from etlstage.columns import Column, array_of
-from etlstage.errors import EtlstageError, SourceFailed, guess
+from etlstage.errors import EtlstageError, SourceFailed, guess, os_reason
 from etlstage.files.find import InputFile, digest_of, find, partition_types
 from etlstage.files.fit import arrow_type
 from etlstage.files.formats import FORMATS, Format
@@ -153,9 +153,8 @@ class FileSource(Source):
         except EtlstageError:
             raise
         except OSError as error:
-            said = (error.strerror or str(error)).lower()
             raise self._failed(
-                f"can't read {error.filename or self._path}: {said}"
+                f"can't read {error.filename or self._path}: {os_reason(error)}"
             ) from error
         except (ValueError, pa.ArrowException) as error:
             raise self._failed(str(error)) from error

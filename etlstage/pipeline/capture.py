@@ -15,7 +15,7 @@ from typing import Self
 import anyio.to_thread
 
 from etlstage.block import Blocks, block_of
-from etlstage.errors import SinkFailed
+from etlstage.errors import SinkFailed, os_reason
 from etlstage.messages import Run, counted
 from etlstage.pipeline.interfaces import Output, Sink
 
@@ -84,8 +84,7 @@ class Capture(Sink):
             raise self._failure(error) from error
 
     def _failure(self, error: OSError) -> SinkFailed:
-        said = (error.strerror or str(error)).lower()
         return SinkFailed(
-            f"{self.name}: can't capture messages in {self._path}: {said}",
+            f"{self.name}: can't capture messages in {self._path}: {os_reason(error)}",
             stage=self.name,
         )

@@ -19,7 +19,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from etlstage.errors import SinkFailed, SourceFailed
+from etlstage.errors import SinkFailed, SourceFailed, os_reason
 from etlstage.messages import Position, Run, counted
 from etlstage.pipeline.interfaces import Output, Sink, Source
 from etlstage.telemetry.terminal import harmless
@@ -124,9 +124,8 @@ class DescriptorSource(Source):
                         stage=self.name,
                     )
         except OSError as error:
-            said = (error.strerror or str(error)).lower()
             raise SourceFailed(
-                f"{self.name} can't be read: {said}", stage=self.name
+                f"{self.name} can't be read: {os_reason(error)}", stage=self.name
             ) from error
         if messages := splitter.end():
             yield messages
@@ -197,9 +196,8 @@ class DescriptorSink(Sink):
             done = counted(self.account.done, "message")
             raise SinkFailed(f"{said}, after {done}", stage=self.name) from error
         except OSError as error:
-            said = (error.strerror or str(error)).lower()
             raise SinkFailed(
-                f"{self.name} can't be written: {said}", stage=self.name
+                f"{self.name} can't be written: {os_reason(error)}", stage=self.name
             ) from error
         self.account.done += len(run)
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from etlstage.errors import StateUnusable
+from etlstage.errors import StateUnusable, os_reason
 from etlstage.messages import AnnotatedRun, Position, Run
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import (
@@ -37,7 +37,7 @@ from etlstage.pipeline.dead_letter.store import (
     replacement,
     stage_of_file,
 )
-from etlstage.pipeline.delivery.folder import behind, opened, reason, sync
+from etlstage.pipeline.delivery.folder import behind, opened, sync
 from etlstage.pipeline.interfaces import Source
 
 __all__ = (
@@ -177,7 +177,7 @@ class Settled:
                     else:
                         yield DeadLetter.from_line(line)
         except OSError as error:
-            raise StateUnusable(f"{path}: can't be read: {reason(error)}") from error
+            raise StateUnusable(f"{path}: can't be read: {os_reason(error)}") from error
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StateUnusable(
                 f"{path}: is damaged ({error}): what became of dead letters is not known"
@@ -223,7 +223,7 @@ def settle(
         sync(folder)
     except OSError as error:
         raise StateUnusable(
-            f"can't record in {folder} what became of dead letters: {reason(error)}"
+            f"can't record in {folder} what became of dead letters: {os_reason(error)}"
         ) from error
 
 

@@ -31,7 +31,7 @@ from urllib.parse import quote, unquote
 
 import anyio.to_thread
 
-from etlstage.errors import Attempt, StageError, StateUnusable
+from etlstage.errors import Attempt, StageError, StateUnusable, os_reason
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
@@ -39,7 +39,6 @@ from etlstage.pipeline.delivery.folder import (
     make_inside,
     make_ours,
     opened,
-    reason,
     sync,
 )
 from etlstage.pipeline.delivery.position import load, store
@@ -413,9 +412,9 @@ class DeadLetters:
 
     def _failure(self, stage: str, why: str, error: OSError) -> StageError:
         behind = f"; the message's own error: {why}" if why else ""
-        said = (error.strerror or str(error)).lower()
+        why = os_reason(error)
         return StageError(
-            f"stage {stage}: can't write dead letters to {self.folder}: {said}; make room,"
+            f"stage {stage}: can't write dead letters to {self.folder}: {why}; make room,"
             f" or set another state{behind}",
             stage=stage,
         )
@@ -602,7 +601,7 @@ def supersede(state: Path, run: str, time: str) -> None:
         store(path, Replaced(run, time)._asdict())
     except OSError as error:
         raise StateUnusable(
-            f"can't record in {path} that the output was replaced: {reason(error)};"
+            f"can't record in {path} that the output was replaced: {os_reason(error)};"
             " make room, or set another state"
         ) from error
 
@@ -616,7 +615,7 @@ def replacement(folder: Path) -> Replaced | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StateUnusable(f"{path}: can't be read: {reason(error)}") from error
+        raise StateUnusable(f"{path}: can't be read: {os_reason(error)}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StateUnusable(
             f"{path}: is damaged ({error}): which letters are superseded is not known"

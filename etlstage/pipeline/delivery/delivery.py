@@ -27,8 +27,8 @@ from pathlib import Path
 from time import sleep
 from typing import BinaryIO, Final, Self
 
-from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.folder import make_ours, opened, reason
+from etlstage.errors import StateUnusable, os_reason
+from etlstage.pipeline.delivery.folder import make_ours, opened
 from etlstage.pipeline.delivery.holder import LOCK, Holder
 from etlstage.pipeline.delivery.record import CommitRecord, fence_of
 
@@ -406,5 +406,5 @@ def _unheard(_step: str) -> None:
 def unusable(folder: Path, error: OSError) -> StateUnusable:
     """Return the error of a state directory that can't be ours."""
     return StateUnusable(
-        f"can't use the state directory {folder}: {reason(error)}; set another state"
+        f"can't use the state directory {folder}: {os_reason(error)}; set another state"
     )

@@ -27,7 +27,6 @@ __all__ = (
     "make_inside",
     "make_ours",
     "opened",
-    "reason",
     "sync",
     "sync_all",
     "sync_up",
@@ -176,8 +175,3 @@ def sync_up(folders: Iterable[Path]) -> None:
             with suppress(PermissionError):  # one that was there: others made it
                 sync(path)
             done.add(path)
-
-
-def reason(error: OSError) -> str:
-    """Return what the system says, as a part of a sentence."""
-    return (error.strerror or str(error)).lower()

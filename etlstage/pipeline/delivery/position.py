@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from etlstage.errors import SourceFailed
-from etlstage.pipeline.delivery.folder import make, opened, reason, sync
+from etlstage.errors import SourceFailed, os_reason
+from etlstage.pipeline.delivery.folder import make, opened, sync
 
 __all__ = ("PositionFile", "load", "put", "store")
 
@@ -68,7 +68,7 @@ class PositionFile:
     def _failed(self, what: str, error: OSError) -> SourceFailed:
         return SourceFailed(
             f"stage {self._stage}: can't {what} the position in {self.path}:"
-            f" {reason(error)}",
+            f" {os_reason(error)}",
             stage=self._stage,
         )
 

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.folder import opened, reason, sync
+from etlstage.errors import StateUnusable, os_reason
+from etlstage.pipeline.delivery.folder import opened, sync
 from etlstage.pipeline.delivery.position import load, put
 from etlstage.telemetry.log import Log
 
@@ -114,7 +114,7 @@ class CommitRecord:
                 and _highest(folder, _STORED) > stored
             ):
                 return cls.latest(folder)  # another has it now
-            raise StateUnusable(f"can't read {path}: {reason(error)}") from error
+            raise StateUnusable(f"can't read {path}: {os_reason(error)}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StateUnusable(
                 f"can't read {path} ({error}): set another state to start from the"
@@ -153,7 +153,7 @@ class CommitRecord:
         except OSError as error:
             raise StateUnusable(
                 f"can't store the record of epoch {self.epoch} in {path}:"
-                f" {reason(error)}: the next run goes on from what is stored by then;"
+                f" {os_reason(error)}: the next run goes on from what is stored by then;"
                 " make room, or set another state"
             ) from error
         for old in folder.glob("record.*"):
@@ -198,7 +198,7 @@ class CommitRecord:
             _log.warning(
                 "the end of the run may be forgotten if the machine fails",
                 folder=str(folder),
-                error=reason(error),
+                error=os_reason(error),
             )
 
     @classmethod

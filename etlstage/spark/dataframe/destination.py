@@ -20,8 +20,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.errors import ConfigError, guess
-from etlstage.pipeline.delivery.folder import reason
+from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.pipeline.interfaces import Output
 from etlstage.settings.units import local_path, of_files
 from etlstage.spark.dataframe.database import option
@@ -165,7 +164,7 @@ class Destination:
         try:
             rmdir(mkdtemp(prefix=".etlstage-", dir=nearest))
         except OSError as error:
-            return f"can't make {path}: {nearest}: {reason(error)}; set another path"
+            return f"can't make {path}: {nearest}: {os_reason(error)}; set another path"
         return None
 
     @property

@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.errors import EtlstageError, SourceFailed, StageError
+from etlstage.errors import EtlstageError, SourceFailed, StageError, os_reason
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import check_budget
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -193,10 +193,9 @@ class StageJob:
                 raise self._no_room(error) from error
 
     def _no_room(self, error: OSError) -> StageError:
-        said = (error.strerror or str(error)).lower()
         return StageError(
             f"{self._source}: can't hold the dead letters in {tempfile.gettempdir()}:"
-            f" {said}; set TMPDIR to a folder with room for them",
+            f" {os_reason(error)}; set TMPDIR to a folder with room for them",
             stage=self._source,
         )
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import anyio
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.messages import StageKind
 from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.marker import Mode
@@ -214,8 +214,8 @@ class Failures:
             kept.recording.unlink(missing_ok=True)
             anyio.run(_record, kept, secrets).save(kept.recording)
         except OSError as error:
-            said = (error.strerror or str(error)).lower()
-            raise ConfigError(f"{self._folder} can't be written: {said}") from None
+            why = os_reason(error)
+            raise ConfigError(f"{self._folder} can't be written: {why}") from None
         return kept
 
     def _paths(self) -> list[Path]:
