@@ -36,7 +36,7 @@ from etlstage.pipeline.report import (
 from etlstage.pipeline.secret import Secrets
 from etlstage.stage import Stage
 from etlstage.telemetry.log import Log
-from etlstage.telemetry.trace import span
+from etlstage.telemetry.trace import Span
 
 __all__ = ("Runner",)
 
@@ -149,8 +149,10 @@ class Runner(ABC):
                 if self._dead_letters is not None:
                     self._dead_letters.check()
                 # The spans of the stages are within this one.
-                traced = span("run", current=True, pipeline=self.name)
-                with self._delivery or nullcontext(), traced:
+                with (
+                    self._delivery or nullcontext(),
+                    Span("run", current=True, pipeline=self.name),
+                ):
                     status = await self._run()
             except Exception as error:
                 self._fail(error)

@@ -60,7 +60,7 @@ from etlstage.supervisor.stream import (
     submission_for,
 )
 from etlstage.telemetry import Meter, StageMetrics
-from etlstage.telemetry.trace import Span, span
+from etlstage.telemetry.trace import Span
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("AsyncSupervisor",)
@@ -533,7 +533,7 @@ class AsyncSupervisor:
         asked = round_for(self.stage, changed.set, start, end, template)
         self._pool.open(asked)
         try:
-            with span("extract", stage=self.stage.name):
+            with Span("extract", stage=self.stage.name):
                 while True:
                     finished = asked.finished
                     for run in asked.outputs():
@@ -565,7 +565,7 @@ class AsyncSupervisor:
         session = WorkerSession(self._pool, event)
         self._pool.open(session.dialogue)
         try:
-            with span("session", stage=stage.name):
+            with Span("session", stage=stage.name):
                 self._pool.kick()
                 yield session
         finally:
@@ -585,7 +585,7 @@ class AsyncSupervisor:
         for lane in lanes:
             self._pool.open(lane)
         try:
-            with span(what, stage=self.stage.name) as noted:
+            with Span(what, stage=self.stage.name) as noted:
                 yield submission, changed, noted
         finally:
             stalled = submission.stalled

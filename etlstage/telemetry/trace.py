@@ -7,37 +7,26 @@ A host that has set up OpenTelemetry has set up us: there is nothing to pass on.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as OpenTelemetrySpan
     from opentelemetry.trace import Tracer
 
-__all__ = ("Span", "current_trace", "span")
+__all__ = ("Span", "current_trace")
 
 _VARIABLES: Final = ("TRACEPARENT", "TRACESTATE")
 
 
 class Span:
-    """Something that takes time; without OpenTelemetry, nothing is kept of it."""
-
-    def __init__(self, span: OpenTelemetrySpan | None = None) -> None:
-        self._span = span
-
-    def note(self, **counts: int | str) -> None:
-        """Say more about it; names are put behind ``etlstage.``."""
-        if self._span is not None:
-            for name, value in counts.items():
-                self._span.set_attribute(f"etlstage.{name}", value)
-
-
-@contextmanager
-def span(name: str, *, current: bool = False, **attributes: str) -> Iterator[Span]:
     """
-    Have a span for a block, within that of who runs it; an error ends it as one.
+    A span for a block, within that of who runs it; an error ends it as one.
+
+    Without OpenTelemetry, nothing is kept of it.
 
     Args:
         name: Of the span, without ``etlstage.``.
@@ -46,26 +35,44 @@ def span(name: str, *, current: bool = False, **attributes: str) -> Iterator[Spa
         attributes: Likewise, without ``etlstage.``.
 
     """
-    tracer = _tracer()
-    if tracer is None:
-        yield Span()
-        return
-    from opentelemetry.trace import use_span
 
-    started = tracer.start_span(f"etlstage.{name}")
-    span = Span(started)
-    span.note(**attributes)
-    try:
-        if current:
-            with use_span(started):
-                yield span
-        else:
-            yield span
-    except Exception as error:
-        _fail(started, error)
-        raise
-    finally:
-        started.end()
+    def __init__(self, name: str, *, current: bool = False, **attributes: str) -> None:
+        tracer = _tracer()
+        self._span = None if tracer is None else tracer.start_span(f"etlstage.{name}")
+        self._within: AbstractContextManager[object] | None = None
+        if current and self._span is not None:
+            from opentelemetry.trace import use_span
+
+            self._within = use_span(self._span)
+        self.note(**attributes)
+
+    def note(self, **counts: int | str) -> None:
+        """Say more about it; names are put behind ``etlstage.``."""
+        # Most are not recorded: their host has set up nothing.
+        if self._span is not None and self._span.is_recording():
+            for name, value in counts.items():
+                self._span.set_attribute(f"etlstage.{name}", value)
+
+    def __enter__(self) -> Self:
+        """Begin the block."""
+        if self._within is not None:
+            self._within.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the span."""
+        if self._span is None:
+            return
+        if self._within is not None:
+            self._within.__exit__(kind, error, trace)
+        if isinstance(error, Exception):
+            _fail(self._span, error)
+        self._span.end()
 
 
 def current_trace() -> Mapping[str, str]:

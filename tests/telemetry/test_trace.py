@@ -153,7 +153,7 @@ def test_library_that_is_not_there_is_not_missed() -> None:
     trace._tracer.cache_clear()
     try:
         with patch.dict("sys.modules", {"opentelemetry": None}):
-            with trace.span("submit", stage="t") as span:
+            with trace.Span("submit", stage="t") as span:
                 span.note(messages=3)
             assert not re.findall("TRACE", str(trace.current_trace()))
     finally:
