@@ -175,10 +175,13 @@ class Paired(DialectSession, Protocol):
     drains shows it: as long as ``wants_unread``, tell it how much is left.
     """
 
-    step: bool
-    """Set it to have one exchange at a time, each shown to add up."""
-    bound: float
-    """Set it to the bytes of replies that may wait for that."""
+    def go_in_step(self, step: bool, /) -> None:
+        """Have one exchange at a time, each shown to add up, or no longer."""
+        ...
+
+    def bound_replies(self, size: float, /) -> None:
+        """Let so many bytes of replies wait until they are shown to add up."""
+        ...
 
     @property
     def wants_unread(self) -> bool:

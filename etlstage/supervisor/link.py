@@ -129,6 +129,7 @@ class Link:
         )
         session = self._session
         self._paired = session if isinstance(session, Paired) else None
+        self._step, self._bound = False, math.inf  # as the session was told
         self._in_order = session.in_order
         self._unprompted = session.unprompted and self._paired is None
         self.dispatch: Dispatcher = Dispatcher(
@@ -259,8 +260,9 @@ class Link:
 
     def _give(self, now: float, *, many: bool) -> bool:
         session, dispatch, paired = self._session, self.dispatch, self._paired
-        if paired is not None and paired.step is not self._backlog.in_step:
-            paired.step = self._backlog.in_step
+        if paired is not None and self._step is not self._backlog.in_step:
+            self._step = self._backlog.in_step
+            paired.go_in_step(self._step)
         owed = session.owed
         idle = not owed
         given = False
@@ -274,8 +276,9 @@ class Link:
             event = dispatch.next(now, owed, room)
             if event is None:
                 break
-            if paired is not None and paired.bound != dispatch.bound:
-                paired.bound = dispatch.bound
+            if paired is not None and self._bound != dispatch.bound:
+                self._bound = dispatch.bound
+                paired.bound_replies(self._bound)
             try:
                 session.send(event, now)
             except InvalidMessage as error:
@@ -480,10 +483,7 @@ class Link:
     def _take(self, data: bytes) -> None:
         if self._worker.failed:
             self.late += len(data)
-        else:
-            self._receive(data)
-
-    def _receive(self, data: bytes) -> None:
+            return
         now = self._clock()
         self._understand(data, now)
         self._settle(now)
@@ -497,7 +497,7 @@ class Link:
             self._reply_bytes += self.received
             self.received = 0
             took = now - self.deadlines.turn_at
-            if self._in_order:
+            if self._in_order and self._backlog.checker is not None:
                 self.dispatch.time_oldest(owed, took)
             if self._metrics is not None:
                 self._metrics.took(self._worker.name, took)

@@ -219,7 +219,7 @@ class WorkerPool:
         self._kick_due = False  # what a worker had, others may take
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
-        self._drained = anyio.Event()  # nothing is under way any more
+        self._drained: anyio.Event | None = None  # somebody waits for the last caller
         self._clock = _Clock()
         self._last_errors: dict[str, EtlstageError] = {}
         self._doubtful = 0  # of workers that have ended
@@ -283,14 +283,15 @@ class WorkerPool:
     def drop(self, submission: Submission) -> None:
         """Forget what was submitted: its results are not waited for any more."""
         self.backlog.drop(submission)
-        if not self.backlog.occupied:
+        if self._drained is not None and not self.backlog.occupied:
             self._drained.set()
-            self._drained = anyio.Event()
 
     async def drain(self) -> None:
         """Wait until all that was submitted is done."""
         while self.backlog.occupied:
+            self._drained = self._drained or anyio.Event()
             await self._drained.wait()
+            self._drained = None
 
     def closed(self) -> WorkerLost:
         """Return the error of what is submitted when there are no workers any more."""

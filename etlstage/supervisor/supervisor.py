@@ -331,17 +331,15 @@ class AsyncSupervisor:
             submission.feed(run, anyio.current_time())
             submission.close()
             self._pool.kick()
-            while True:
+            while not submission.finished:
+                await changed.wait()
                 stalled = submission.stalled
                 for outcome in self._collect(submission):
                     assert isinstance(outcome, Outcome), "no positions were submitted"
                     results[outcome.start] = results_of(outcome)
                     failed += outcome.failed
-                if submission.finished:
-                    break
                 if stalled:
                     self._pool.kick()
-                await changed.wait()
             noted.note(messages=len(run), failed=failed)
         return [result for start in sorted(results) for result in results[start]]
 

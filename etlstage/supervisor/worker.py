@@ -125,11 +125,12 @@ class WorkerProcess:
         )
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was stopped."""
+        self.usable: bool = False
+        """It may be given messages."""
         self.failed: bool = False
         """It was at fault, or is gone: what is written then is no reply."""
         self.ended: bool = False
         """Its end was reported; what it has left behind may live."""
-        self._open = False  # it is given messages
         self._status = StatusReader()
         self._announced = not stage.program.ready
         # How it is brought to its end:
@@ -157,11 +158,6 @@ class WorkerProcess:
         return f"<WorkerProcess {self.name!r} {self._child!r} owed={owed}>"
 
     @property
-    def usable(self) -> bool:
-        """Whether the worker may be given messages."""
-        return self._open and self.error is None and not self._ending
-
-    @property
     def exited(self) -> bool:
         """Whether its process is gone."""
         return self._gone.is_set()
@@ -170,7 +166,7 @@ class WorkerProcess:
 
     def open(self) -> None:
         """Give the worker messages from now on."""
-        self._open = True
+        self.usable = self.error is None and not self._ending
         self.link.pump_all(anyio.current_time())
 
     def stop(self, *, patient: bool = True) -> None:
@@ -204,7 +200,7 @@ class WorkerProcess:
             reason += f": {self._stage.dialect.silence(received, ready=False)}"
         self._ignored = cause == "silent" and self.link.unread(self._wire.unread())
         self._reason, self._breach = self._with_hint(reason), breach
-        self.error, self.failed = self._describe(0), True
+        self.error, self.failed, self.usable = self._describe(0), True, False
         self.link.give_whole()
         self._pool.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
@@ -319,7 +315,7 @@ class WorkerProcess:
 
     def _end_process(self, *, patient: bool = True) -> None:
         self._patient = self._patient and patient
-        self._ending = True
+        self._ending, self.usable = True, False
         self._quit.set()
         if not patient:
             self._waiting.cancel()
@@ -383,7 +379,8 @@ class WorkerProcess:
         self.link.exited(self._wire.unread())
         # One that is asked for nothing has perhaps written all of a round that is to
         # begin now.
-        self._ending = self._ending or not self._streams
+        if not self._streams:
+            self._ending, self.usable = True, False
         # Who shares its stdin would else wait for more.
         self._wire.close_write()
         self._gone.set()
@@ -485,7 +482,7 @@ class WorkerProcess:
         loss = self._lose(untouched=untouched)
         if self.error is None and not stopped:
             self.error = doubt or self._describe(loss.held)
-        self.ended = self.failed = True
+        self.ended, self.failed, self.usable = True, True, False
         self._late = self.link.late
         # What it held is with others before anybody hears of its end.
         self._pool.handle(

@@ -53,7 +53,7 @@ class Scene:
         link = Link(pool, cast("Any", self), cast("Wire", self))
         with (
             patch.object(link, "dispatch", self),
-            patch.object(link, "_receive", self.receive),
+            patch.object(link, "_take", self.receive),
         ):
             await link._read_all()
 

@@ -55,7 +55,6 @@ class BlockSizing:
         step: Set it while the stage goes in lock-step: each message is a block.
         bound: Set it to bytes of replies that may wait for their consumer.
         total: Messages that the process was given in its life.
-        took: Seconds that the last answer took, from the moment that its turn came.
 
     """
 
@@ -63,7 +62,6 @@ class BlockSizing:
         self.step: bool = False
         self.bound: float = math.inf
         self.total: int = 0
-        self.took: float = 0.0
         self._life = terms.life
         self._alone = terms.alone
         self._limit = terms.first
@@ -79,11 +77,6 @@ class BlockSizing:
     def begun(self) -> bool:
         """Whether anything was given in this block, answered or not."""
         return self._given > 0
-
-    @property
-    def overfull(self) -> bool:
-        """Whether more replies wait than memory is meant for."""
-        return self._replies > min(self.bound, _BYTES)
 
     @property
     def pace(self) -> float:
@@ -107,21 +100,27 @@ class BlockSizing:
         self._bytes += size
         self.total += messages
 
-    def rested(self, now: float) -> bool:
-        """Return whether a worker that is idle had the time to write all it has."""
-        return now - self._turn >= max(_LONGEST_QUIET, _PACE * self._longest)
+    def turn(self, now: float) -> bool:
+        """
+        Begin the time of the exchange that is the oldest now.
 
-    def turn(self, now: float) -> None:
-        """Begin the time of the exchange that is the oldest now."""
-        self._turn = now
+        Returns whether a worker that was idle until then had the time to write all it
+        has.
+        """
+        rested, self._turn = now - self._turn, now
+        return rested >= _LONGEST_QUIET and rested >= _PACE * self._longest
 
-    def answered(self, size: int, now: float) -> None:
-        """Count the bytes of replies that wait, and the time that they took."""
-        self.took = now - self._turn
-        self._longest = max(self._longest, self.took)
-        self._turn = now
+    def answered(self, size: int, now: float) -> bool:
+        """
+        Count the bytes of replies that wait, and the time that they took.
+
+        Returns whether more of them wait than memory is meant for.
+        """
+        took, self._turn = now - self._turn, now
+        self._longest = max(self._longest, took)
         self._bytes += size
         self._replies += size
+        return self._replies > _BYTES or self._replies > self.bound
 
     def quiet(self, now: float, *, several: bool) -> float:
         """

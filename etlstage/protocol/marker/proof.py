@@ -122,6 +122,7 @@ class Proof:
     Args:
         terms: Of the stage.
         markers: Of the dialect.
+        out: Where to put the bytes for the worker.
         batches: Whether exchanges are batches: a worker that counts its messages
             answers one before it has read EOB.
         slack: Bytes behind EOB that a worker need not read.
@@ -143,6 +144,7 @@ class Proof:
         self,
         terms: Terms,
         markers: Markers,
+        out: list[bytes],
         *,
         batches: bool = False,
         slack: int = 0,
@@ -163,7 +165,7 @@ class Proof:
         self._answers: list[Ended] = []  # that are held back
         self._sizes: deque[int] = deque()  # messages of each batch that is owed
         self._held = 0  # messages, in what is held back
-        self._out: list[bytes] = []
+        self._out = out
         self._rest: list[bytes] = []  # of what comes next
         self._probed = False  # the first byte of that was written
         self._checked = False  # how much was left unread when the block ended
@@ -221,7 +223,6 @@ class Proof:
             self.blocks.give(messages, len(wire), now)
         if idle:
             self._clear(now)
-            self.blocks.turn(now)
         if fresh:
             self._begin(now)
             self._quiet_until, self._patient = now + _GREETING, True
@@ -233,11 +234,6 @@ class Proof:
         self.ahead = True
         if self._checked and self.stand is Stand.QUIET:
             self._probe()
-
-    def data_to_send(self) -> list[bytes]:
-        """Return, once, the bytes to write."""
-        out, self._out = self._out, []
-        return out
 
     def stop(self) -> None:
         """Prove nothing more: the worker's input ends. All it was given is written."""
@@ -266,8 +262,7 @@ class Proof:
             count = sum(self._sizes.popleft() for _ in range(count))
         self._held += count
         self._answers.append(answer)
-        self.blocks.answered(size, now)
-        if self.blocks.overfull:
+        if self.blocks.answered(size, now):
             self._release(proven=False)
         elif not owed and not self._stopped and not self.blocks.room(now):
             self._end(now)  # so that what comes next can be given as a probe
@@ -423,7 +418,7 @@ class Proof:
 
     def _clear(self, now: float) -> None:
         """Doubt nothing behind which the worker was idle for long: it would have shown."""
-        if self.blocks.rested(now):
+        if self.blocks.turn(now):
             self._unproven = self._hushed = 0
 
     def _move(self, step: ProofStep) -> None:
@@ -490,7 +485,7 @@ class Proof:
         return parts
 
     def _write_rest(self) -> None:
-        self._out += self._rest
+        self._out.extend(self._rest)
         self._rest, self._probed, self.ahead = [], False, False
 
 

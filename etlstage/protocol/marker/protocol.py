@@ -130,6 +130,8 @@ class MarkerProtocol:
         """How many exchanges may be opened; where the worker asks, messages."""
         self.unprompted: bool = terms is not None
         """Whether it has bytes or timers of its own: those of a proof."""
+        self.wants_unread: bool = False
+        """Whether :meth:`input_unread` is of use now."""
         self._now = 0.0
         self.proof: Proof | None = None
         """What holds replies back, if anything does."""
@@ -138,6 +140,7 @@ class MarkerProtocol:
             self.proof = Proof(
                 terms,
                 self.markers,
+                self._out,
                 batches=mode.batches,
                 slack=slack,
                 hint=_CLOSES if self._closes and eob_after_full else "",
@@ -211,8 +214,9 @@ class MarkerProtocol:
 
     def data_to_send(self) -> list[bytes]:
         """Return, once, the bytes to write; ``SEND_EOF`` among them is a half-close."""
-        out, self._out = self._out, []
-        return out if self.proof is None else [*self.proof.data_to_send(), *out]
+        out = self._out[:]
+        self._out.clear()  # the proof writes there, too
+        return out
 
     def get_timer(self) -> float | None:
         """Return when to look at what is unread again: else the page knows no time."""
@@ -221,26 +225,16 @@ class MarkerProtocol:
     def handle_timer(self, now: float) -> None:
         """Do nothing: what follows depends on how much is unread then."""
 
-    @property
-    def step(self) -> bool:
-        """Whether there is one exchange at a time, each shown to add up."""
-        return self.proof is not None and self.proof.blocks.step
-
-    @step.setter
-    def step(self, step: bool) -> None:
+    def go_in_step(self, step: bool, /) -> None:
+        """Have one exchange at a time, each shown to add up, or no longer."""
         if self.proof is not None:
             self.proof.blocks.step = step
             self._count()
 
-    @property
-    def bound(self) -> float:
-        """Bytes of replies that may wait for the proof."""
-        return math.inf if self.proof is None else self.proof.blocks.bound
-
-    @bound.setter
-    def bound(self, bound: float) -> None:
+    def bound_replies(self, size: float, /) -> None:
+        """Let so many bytes of replies wait for the proof."""
         if self.proof is not None:
-            self.proof.blocks.bound = bound
+            self.proof.blocks.bound = size
 
     @property
     def ahead(self) -> bool:
@@ -251,11 +245,6 @@ class MarkerProtocol:
     def unproven(self) -> int:
         """Messages that were released, and may yet turn out to have others' replies."""
         return 0 if self.proof is None else self.proof.unproven
-
-    @property
-    def wants_unread(self) -> bool:
-        """Whether :meth:`input_unread` is of use now."""
-        return self.proof is not None and self.proof.wants_unread(self._due)
 
     def input_unread(self, left: int, now: float) -> bool:
         """
@@ -337,7 +326,7 @@ class MarkerProtocol:
             return
         size = len(data)
         for event in events:
-            if isinstance(event, Ended):
+            if type(event) is Ended:
                 proof.hold(event, size + event.overhead, now, owed=self._due)
                 size = 0
             elif isinstance(event, Failed) and not self._due:
@@ -521,7 +510,9 @@ class MarkerProtocol:
         elif self._plain:
             room = float(not self._reader.round)
         elif window is not None:
-            if not before:
+            if window.fixed:
+                pass  # it learns nothing
+            elif not before:
                 window.started(self._now)
             elif self.owed < before:
                 window.answered(before - self.owed, self._now)
@@ -529,8 +520,12 @@ class MarkerProtocol:
             room = (1 if step else window.size) - self.owed
         if proof is None:
             self.room = room
-        elif self._batches and session.filling:
+            return
+        if self._batches and session.filling:
             # A batch that was begun is filled, however large its block is.
-            self.room = 0.0 if proof.ahead else room
-        else:
-            self.room = min(room, proof.room(self._now))
+            room = 0.0 if proof.ahead else room
+        elif room >= 1:
+            room = min(room, proof.room(self._now))
+        self.room = room
+        idle = proof.proving or not self.owed
+        self.wants_unread = idle and proof.wants_unread(self._due)

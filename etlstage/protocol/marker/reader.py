@@ -123,7 +123,8 @@ class MarkerReader:
             or bnc in data
             or (err is not None and err in data)
             or self.framing is not LISTS
-            or not (self._session.owed and self._bounds.fits(size))
+            or size > self._bounds.small
+            or not self._session.owed
             or not self._buffer.pass_by(size)
         ):
             return False
@@ -375,7 +376,7 @@ class MarkerReader:
         if sound < len(groups):
             fault = self._bounds.fault(groups[sound], overhead)
         refusals: list[Refusal] = []
-        small = not said or self._bounds.fits(len(data))
+        small = not said or len(data) <= self._bounds.small
         for place, reply in said:
             messages = reply.split(self._markers.eom)
             if not small and place < sound and self._bounds.too_big(messages):
@@ -466,6 +467,10 @@ class ReceiveBounds:
         self._holds_replies = replies
         # A part of a marker may be here already, behind what the limits are for.
         self._slack = max(map(len, markers.named.values())) - 1
+        # At worst each byte is an EOM.
+        most = self._reply // (1 + OVERHEAD) - len(self._eom)
+        self.small: int = min(self._message, most)
+        """Bytes in which no reply can be too big."""
 
     def sound(self, messages: Run) -> int:
         """Return how many messages come before the first that is too long."""
@@ -497,12 +502,6 @@ class ReceiveBounds:
             (n for n, group in enumerate(groups) if self.too_big(group, overhead)),
             len(groups),
         )
-
-    def fits(self, size: int) -> bool:
-        """Return whether no reply in so many bytes can be too big."""
-        # At worst each byte is an EOM.
-        most = (size + len(self._eom)) * (1 + OVERHEAD)
-        return size <= self._message and most <= self._reply
 
     def check_messages(self, messages: Run) -> None:
         """Raise for the first message that is too long."""

@@ -115,40 +115,37 @@ class Dispatcher:
             return 0  # nothing was given to it
         if not self._batches:
             return self.open.count
-        return sum(len(item.exchange.messages) for item in self.open)
+        return sum(len(item.exchange.messages) for item in self.open.ranges)
 
     def answered(self, owed: int) -> int:
         """Return how many messages have been answered, of what has not ended."""
         count = self.open.count - owed
         if not self._batches or not self._in_order:
             return count
-        items = islice(self.open, count)
+        items = islice(self.open.ranges, count)
         return sum(len(item.exchange.messages) for item in items)
 
     @property
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
-        if not self._in_order:
-            return any(item.exchange.submission.over_limit for item in self.open)
-        oldest = self.open.front
-        if oldest is None:
+        ranges = self.open.ranges
+        if not ranges:
             return self._streams  # before a round begins, what comes belongs to none
-        return oldest.exchange.submission.over_limit
+        if self._in_order:
+            return ranges[0].exchange.submission.over_limit
+        return any(item.exchange.submission.over_limit for item in ranges)
 
     @property
     def abandoned(self) -> bool:
         """Whether the worker is busy for a caller that is gone, and can't cancel it."""
-        oldest = self.open.front
-        if oldest is None:
-            return False
-        caller = oldest.exchange.submission
-        return caller.streams and caller.abandoned
+        ranges = self.open.ranges
+        caller = ranges[0].exchange.submission if ranges else None
+        return caller is not None and caller.streams and caller.abandoned
 
     @property
     def oldest(self) -> float | None:
         """When the exchange was opened that has been open for longest, in seconds."""
-        front = self.open.front
-        return None if front is None else front.since
+        return self.open.ranges[0].since if self.open.ranges else None
 
     # --- what is sent ---------------------------------------------------------
 
@@ -166,7 +163,7 @@ class Dispatcher:
     def refused(self, error: InvalidMessage) -> None:
         """Take back what was to be sent last: a message of it can't be."""
         if self._adding:
-            batch = self.open.last
+            batch = self.open.ranges[-1]
             before, culprit = batch.exchange.split(len(batch.exchange.messages) - 1)
             batch.exchange = before
             self.given -= 1
@@ -194,7 +191,7 @@ class Dispatcher:
         """Return, once, what cancels exchanges whose callers are gone."""
         gone = [
             Cancelled(id_, *item.exchange.submission.cancel_reason)
-            for item in self.open
+            for item in self.open.ranges
             if item.exchange.submission.streams and item.exchange.submission.abandoned
             for id_ in item.numbers
         ]
@@ -254,7 +251,9 @@ class Dispatcher:
                     messages -= again.left
                     size -= again.size
             else:
-                exchange.submission.deliver(self._checked(exchange, outcome, slow))
+                if self._backlog.checker is not None:
+                    outcome = self._checked(exchange, outcome, slow)
+                exchange.submission.deliver(outcome)
             if self.dialogues:
                 for id_ in range(part.first, part.first + many):
                     self.dialogues.pop(id_, None)
@@ -269,7 +268,7 @@ class Dispatcher:
         """Keep how long the oldest of ``owed`` exchanges took, if that was too long."""
         checker = self._backlog.checker
         if checker is not None and checker.is_slow(seconds):
-            numbers = chain.from_iterable(item.numbers for item in self.open)
+            numbers = chain.from_iterable(item.numbers for item in self.open.ranges)
             number = next(islice(numbers, self.open.count - owed, None))
             self._slow[number] = seconds
 
@@ -286,12 +285,13 @@ class Dispatcher:
         """Return the exchanges that have been open for ``limit`` seconds or longer."""
         # In the words in which the deadline was set: the difference may be rounded to
         # what has not come yet, and the deadline would ring for ever.
-        late = [item.numbers for item in self.open if item.since + limit <= now]
+        ranges = self.open.ranges
+        late = [item.numbers for item in ranges if item.since + limit <= now]
         return list(chain.from_iterable(late))
 
     def postpone(self, seconds: float, now: float) -> None:
         """Give all that is open more time: nothing was read for so long."""
-        for item in self.open:
+        for item in self.open.ranges:
             item.since = min(item.since + seconds, now)
 
     # --- losses -------------------------------------------------------------------
@@ -393,7 +393,7 @@ class Dispatcher:
 
     def _fill(self, now: float) -> Added | None:
         """Go on with the batch that the worker asks for."""
-        range_ = self.open.last
+        range_ = self.open.ranges[-1]
         more = self.giving.more(range_.exchange, now)
         self._adding = more is not None
         if more is None:
@@ -487,7 +487,7 @@ class Dispatcher:
         """Remove and return all that is open, cut where it has not been answered."""
         held: list[Exchange] = []
         answered = self.open.count - owed  # the oldest, where there is an order
-        for item in self.open:
+        for item in self.open.ranges:
             if not self._in_order:
                 # Each of them may have been the culprit, and is tried by itself.
                 held += [self._piece(item, id_) for id_ in item.numbers]

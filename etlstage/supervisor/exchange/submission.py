@@ -242,7 +242,8 @@ class Submission:
     def close(self) -> None:
         """Promise that no more will be fed."""
         self.closed = True
-        self._on_outcome()
+        if self.finished:  # else more is to come, which wakes the caller
+            self._on_outcome()
 
     def wake(self) -> None:
         """Have the caller look at it again."""

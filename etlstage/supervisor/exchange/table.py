@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -96,50 +96,37 @@ class Table:
 
     Attributes:
         count: How many there are.
+        ranges: All that are open; only the table changes it.
 
     """
 
     def __init__(self) -> None:
         self.count: int = 0
-        self._ranges: deque[OpenRange] = deque()
-
-    def __iter__(self) -> Iterator[OpenRange]:
-        """Yield the ranges, oldest first."""
-        return iter(self._ranges)
-
-    @property
-    def front(self) -> OpenRange | None:
-        """What was opened first."""
-        return self._ranges[0] if self._ranges else None
-
-    @property
-    def last(self) -> OpenRange:
-        """What was opened last, where anything is open."""
-        return self._ranges[-1]
+        self.ranges: deque[OpenRange] = deque()
 
     def add(self, range_: OpenRange) -> None:
         """Open exchanges; their numbers are higher than all before."""
-        self._ranges.append(range_)
+        self.ranges.append(range_)
         self.count += range_.count
 
     def pop(self) -> OpenRange:
         """Remove and return what was opened last, all of which is open."""
-        range_ = self._ranges.pop()
+        range_ = self.ranges.pop()
         self.count -= range_.count
         return range_
 
     def find(self, number: int) -> OpenRange | None:
         """Return the range in which a number is open."""
-        at = bisect_right(self._ranges, number, key=_FIRST) - 1
+        at = bisect_right(self.ranges, number, key=_FIRST) - 1
         if at < 0:
             return None
-        range_ = self._ranges[at]
+        range_ = self.ranges[at]
         return range_ if range_.holds(number) else None
 
     def end(self, first: int, count: int) -> list[RangePart]:
         """Close numbers from ``first`` on; return those of them that were open."""
         parts: list[RangePart] = []
-        ranges, behind, at = self._ranges, first + count, 0
+        ranges, behind, at = self.ranges, first + count, 0
         if ranges and first >= ranges[0].first + ranges[0].count:
             at = bisect_right(ranges, first, key=_FIRST) - 1
         while at < len(ranges) and ranges[at].first < behind:
@@ -163,7 +150,7 @@ class Table:
 
     def clear(self) -> None:
         """Close all."""
-        self._ranges.clear()
+        self.ranges.clear()
         self.count = 0
 
 

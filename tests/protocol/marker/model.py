@@ -269,7 +269,7 @@ class _Link:
             Side.SUPERVISOR, plan.mode, batch=plan.size, terms=plan.terms
         )
         assert self.session.proof is not None
-        self.session.step = plan.step
+        self.session.go_in_step(plan.step)
         self.process = _Process(worker_of(plan, self.dice))
         self.backlog = [b"m%d" % n for n in range(plan.count)]
         self.next_at = 0.0

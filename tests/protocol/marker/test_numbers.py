@@ -289,18 +289,17 @@ def test_replies_are_proven_where_a_stage_is_supervised(
     assert dialect.open(S, Limits(), kind=kind).proof is None
     if mode is Mode.SINGLE:
         assert ours.room == (4 if kind is StageKind.TRANSFORM else 1)
-        ours.step = True
+        ours.go_in_step(True)
         assert ours.room == 1
-        assert ours.step
 
 
 def test_step_and_bound_mean_nothing_without_a_proof() -> None:
     """So whoever sets them need not ask."""
     ours = MarkerProtocol(S, Mode.SINGLE)
-    ours.step, ours.bound = True, 1.0
-    assert not ours.step
+    ours.go_in_step(True)
+    ours.bound_replies(1.0)
+    assert ours.room == float("inf")
     assert not ours.ahead
-    assert ours.bound == float("inf")
 
 
 def test_replies_that_were_held_back_come_as_one() -> None:

@@ -419,8 +419,7 @@ def test_quiet_time_that_was_too_short_is_doubtful() -> None:
 def test_replies_beyond_what_their_consumer_takes_are_released() -> None:
     """Without proof: memory is bounded."""
     talk = Talk(terms=Terms(first=4))
-    talk.session.bound = 10
-    assert talk.session.bound == 10
+    talk.session.bound_replies(10)
     talk.give(b"a", b"b", b"c")
     talk.look(0)
     assert replies(talk.hear(b"A\n\0")) == [(b"A",)]

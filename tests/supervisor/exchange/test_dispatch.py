@@ -193,8 +193,7 @@ class Line:
         self, *groups: tuple[bytes, ...], refused: Refusals | None = None
     ) -> int:
         """End the oldest exchanges; return how many messages they were about."""
-        front = self.dispatcher.open.front
-        assert front is not None
+        front = self.dispatcher.open.ranges[0]
         ended = Ended(front.first, list(groups))
         return self.dispatcher.ended(ended, 0, refused).messages
 

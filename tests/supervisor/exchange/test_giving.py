@@ -83,8 +83,7 @@ class Asking:
 
     def answer(self) -> None:
         """End the batch that the worker has."""
-        front = self.dispatcher.open.front
-        assert front is not None
+        front = self.dispatcher.open.ranges[0]
         self.dispatcher.ended(Ended(front.first, [()]), 0)
 
 

@@ -800,7 +800,7 @@ class Supervision(RuleBasedStateMachine):
         """What is tried alone is all that its worker holds."""
         for process in getattr(self, "processes", {}).values():
             if process.dispatcher.giving.alone and process.protocol.owed:
-                (suspect,) = (item.exchange for item in process.dispatcher.open)
+                (suspect,) = (item.exchange for item in process.dispatcher.open.ranges)
                 assert suspect.attempts or not suspect.left
 
     @invariant()
