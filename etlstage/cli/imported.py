@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from etlstage.protocol.registry import Translation
@@ -26,10 +26,17 @@ def written(made: Translation, files: Sequence[Path], stage: str) -> Iterator[st
     yield f"# From {names[1:-1]}."
     for dropped in made.dropped:
         yield f"# Dropped: {json.dumps(dropped)[1:-1]}"
+    if made.extract:
+        yield "state: state"
+        yield from _stage("extract", made.extract)
+    yield from _stage(stage, made.keys)
+
+
+def _stage(stage: str, groups: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
     yield f"{stage}:"
     listed = stage == "transform"
     lead, margin = ("  - ", "    ") if listed else ("  ", "  ")
-    for group, keys in made.keys.items():
+    for group, keys in groups.items():
         yield f"{lead}{group}:"
         lead = margin
         # All of JSON is YAML.

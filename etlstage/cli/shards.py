@@ -17,6 +17,7 @@ from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.shard.lease import Lease
 from etlstage.shard.table import (
+    LEASES_FILE,
     TABLE,
     News,
     PostgresLeases,
@@ -35,7 +36,8 @@ Where = Annotated[
     str,
     typer.Argument(
         metavar="LEASES",
-        help="The pipeline file, or its shards.leases: a file, or postgresql://...",
+        help="The pipeline file, its state directory, or shards.leases: a file, or"
+        " postgresql://...",
     ),
 ]
 Shard = Annotated[str, typer.Argument(metavar="SHARD", help="Its name, or its end.")]
@@ -144,6 +146,8 @@ def _opened(where: str, table: str | None) -> Iterator[SQLiteLeases | PostgresLe
     if not is_url(where) and Path(where).suffix in (".yaml", ".yml"):
         where, named = _of_file(Path(where))
         table = table or named
+    elif Path(where).is_dir():
+        where = str(Path(where) / LEASES_FILE)
     try:
         leases = open_leases(where, None, table=table or TABLE, made=None)
     except ConfigError as error:
@@ -155,13 +159,18 @@ def _opened(where: str, table: str | None) -> Iterator[SQLiteLeases | PostgresLe
 def _of_file(path: Path) -> tuple[str, str]:
     """Return where the leases of a pipeline are, and the name of their table."""
     from etlstage.config.loader import load
+    from etlstage.config.model import ShardKeys
 
     keys, document = load(path)
-    shards = keys.load.shards
-    if shards is None or shards.leases is None:
-        raise ConfigError(f"{path}: there is no key load.shards.leases")
-    where = shards.leases
-    return where if is_url(where) else str(document.folder / where), shards.table
+    shards = keys.load.shards or ShardKeys()
+    if shards.leases is not None:
+        where = shards.leases
+        return where if is_url(where) else str(document.folder / where), shards.table
+    if not keys.extract.end.sharded or keys.state is None:
+        raise ConfigError(
+            f"{path}: there is no key load.shards.leases, nor a stream with state"
+        )
+    return str(document.folder / keys.state / LEASES_FILE), shards.table
 
 
 def _found(rows: list[Lease], shard: str) -> Lease:

@@ -109,6 +109,8 @@ class Translation(NamedTuple):
     """Values by mapping and key, such as ``timeout`` and ``start``."""
     dropped: list[str]
     """What has no key here, and why."""
+    extract: Mapping[str, Mapping[str, object]] = {}
+    """Keys of the extract stage in front of it, likewise."""
 
 
 def translation(name: str, *documents: Mapping[str, Any] | str) -> Translation:

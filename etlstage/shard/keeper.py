@@ -140,6 +140,8 @@ class LeaseKeeper:
         failover: Seconds without a move after which a lease is taken.
         max_steal: Leases that are claimed of a living runner at once.
         hand_over: Seconds that a worker has which may commit once more.
+        alone: Whether other starts of the name have ended, as a lock says: what they
+            had is taken at once. One that lives all the same can't commit any more.
 
     """
 
@@ -148,12 +150,14 @@ class LeaseKeeper:
         name: str,
         start: str,
         *,
+        alone: bool = False,
         failover: float = 10.0,
         max_steal: int = 1,
         hand_over: float = 30.0,
     ) -> None:
         self.owner: Final = f"{name}/{start}"
         self._name = name
+        self._alone = alone
         self._failover = failover
         self._every = failover / _RENEWALS
         self._give_up = failover * _GIVE_UP
@@ -535,8 +539,9 @@ class LeaseKeeper:
         """Return whether a lease has no owner that lives."""
         if row.owner is None:
             return True
-        least = self._failover / (2 if self._namesake(row.owner) else 1)
-        return self._seen[row.shard].age >= least
+        ours = self._namesake(row.owner)
+        least = self._failover / (2 if ours else 1)
+        return (ours and self._alone) or self._seen[row.shard].age >= least
 
     def _spread(self, rows: Iterable[Lease]) -> list[Lease]:
         """Return rows in an order of our own: others take them at the same time."""

@@ -23,6 +23,7 @@ from etlstage.shard.lease import Lease
 
 __all__ = (
     "LAYOUT",
+    "LEASES_FILE",
     "NEWS",
     "TABLE",
     "LeaseTable",
@@ -38,6 +39,8 @@ __all__ = (
 
 TABLE: Final = "etlstage_leases"
 """Its name, if it is given none."""
+LEASES_FILE: Final = "leases.db"
+"""Where they are in a state directory."""
 LAYOUT: Final = 1
 """Of the tables in a database; raised when they change."""
 _NAME: Final = re.compile("[a-z_][a-z0-9_]{0,40}")

@@ -9,7 +9,7 @@ from tests.cli.conftest import Etlstage
 
 @pytest.mark.timeout(60)
 def test_properties_become_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
-    """What is printed is the load stage of a pipeline file (issue 25)."""
+    """What is printed is a pipeline file, but for its name (issue 25)."""
     (tmp_path / "d.properties").write_text(
         "executableName = /bin/cat\nstreamName = clicks\nmaxRecords = 5\n"
     )
@@ -18,7 +18,11 @@ def test_properties_become_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
         '# From "d.properties".\n'
-        "# Dropped: streamName: records come from the extract stage\n"
+        "state: state\n"
+        "extract:\n"
+        "  kinesis:\n"
+        '    stream: "clicks"\n'
+        '    from: "latest"\n'
         "load:\n"
         "  worker:\n"
         '    command: ["/bin/cat"]\n'
@@ -27,8 +31,7 @@ def test_properties_become_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
         "  batch:\n"
         "    size: 5\n"
     )
-    extract = 'name: p\nextract: {worker: {command: [seq, "3"]}}\n'
-    (tmp_path / "pipeline.yaml").write_text(extract + result.stdout)
+    (tmp_path / "pipeline.yaml").write_text("name: p\n" + result.stdout)
     validated = etlstage("validate", "pipeline.yaml")
     assert (validated.returncode, validated.stderr) == (0, "")
 

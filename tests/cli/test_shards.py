@@ -165,3 +165,21 @@ def test_leases_of_a_pipeline(
     assert run("ls", tmp_path / "p.yaml") == 0
     assert "host-1/ab" in capsys.readouterr().out
     assert leases.news()["shardId-000000000000"] == NEWS
+
+
+def test_leases_of_a_stream_with_state(
+    leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file says where they are, and its state directory is as good (issue 25)."""
+    (tmp_path / "p.yaml").write_text(
+        "name: clicks\n"
+        "state: state\n"
+        "extract: {kinesis: {stream: s}}\n"
+        "load: {worker: {command: [cat]}, dialect: kcl}\n"
+    )
+    (tmp_path / "state").mkdir()
+    leases.close()
+    (tmp_path / "leases.db").rename(tmp_path / "state" / "leases.db")
+    for where in ("p.yaml", "state"):
+        assert run("ls", tmp_path / where) == 0
+        assert "host-1/ab" in capsys.readouterr().out

@@ -524,6 +524,37 @@ def test_a_runner_of_a_fixed_name_is_back_soon() -> None:
     assert list(second.workers) == ["s0"]
 
 
+def test_a_runner_that_is_known_to_be_alone_is_back_at_once() -> None:
+    """What its last start had is its own, with the first look (issue 25)."""
+    world = World(shards(2))
+    first = world.begin("blue", alone=True)
+    world.go_on(1)
+    assert len(first.workers) == 2
+    first.alive = False
+    second = world.begin("blue", alone=True)
+    world.work(second)
+    assert sorted(second.workers) == ["s0", "s1"]
+
+
+def test_a_start_that_was_taken_for_ended_can_not_commit() -> None:
+    """It was stopped; of both one can move the checkpoint, and it is refused."""
+    world = World(shards(1))
+    first = world.begin("blue", alone=True)
+    world.go_on(1)
+    first.stopped = True
+    second = world.begin("blue", alone=True)
+    world.work(second)
+    world.ask(second, "s0", 5, ended=False)
+    world.work(second)
+    first.stopped = False
+    world.ask(first, "s0", 9, ended=False)
+    world.go_on(FAILOVER)
+
+    world.check()
+    assert world.rows["s0"].position == "5"
+    assert (first.alive, list(second.workers)) == (False, ["s0"])
+
+
 def test_a_claim_is_no_sign_of_another_start() -> None:
     """It moves a lease, too."""
     world = World(shards(1))

@@ -59,8 +59,18 @@ class Runner:
 
     """
 
-    def __init__(self, name: str, start: str, rate: float, offset: float) -> None:
-        self.keeper = LeaseKeeper(name, start, failover=FAILOVER, hand_over=5.0)
+    def __init__(
+        self,
+        name: str,
+        start: str,
+        rate: float,
+        offset: float,
+        *,
+        alone: bool = False,
+    ) -> None:
+        self.keeper = LeaseKeeper(
+            name, start, failover=FAILOVER, hand_over=5.0, alone=alone
+        )
         self.rate = rate
         self.clock = offset
         self.asked = True  # to look at the time
@@ -85,10 +95,17 @@ class World:
         self.acknowledged: dict[str, int] = {}
         self._starts = itertools.count()
 
-    def begin(self, name: str = "", rate: float = 1.0, offset: float = 0.0) -> Runner:
+    def begin(
+        self,
+        name: str = "",
+        rate: float = 1.0,
+        offset: float = 0.0,
+        *,
+        alone: bool = False,
+    ) -> Runner:
         """Start a runner."""
         number = next(self._starts)
-        runner = Runner(name or f"r{number}", str(number), rate, offset)
+        runner = Runner(name or f"r{number}", str(number), rate, offset, alone=alone)
         self.runners.append(runner)
         self.tell(runner, TimerRang())
         return runner

@@ -9,6 +9,7 @@ from functools import partial
 from secrets import token_hex
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+from zlib import crc32
 
 from etlstage.config.end import End, SinkKeys, Site, SourceKeys, one_load, unrecorded
 from etlstage.config.stages import command_of, stage_of
@@ -25,7 +26,13 @@ from etlstage.shard.cut import Cut
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.leased import LeasedSink
 from etlstage.shard.sink import CheckpointFile, ShardedSink
-from etlstage.shard.table import LeaseTable, MemoryLeases, is_url, open_leases
+from etlstage.shard.table import (
+    LEASES_FILE,
+    LeaseTable,
+    MemoryLeases,
+    is_url,
+    open_leases,
+)
 from etlstage.stage import Stage
 
 if TYPE_CHECKING:
@@ -257,13 +264,20 @@ def _unshared(keys: ShardKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
 def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
     cut = None if site.pipeline.extract.end.sharded else _cut(keys)
 
+    host = gethostname()
+    name, alone = f"{host}-{os.getpid()}", False
+    if keys.leases is None and site.state is not None:
+        # Who has the lock of a state directory is the one runner of its leases.
+        digest = crc32(os.fsencode(site.state.resolve()))
+        name, alone = f"{host}-{digest:08x}", True
+
     def opened(of: str) -> LeaseTable:
         if keys.leases is not None:
             remote = is_url(keys.leases)
             where = keys.leases if remote else str(site.folder / keys.leases)
         elif site.state is not None:
             site.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            where = str(site.state / "leases.db")
+            where = str(site.state / LEASES_FILE)
         else:
             return MemoryLeases()
         return open_leases(
@@ -277,8 +291,9 @@ def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
         stage,
         cut=cut,
         keeper=LeaseKeeper(
-            f"{gethostname()}-{os.getpid()}",
+            name,
             token_hex(4),
+            alone=alone,
             failover=keys.failover,
             hand_over=max(_HAND_OVER, stage.timeout.farewell or 0.0),
         ),

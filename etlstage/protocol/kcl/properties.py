@@ -1,5 +1,5 @@
 """
-The properties file of a daemon, as the keys of a load stage.
+The properties file of a daemon, as the keys of a load stage and its stream.
 
 A daemon ignores names that it does not know, and values that are false or 0; here each
 is said: what became of it, or why it has no key.
@@ -17,24 +17,14 @@ __all__ = ("read_properties", "translated")
 
 _Keys: TypeAlias = dict[str, dict[str, object]]
 
-_EXTRACT: Final = "records come from the extract stage"
-_LEASES: Final = "there are no leases: shards.count says how many shards a run has"
+_EXTRACT: Final = "has no key of extract.kinesis"
+_NO_STREAM: Final = "records come from the extract stage, and no stream is named"
+_LEASES: Final = "leases are in state, or in the database that shards.leases names"
 _METRICS: Final = "metrics are those of etlstage"
 _THREADS: Final = "each shard has a worker, and no thread"
 _WHY: Final[dict[str, str]] = {
     **dict.fromkeys(
         [
-            "applicationName",
-            "streamName",
-            "streamArn",
-            "AwsCredentialsProvider",
-            "AwsCredentialsProviderDynamoDB",
-            "AwsCredentialsProviderCloudWatch",
-            "regionName",
-            "kinesisEndpoint",
-            "dynamoDBEndpoint",
-            "initialPositionInStream",
-            "initialPositionInStreamExtended",
             "retrievalMode",
             "retryGetRecordsInSeconds",
             "maxGetRecordsThreadPool",
@@ -46,11 +36,9 @@ _WHY: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         [
-            "workerId",
+            "dynamoDBEndpoint",
             "tableName",
-            "failoverTimeMillis",
             "leaseAssignmentIntervalMillis",
-            "shardSyncIntervalMillis",
             "cleanupLeasesUponShardCompletion",
             "ignoreUnexpectedChildShards",
             "maxLeasesForWorker",
@@ -94,19 +82,37 @@ _WHY: Final[dict[str, str]] = {
         ],
         _METRICS,
     ),
+    **dict.fromkeys(
+        [
+            "AwsCredentialsProvider",
+            "AwsCredentialsProviderDynamoDB",
+            "AwsCredentialsProviderCloudWatch",
+        ],
+        "credentials are found as boto3 does",
+    ),
+    "applicationName": "is the name of the pipeline, and state holds what is its own",
+    "workerId": "runners name themselves",
     "maxActiveThreads": _THREADS,
     "processingLanguage": "only AWS uses it",
     "taskBackoffTimeMillis": "see restart.delay",
     "logWarningForTaskAfterMillis": "silent workers are logged",
     "validateSequenceNumberBeforeCheckpointing": "checkpoints are always validated",
 }
+_TIMES: Final = {
+    "timeoutInSeconds": ("timeout", "message", 1),
+    "shutdownGraceMillis": ("timeout", "farewell", 1000),
+    "failoverTimeMillis": ("shards", "failover", 1000),
+    "idleTimeBetweenReadsInMillis": ("kinesis", "idle", 1000),
+    "shardSyncIntervalMillis": ("kinesis", "sync", 1000),
+}
+"""The key that each has here, by its mapping, and how many of its units are a second."""
+_TEXTS: Final = {"regionName": "region", "kinesisEndpoint": "endpoint"}
+"""Likewise, of the stream."""
+_EMPTY: Final = "callProcessRecordsEvenForEmptyRecordList"
+_BEGIN: Final = ("initialPositionInStream", "initialPositionInStreamExtended")
 _OURS: Final = (
-    "executableName",
-    "timeoutInSeconds",
-    "shutdownGraceMillis",
-    "maxRecords",
-    "callProcessRecordsEvenForEmptyRecordList",
-    "idleTimeBetweenReadsInMillis",
+    *("executableName", "streamName", "streamArn", "maxRecords", _EMPTY),
+    *(*_TIMES, *_TEXTS, *_BEGIN),
 )
 """What has a key here."""
 _GROUPS: Final = (
@@ -157,9 +163,9 @@ def _plain(text: str) -> str:
     return _ESCAPE.sub(meant, text)
 
 
-def translated(text: str) -> tuple[_Keys, list[str]]:
+def translated(text: str) -> tuple[_Keys, list[str], _Keys]:
     """
-    Return a properties file as the keys of a load stage, and what was dropped and why.
+    Return the keys of a load stage, what was dropped and why, and those of an extract.
 
     Raises:
         ConfigError: If there is no program, or a value is none of its kind.
@@ -170,25 +176,27 @@ def translated(text: str) -> tuple[_Keys, list[str]]:
     if not command:
         raise ConfigError("executableName: expected the command of a processor")
     keys: _Keys = {"worker": {"command": command}, "dialect": {"name": "kcl"}}
+    if stream := properties.get("streamArn") or properties.get("streamName"):
+        # A daemon begins at the end of a stream, if it is told nothing.
+        keys["kinesis"] = {"stream": stream, "from": "latest"}
     dropped = []
     for name, value in properties.items():
         why = _translate(keys, name, value, properties)
         if why:
             dropped.append(f"{name}: {why}")
-    return keys, dropped
+    return keys, dropped, {"kinesis": keys.pop("kinesis")} if stream else {}
 
 
 def _translate(
     keys: _Keys, name: str, value: str, properties: Mapping[str, str]
 ) -> str:
     """Add a value to the keys, or say why not."""
+    stream = keys.get("kinesis")
     match name:
-        case "executableName":
+        case "executableName" | "streamArn":
             return ""
-        case "timeoutInSeconds":
-            return _seconds(keys, "message", name, value, 1)
-        case "shutdownGraceMillis":
-            return _seconds(keys, "farewell", name, value, 1000)
+        case "streamName":
+            return "streamArn is taken" if properties.get("streamArn") else ""
         case "maxRecords":
             keys["batch"] = {"size": max(1, _whole(name, value))}
         case "callProcessRecordsEvenForEmptyRecordList":
@@ -197,19 +205,39 @@ def _translate(
             between = "idleTimeBetweenReadsInMillis"
             idle = _whole(between, properties.get(between, _IDLE))
             keys["dialect"]["empty_after"] = f"{max(1, idle) / 1000:g}s"
-        case "idleTimeBetweenReadsInMillis":
-            asked = properties.get("callProcessRecordsEvenForEmptyRecordList", "")
-            return "" if asked.lower() == "true" else _EXTRACT
+        case "idleTimeBetweenReadsInMillis" if stream is None:
+            asked = properties.get(_EMPTY, "")
+            return "" if asked.lower() == "true" else _NO_STREAM
+        case _ if name in _TIMES:
+            return _seconds(keys, name, value)
+        case _ if name in (*_TEXTS, *_BEGIN):
+            return _NO_STREAM if stream is None else _of_stream(stream, name, value)
         case _:
             return _reason(name)
     return ""
 
 
-def _seconds(keys: _Keys, key: str, name: str, value: str, unit: int) -> str:
+def _of_stream(stream: dict[str, object], name: str, value: str) -> str:
+    """Add where a stream is, or where it begins, or say why not."""
+    if name in _TEXTS:
+        stream[_TEXTS[name]] = value
+    elif name == "initialPositionInStreamExtended":
+        stream["from"] = str(_whole(name, value))
+    elif value.upper() not in ("LATEST", "TRIM_HORIZON"):
+        raise ConfigError(f"{name}: expected LATEST or TRIM_HORIZON, got {value!r}")
+    elif stream["from"] == "latest":
+        stream["from"] = value.lower()
+    return ""
+
+
+def _seconds(keys: _Keys, name: str, value: str) -> str:
+    group, key, unit = _TIMES[name]
+    if group == "kinesis" and group not in keys:
+        return _NO_STREAM
     seconds = _whole(name, value) / unit
     if not seconds:
-        return f"0 is no time here: timeout.{key} is left at its default"
-    keys.setdefault("timeout", {})[key] = f"{seconds:g}s"
+        return f"0 is no time here: {group}.{key} is left at its default"
+    keys.setdefault(group, {})[key] = f"{seconds:g}s"
     return ""
 
 

@@ -38,7 +38,7 @@ def test_file_of_java() -> None:
 
 def test_what_has_a_key() -> None:
     """The program, times, records of an action, empty lists."""
-    keys, dropped = translated(
+    keys, dropped, _ = translated(
         PROGRAM + "timeoutInSeconds=60\nshutdownGraceMillis=2500\nmaxRecords=500\n"
         "callProcessRecordsEvenForEmptyRecordList=TRUE\n"
         "idleTimeBetweenReadsInMillis=250\n"
@@ -59,10 +59,12 @@ def test_what_has_a_key() -> None:
         ("timeoutInSeconds = 0", "0 is no time here: timeout.message is left"),
         ("callProcessRecordsEvenForEmptyRecordList = false", "false is the default"),
         ("idleTimeBetweenReadsInMillis = 1000", "records come from the extract stage"),
-        ("cleanupLeasesUponShardCompletion = false", "there are no leases"),
-        ("fanoutConfig.consumerArn = a", "records come from the extract stage"),
-        ("coordinatorStateTableName = t", "there are no leases"),
-        ("workerMetricsBillingMode = b", "there are no leases"),
+        ("regionName = r", "records come from the extract stage"),
+        ("shardSyncIntervalMillis = 1", "records come from the extract stage"),
+        ("cleanupLeasesUponShardCompletion = false", "leases are in state"),
+        ("fanoutConfig.consumerArn = a", "has no key of extract.kinesis"),
+        ("coordinatorStateTableName = t", "leases are in state"),
+        ("workerMetricsBillingMode = b", "leases are in state"),
         ("metricsLevel = NONE", "metrics are those of etlstage"),
         (
             "maxRecord = 5",
@@ -72,15 +74,62 @@ def test_what_has_a_key() -> None:
 )
 def test_what_is_dropped_is_told(line: str, said: str) -> None:
     """With the reason; also what is false or 0, and what a daemon ignores."""
-    keys, (dropped,) = translated(f"{PROGRAM}{line}\n")
+    keys, (dropped,), _ = translated(f"{PROGRAM}{line}\n")
     assert dropped.startswith(f"{line.split()[0]}: {said}")
     assert keys.keys() == {"worker", "dialect"}
+
+
+def test_stream_is_the_extract_stage() -> None:
+    """Where it is, where it begins, and how it is read and shared (issue 25)."""
+    keys, dropped, extract = translated(
+        PROGRAM + "streamName = clicks\nregionName = eu-west-1\nkinesisEndpoint = u\n"
+        "initialPositionInStream = TRIM_HORIZON\nidleTimeBetweenReadsInMillis = 500\n"
+        "shardSyncIntervalMillis = 30000\nfailoverTimeMillis = 20000\n"
+        "applicationName = a\n"
+    )
+    assert extract == {
+        "kinesis": {
+            "stream": "clicks",
+            "from": "trim_horizon",
+            "region": "eu-west-1",
+            "endpoint": "u",
+            "idle": "0.5s",
+            "sync": "30s",
+        }
+    }
+    assert keys == {
+        "worker": {"command": ["python", "sample.py"]},
+        "dialect": {"name": "kcl"},
+        "shards": {"failover": "20s"},
+    }
+    assert [line.partition(":")[0] for line in dropped] == ["applicationName"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "begin"),
+    [
+        ("", "latest"),
+        ("initialPositionInStream = trim_horizon", "trim_horizon"),
+        ("initialPositionInStreamExtended = 1476889708", "1476889708"),
+        (
+            "initialPositionInStreamExtended = 1\ninitialPositionInStream = TRIM_HORIZON",
+            "1",
+        ),
+    ],
+)
+def test_where_a_stream_begins(lines: str, begin: str) -> None:
+    """As a daemon does: at its end, if nothing is said; an ARN counts before a name."""
+    stream = "streamArn = arn:aws:kinesis:r:1:stream/s\nstreamName = other\n"
+    _, dropped, extract = translated(PROGRAM + stream + lines)
+    assert extract["kinesis"]["from"] == begin
+    assert extract["kinesis"]["stream"] == "arn:aws:kinesis:r:1:stream/s"
+    assert dropped == ["streamName: streamArn is taken"]
 
 
 def test_empty_lists_come_as_daemons_read() -> None:
     """Every 1.5 s, if nothing else is said."""
     asked = "callProcessRecordsEvenForEmptyRecordList = true"
-    keys, _ = translation("kcl", PROGRAM + asked)
+    keys, _, _ = translation("kcl", PROGRAM + asked)
     assert keys["dialect"]["empty_after"] == "1.5s"
 
 
@@ -89,6 +138,10 @@ def test_empty_lists_come_as_daemons_read() -> None:
     [
         ("", "executableName: expected the command"),
         (PROGRAM + "maxRecords = many", "maxRecords: expected a whole number"),
+        (
+            PROGRAM + "streamName=s\ninitialPositionInStream = AT_TIMESTAMP",
+            "initialPositionInStream: expected LATEST or TRIM_HORIZON",
+        ),
         (PROGRAM + "timeoutInSeconds = -1", "timeoutInSeconds: expected a whole"),
     ],
 )
