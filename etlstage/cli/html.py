@@ -19,7 +19,7 @@ from etlstage.cli.history import RunSpan
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import LetterGroup, first_clause
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.pipeline.report import ENDINGS, Report, balance
+from etlstage.pipeline.report import ENDINGS, Report, balance, mismatches
 
 __all__ = ("page",)
 
@@ -223,14 +223,17 @@ def _ledger(report: Report) -> Iterator[str]:
     words = ["in", "out", "dead", "failed", "unprocessed"]
     words += [
         word
-        for word in ("skipped", "doubtful", "restarts")
+        for word in ("mismatched", "skipped", "doubtful", "restarts")
         if any(_count(a, word) for a in ledger)
     ]
-    rows = [
-        [clean(a.stage), *(_number(a, word) for word in words), f"{a.seconds:.1f}"]
-        for a in ledger
-    ]
+    rows = [[clean(a.stage), *(_number(a, word) for word in words)] for a in ledger]
     heads = ["stage", *words, "seconds"]
+    if known := any(a.began is not None for a in ledger):
+        heads[-1:] = ["started", "ended"]
+    for a, row in zip(ledger, rows, strict=True):
+        if known:
+            row.append("-" if a.began is None else f"{a.began:.1f} s")
+        row.append(f"{a.seconds:.1f}{' s' if known else ''}")
     if any(a.busy for a in ledger):
         # The share of the run in which a worker held a message: most in the slow stage.
         heads.append("busy")
@@ -238,6 +241,7 @@ def _ledger(report: Report) -> Iterator[str]:
             row.append(f"{min(1.0, a.busy / report.seconds):.0%}" if a.busy else "-")
     yield _table(heads, rows)
     yield f"<p>{clean(report.secrets.conceal(balance(report)))}</p>"
+    yield from (f"<p>{clean(line)}</p>" for line in mismatches(ledger))
     yield f"<p>{clean(report.secrets.conceal(report.landed))}</p>"
 
 
@@ -251,7 +255,7 @@ def _number(account: Account, word: str) -> str:
     if word == "in" and account.kind is StageKind.EXTRACT:
         return "-"
     count = _count(account, word)
-    bad = count and word in ("dead", "failed", "unprocessed", "doubtful")
+    bad = count and word in ("dead", "failed", "unprocessed", "mismatched", "doubtful")
     return f'<span class="bad">{count:,}</span>' if bad else f"{count:,}"
 
 

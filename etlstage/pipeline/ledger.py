@@ -77,6 +77,9 @@ class Account:
     """The last of these, where the workers were not on Spark's executors."""
     seconds: float = 0.0
     """Time from the stage's start to its end, or until now."""
+    began: float | None = None
+    """When the stage was given its first message, in seconds of the run, or began to
+    extract; None: it was not, or its workers were on Spark's executors."""
     busy: float = 0.0
     """Time in which any of its workers held a message, in seconds, where they were not
     on Spark's executors."""

@@ -228,6 +228,11 @@ class Pipeline(Runner):
             self._scope.cancel()
             raise
 
+    def _move(self, account: Account) -> None:
+        account.seconds = anyio.current_time() - self._started
+        if account.began is None:
+            account.began = account.seconds
+
     # --- extract ------------------------------------------------------------
 
     async def _extract(self, out: MemoryObjectSendStream[Item]) -> None:
@@ -249,6 +254,7 @@ class Pipeline(Runner):
             self._dead_letters,
         )
         assert self._extracting is not None
+        self._move(account)
         with self._extracting:
             async with aclosing(self._source.runs()) as items, _flushed(policy):
                 async for item in items:
@@ -270,7 +276,7 @@ class Pipeline(Runner):
                             await out.send(item)
                         except anyio.BrokenResourceError:
                             return  # the run has failed, or was cancelled
-                    account.seconds = anyio.current_time() - self._started
+                    self._move(account)
                     if self._extracting.cancel_called or not self._left:
                         break
             self._exhausted = not self._drained and self._left > 0
@@ -330,11 +336,11 @@ class Pipeline(Runner):
         )
         before = account.received  # by starts that were interrupted
         keeps = policy.keeps and stage.on_mismatch != "fail"
-        answers = supervisor.answers(_received(items, account))
+        answers = supervisor.answers(self._received(items, account))
         with self._guarded():
             async with aclosing(answers), _flushed(policy):
                 async for answer in answers:
-                    account.seconds = anyio.current_time() - self._started
+                    self._move(account)
                     if isinstance(answer, Position):
                         await policy.flush()
                         yield answer._replace(
@@ -362,6 +368,18 @@ class Pipeline(Runner):
             if account.doubtful:
                 raise RepliesDoubtful(account.doubtful, stage=stage.name)
 
+    async def _received(
+        self, items: Items, account: Account
+    ) -> AsyncGenerator[Item, None]:
+        """Yield the items, and count the messages in."""
+        async with aclosing(items):
+            async for item in items:
+                if not isinstance(item, Position):
+                    account.received += len(item)
+                    if account.began is None:
+                        self._move(account)
+                yield item
+
     # --- load ---------------------------------------------------------------
 
     async def _load(self, items: Items, tasks: TaskGroup) -> None:
@@ -384,11 +402,12 @@ class Pipeline(Runner):
             async for item in items:
                 # What is behind it is read again by the next run.
                 self._check_doubt()
+                self._move(account)
                 await loading.take(item)
-                account.seconds = anyio.current_time() - self._started
+                self._move(account)
             self._watching.cancel()
             await loading.end(exhausted=self._exhausted)
-            account.seconds = anyio.current_time() - self._started
+            self._tick(account)
 
     async def _watch(self) -> None:
         """End a run also while nothing is to be loaded: in doubt, or who never answers."""
@@ -470,12 +489,3 @@ async def _flushed(policy: DeadLetterPolicy) -> AsyncIterator[None]:
             await policy.flush()
         raise
     await policy.flush()
-
-
-async def _received(items: Items, account: Account) -> AsyncGenerator[Item, None]:
-    """Yield the items, and count the messages in."""
-    async with aclosing(items):
-        async for item in items:
-            if not isinstance(item, Position):
-                account.received += len(item)
-            yield item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import escape
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -28,6 +28,7 @@ __all__ = (
     "as_text",
     "balance",
     "closing_lines",
+    "mismatches",
 )
 
 Status: TypeAlias = Literal["done", "failed", "drained", "forced"]
@@ -181,7 +182,7 @@ class Report:
             "started": self.started.isoformat(timespec="milliseconds"),
             "ended": self.ended.isoformat(timespec="milliseconds"),
             "seconds": round(self.seconds, 3),
-            "stages": [_stage(account) for account in self.ledger],
+            "stages": [_stage(account, self.started) for account in self.ledger],
             "edges": list(self._edges()),
             "output": {
                 **concealed(self.output._asdict()),
@@ -269,13 +270,7 @@ def as_html(
 def closing_lines(report: Report) -> list[str]:
     """Return what stands below the table, without secrets; not the error."""
     conceal = report.secrets.conceal
-    mismatches = [
-        f"{a.stage}: not as expected: "
-        + ", ".join(f"{count:,} by {name}" for name, count in a.mismatches.items())
-        for a in report.ledger
-        if a.mismatches
-    ]
-    lines = [balance(report), *mismatches, *map(str, report.durable)]
+    lines = [balance(report), *mismatches(report.ledger), *map(str, report.durable)]
     lines.append(conceal(report.landed))
     if report.dead_letters.messages:
         look = conceal(str(report.dead_letters.command))
@@ -283,6 +278,16 @@ def closing_lines(report: Report) -> list[str]:
         lines.append(f"to see the dead letters: {look}")
     ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
     return [*lines, f"{report.name}: {ending}"]
+
+
+def mismatches(ledger: Iterable[Account]) -> list[str]:
+    """Return which promises replies have broken, in a line for each stage."""
+    return [
+        f"{a.stage}: not as expected: "
+        + ", ".join(f"{count:,} by {name}" for name, count in a.mismatches.items())
+        for a in ledger
+        if a.mismatches
+    ]
 
 
 def balance(report: Report) -> str:
@@ -306,7 +311,12 @@ def balance(report: Report) -> str:
     return f"accounted for: {', '.join((f'{last.done:,} {became}', *others))}"
 
 
-def _stage(account: Account) -> dict[str, Any]:
+def _stage(account: Account, started: datetime) -> dict[str, Any]:
+    def at(seconds: float) -> str | None:
+        if account.began is None:
+            return None
+        return (started + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+
     return {
         "stage": account.stage,
         "kind": account.kind.value,
@@ -321,6 +331,8 @@ def _stage(account: Account) -> dict[str, Any]:
         "mismatches": account.mismatches,
         "restarts": account.restarts,
         "failures": account.failures,
+        "started": at(account.began or 0.0),
+        "ended": at(account.seconds),
         "seconds": round(account.seconds, 3),
         "busy": round(account.busy, 3),
     }

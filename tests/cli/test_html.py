@@ -157,6 +157,25 @@ def test_share_of_time_in_which_workers_are_busy(report: Report) -> None:
     assert text.count("<td>-</td></tr>") == 2
 
 
+def test_stages_have_the_times_at_which_they_moved(report: Report) -> None:
+    """In seconds of the run; none where nothing reached the stage (issue 26)."""
+    report.ledger[1].began, report.ledger[1].seconds = 0.4, 2.25
+    text = re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
+    assert "<th>started</th><th>ended</th></tr>" in text
+    assert "<td>0.4 s</td><td>2.2 s</td></tr>" in text
+    assert "<td>-</td><td>0.0 s</td></tr>" in text
+
+
+def test_mismatched_replies_are_in_the_ledger(report: Report) -> None:
+    """As a column, and below by the promises that they broke (issue 26)."""
+    assert "mismatched" not in page(report, SPANS, [])
+    report.ledger[1].add_mismatches({"json": 2, "outputs": 1})
+    text = re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
+    assert "<th>mismatched</th>" in text
+    assert "<td><span>3</span></td>" in text
+    assert "not as expected: 1 by outputs, 2 by json</p>" in text
+
+
 def test_what_came_from_outside_is_escaped(report: Report) -> None:
     """No tag, no attribute, no hidden text, no secret is in the page (issue 11)."""
     group = LetterGroup(NASTY, NASTY, f"{HIDING}{NASTY}", 4, NASTY, NASTY, NASTY)

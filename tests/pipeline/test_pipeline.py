@@ -232,6 +232,7 @@ async def test_report_as_json() -> None:
         assert part.pop("seconds") >= 0
     for part in plainly["stages"]:
         assert part.pop("busy") >= 0
+        assert part.pop("started") <= part.pop("ended")
     start, end = (datetime.fromisoformat(plainly.pop(n)) for n in ("started", "ended"))
     before = before.replace(microsecond=before.microsecond // 1000 * 1000)
     assert before <= start <= end <= datetime.now(UTC)

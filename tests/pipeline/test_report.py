@@ -12,6 +12,7 @@ from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters
 from etlstage.pipeline.secret import Secrets
+from etlstage.testing import MemorySink, MemorySource
 from tests.pipeline.ends import GatedSink, ScriptedSource
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -102,3 +103,19 @@ async def test_pipeline_shows_how_far_it_is() -> None:
     assert (first.split()[2], last.split()[1:3]) == ("2", ["2", "2"])
     assert state.startswith("p: ended in ")
     assert "<table>" in pipeline._repr_html_()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_report_has_when_each_stage_moved() -> None:
+    """From its first message to its last; null: it had none (issue 26)."""
+    source, sink = MemorySource([[b"a", b"b"]]), MemorySink()
+    report = await Pipeline(name="p", source=source, sink=sink).run()
+    for stage in report.to_dict()["stages"]:
+        times = [report.started.isoformat(timespec="milliseconds")]
+        times += [stage["started"], stage["ended"]]
+        assert times == sorted(times)
+    source = MemorySource([])
+    report = await Pipeline(name="p", source=source, sink=MemorySink()).run()
+    first, last = report.to_dict()["stages"]
+    assert first["started"] is not None
+    assert (last["started"], last["ended"]) == (None, None)
