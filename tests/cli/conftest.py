@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.forked import Forks
+
 UPPER = """\
 import sys
 for line in sys.stdin.buffer:
@@ -57,8 +59,15 @@ def command(arguments: Sequence[str | Path]) -> list[str]:
 Etlstage = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Give the process that forks what is run without more ado."""
+    with Forks(environment()) as running:
+        yield running
+
+
 @pytest.fixture
-def etlstage(tmp_path: Path) -> Etlstage:
+def etlstage(tmp_path: Path, forks: Forks) -> Etlstage:
     """Run the command line in a directory of its own; wait for its end."""
 
     def run(
@@ -66,10 +75,13 @@ def etlstage(tmp_path: Path) -> Etlstage:
         env: Mapping[str, str] | None = None,
         given: str = "",
     ) -> subprocess.CompletedProcess[str]:
+        if env is None:
+            words = [*map(str, arguments)]
+            return forks.run(words, tmp_path, environment(), given)
         return subprocess.run(
             command(arguments),
             cwd=tmp_path,
-            env=environment(**(env or {})),
+            env=environment(**env),
             input=given,
             capture_output=True,
             text=True,
