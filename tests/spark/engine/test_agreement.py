@@ -1,0 +1,241 @@
+"""Engines make the same of one pipeline, whatever its ends, order, batches, dialects."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from etlstage.pipeline import DeadLetter, Pipeline, Report
+from etlstage.pipeline.dead_letter.store import letter_files, read_letters
+
+pytestmark = [pytest.mark.spark, pytest.mark.classic, pytest.mark.slow]
+
+# What a message asks for is in it; the name of the stage is in what comes out.
+SINGLE = """\
+import json, sys
+from etlstage import worker
+
+def answer(message):
+    row = json.loads(message)
+    if row["do"] == "refuse":
+        raise worker.Refuse("asked to")
+    for _ in range({"none": 0, "two": 2}.get(row["do"], 1)):
+        yield json.dumps(row | {"by": row["by"] + sys.argv[1]}).encode()
+"""
+WORKERS = {
+    "single.py": f"{SINGLE}\nworker.transform(answer)\n",
+    "cocaine.py": f"""{SINGLE}
+from etlstage.worker import cocaine
+
+def session(request, response):
+    for output in answer(request.read()):
+        response.write(output)
+
+cocaine.run({{"transform": session}})
+""",
+    "batch.py": f"""{SINGLE}
+def batch(messages):
+    for message in messages:
+        yield from answer(message)
+
+worker.transform_batch(batch, driver=sys.argv[2], size=3)
+""",
+    "count.py": """\
+from pathlib import Path
+from etlstage import worker
+
+lines = Path("rows").read_bytes().splitlines()
+worker.extract_cycle(
+    lambda start, end: lines[start:end], offsets="supervisor", latest=lambda: len(lines)
+)
+""",
+    "load.py": """\
+import json, os
+from etlstage import worker
+
+file = open(f"out/{os.getpid()}", "ab", buffering=0)
+
+def load(message):
+    if json.loads(message)["do"] == "reject":
+        raise worker.Refuse("asked to")
+    file.write(message + b"\\n")
+
+worker.load(load)
+""",
+}
+ALL: Final = {"then": "dead_letter", "budget": "100%"}
+numbers: Final = count()
+
+
+@st.composite
+def stages(draw: st.DrawFn, name: str) -> dict[str, Any]:
+    """Draw a transform stage."""
+    how = draw(st.sampled_from(["single", "cocaine", "batch"]))
+    driver = draw(st.sampled_from(["worker", "supervisor"])) if how == "batch" else ""
+    stage: dict[str, Any] = {
+        "name": name,
+        "worker": {"command": ["python", f"{how}.py", name, driver]},
+        "workers": draw(st.integers(1, 3)),
+        "order": draw(st.sampled_from(["none", "key", "total"])),
+        "on_error": ALL,
+    }
+    if stage["order"] == "key":
+        stage["key"] = "/key"
+    if how == "cocaine":
+        concurrency = draw(st.integers(1, 5))
+        stage["dialect"] = {"name": "cocaine", "concurrency": concurrency}
+    elif how == "batch":
+        stage["dialect"] = {"driver": driver}
+        stage["batch"] = {"size": 3}
+    return stage
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Draw what is read: each row says what is to become of it."""
+    asked = st.sampled_from(["one", "one", "one", "none", "two", "refuse", "reject"])
+    made = draw(st.lists(st.tuples(st.integers(0, 3), asked), max_size=25))
+    return [{"n": n, "key": k, "do": do, "by": ""} for n, (k, do) in enumerate(made)]
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a pipeline."""
+    engine = draw(st.sampled_from(["local", "spark", "streaming"]))
+    # Spark on all engines; and on one other ends of rows, too.
+    end = st.sampled_from(["spark", "files"] if engine == "local" else ["spark"])
+    line = [draw(stages(name)) for name in "ab"[: draw(st.integers(0, 2))]]
+    extract: dict[str, Any] = {draw(end): {"path": "in", "format": "text"}}
+    if draw(st.booleans()):
+        step = draw(st.integers(1, 10))
+        extract = {
+            "worker": {"command": ["python", "count.py"]},
+            "dialect": {"mode": "cyclic"},
+            "offsets": {"by": "supervisor", "start": 0, "step": step},
+        }
+    load: dict[str, Any] = {draw(end): {"path": "out", "format": "text"}}
+    if draw(st.booleans()):
+        load = {"worker": {"command": ["python", "load.py"]}, "on_error": ALL}
+    return {
+        "name": "p",
+        "engine": engine,
+        "state": "state",
+        "extract": extract,
+        "transform": line,
+        "load": load,
+    }
+
+
+def batched(stage: dict[str, Any]) -> bool:
+    """Return whether one message that is refused is refused with others."""
+    return "batch" in stage
+
+
+def expected(
+    read: list[dict[str, Any]], pipeline: dict[str, Any]
+) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+    """Return what is loaded, and what is dead-lettered, by stage."""
+    dead: Counter[tuple[str, str]] = Counter()
+    messages = [json.dumps(row) for row in read]
+    for stage in pipeline["transform"]:
+        made = []
+        for message in messages:
+            row = json.loads(message)
+            if row["do"] == "refuse":
+                dead[stage["name"], message] += 1
+                continue
+            out = json.dumps(row | {"by": row["by"] + stage["name"]})
+            made += [out] * {"none": 0, "two": 2}.get(row["do"], 1)
+        messages = made
+    if "worker" in pipeline["load"]:
+        for message in messages:
+            if json.loads(message)["do"] == "reject":
+                dead["load", message] += 1
+        messages = [m for m in messages if json.loads(m)["do"] != "reject"]
+    return Counter(messages), dead
+
+
+def prepare(folder: Path, read: list[dict[str, Any]]) -> None:
+    """Write the workers and what they read; a file that ends in the middle of the rows."""
+    folder.mkdir()
+    for name, text in WORKERS.items():
+        (folder / name).write_text(text)
+    for name in "in", "out":
+        (folder / name).mkdir()
+    lines = [f"{json.dumps(row)}\n" for row in read]
+    (folder / "rows").write_text("".join(lines))
+    half = len(lines) // 2
+    (folder / "in" / "a.txt").write_text("".join(lines[:half]))
+    (folder / "in" / "b.txt").write_text("".join(lines[half:]))
+
+
+def run(folder: Path, pipeline: dict[str, Any], spark: SparkSession) -> Report:
+    """Run a pipeline in its folder."""
+    if "worker" not in pipeline["load"]:
+        (folder / "out").rmdir()
+    path = folder / "p.yaml"
+    path.write_text(json.dumps(pipeline))
+
+    async def main() -> Report:
+        with anyio.fail_after(120):
+            return await Pipeline.from_yaml(path, spark=spark).run()
+
+    return anyio.run(main)
+
+
+def loaded(folder: Path) -> list[str]:
+    """Return what was loaded, file by file."""
+    files = (folder / "out").glob("[!._]*")
+    return [line for path in files for line in path.read_text().splitlines()]
+
+
+def dead_letters(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield what was dead-lettered, with the stage."""
+    for path in letter_files(folder / "state"):
+        for letter in read_letters(path):
+            assert isinstance(letter, DeadLetter)
+            yield letter.stage, letter.message.decode()
+
+
+@pytest.mark.timeout(1200)
+@settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(read=rows(), pipeline=pipelines())
+def test_engines_agree(
+    spark: SparkSession,
+    tmp_path: Path,
+    read: list[dict[str, Any]],
+    pipeline: dict[str, Any],
+) -> None:
+    """What is loaded and dead-lettered is what its workers say (issue 23)."""
+    if any(map(batched, pipeline["transform"])):
+        read = [row | {"do": row["do"].replace("refuse", "one")} for row in read]
+    event(f"{pipeline['engine']}, {len(pipeline['transform'])} stages")
+    folder = tmp_path / str(next(numbers))
+    prepare(folder, read)
+    report = run(folder, pipeline, spark)
+    assert report.error is None
+    messages, dead = expected(read, pipeline)
+    found = loaded(folder)
+    assert Counter(found) == messages
+    assert Counter(dead_letters(folder)) == dead
+    accounts = {account.stage: account for account in report.ledger}
+    assert accounts["load"].done == messages.total()
+    for stage in pipeline["transform"]:
+        refused = sum(n for (name, _), n in dead.items() if name == stage["name"])
+        assert accounts[stage["name"]].dead == refused
+    shutil.rmtree(folder)
