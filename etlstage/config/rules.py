@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from etlstage.config.case import CaseKeys
 from etlstage.errors import guess
+from etlstage.pipeline.journal_settings import misordered
 from etlstage.settings.definition import broken, judged
 from etlstage.settings.problem import Loc, Problem, dotted
 from etlstage.stage import Order
@@ -126,13 +127,8 @@ def _edge(keys: PipelineKeys, loc: Loc, stage: TransformKeys) -> Iterator[Proble
         yield broken(loc, f"needs engine local, not {keys.engine}")
     if keys.state is None:
         yield broken(loc, "needs state, a folder for its journals")
-    order = stage.stage.order
-    if durable.partitions > 1 and durable.key is None and order is not Order.NONE:
-        text = (
-            f"several journals can't keep order {order.value}: set partitions: 1, a key,"
-            " a JSON pointer such as /id, or order: none"
-        )
-        yield broken((*loc, "partitions"), text)
+    if why := misordered(stage.stage.order, durable.partitions, durable.key):
+        yield broken((*loc, "partitions"), why)
 
 
 def _letters(keys: PipelineKeys) -> Iterator[Problem]:

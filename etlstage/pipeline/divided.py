@@ -11,24 +11,32 @@ come to the end of an input, which each run would read anew, is not run again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from etlstage.errors import LedgerImbalance
+from etlstage.errors import ConfigError, LedgerImbalance, guess
 from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import EDGE_BOUNDS, Bounds, Delivery
+from etlstage.pipeline.delivery.folder import edge_folder
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.edge import DurableEdge, Waiting
+from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.pipeline.journal import CUT
+from etlstage.pipeline.journal_settings import misordered
 from etlstage.pipeline.ledger import JoinedLedger, Ledger
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import EdgeReport, KeptLetters, Report, Status
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.secret import Secrets
+from etlstage.stage import Stage
 from etlstage.telemetry.log import Log
 
 __all__ = ("DividedPipeline",)
@@ -86,6 +94,89 @@ class DividedPipeline(Runner):
             release=release,
         )
         self.ledger: Ledger = JoinedLedger([part.ledger for part in self._parts])
+
+    @classmethod
+    def cut(
+        cls,
+        name: str,
+        *,
+        state: Path,
+        source: Source,
+        stages: Sequence[Stage],
+        sink: Sink,
+        durable: Mapping[str, Mapping[str, Any]],
+        exactly_once: bool = True,
+        bounds: Bounds | None = None,
+        **settings: Any,  # noqa: ANN401 - those of a pipeline
+    ) -> DividedPipeline:
+        """
+        Return a pipeline that is cut behind some of its stages.
+
+        Args:
+            name: As the report calls it.
+            state: The state directory, with the journals and the dead letters.
+            source: Where messages come from.
+            stages: What they pass through.
+            sink: Where they end.
+            durable: The stages whose output waits in journals, by name, and the
+                settings of these, see :class:`~etlstage.pipeline.edge.DurableEdge`.
+            exactly_once: Whether each epoch is loaded once, and not at least once.
+            bounds: Of the epochs at the sink.
+            settings: Of each part, see :class:`~etlstage.pipeline.pipeline.Pipeline`.
+
+        Raises:
+            ConfigError: If there is no such stage, or none is named, or its order can't
+                be kept.
+
+        """
+        edges: list[DurableEdge] = []
+        pieces: list[list[Stage]] = [[]]
+        sources, states = [source], [state]
+        sinks: list[Sink] = []
+        of_epochs = bounds or Bounds()
+        most = (of_epochs.messages, of_epochs.bytes) if exactly_once else CUT
+        unknown = dict(durable)
+        for stage in stages:
+            pieces[-1].append(stage)
+            if stage.name not in unknown:
+                continue
+            given = unknown.pop(stage.name)
+            spread = given.get("partitions", 1), given.get("key")
+            if why := misordered(stage.order, *spread):
+                raise ConfigError(f"stage {stage.name}: durable.partitions {why}")
+            behind = Path(edge_folder(str(state), stage.name))
+            edge = DurableEdge(stage.name, states[-1], behind, **given)
+            edges.append(edge)
+            pieces.append([])
+            sinks.append(edge.sink())
+            sources.append(edge.source(most))
+            states.append(behind)
+        names = [stage.name for stage in stages]
+        if unknown or not edges:
+            wrong = next(iter(unknown), "")
+            raise ConfigError(
+                f"durable: there is no stage {wrong!r}{guess(wrong, names)}"
+            )
+        parts = [
+            Pipeline(
+                name=name,
+                source=begin,
+                stages=piece,
+                sink=end,
+                dead_letters=DeadLetters(folder, pipeline=name),
+                delivery=Delivery(folder, exactly_once=exactly_once, bounds=limits),
+                **settings,
+            )
+            for begin, piece, end, folder, limits in zip(
+                sources,
+                pieces,
+                [*sinks, sink],
+                states,
+                [*(EDGE_BOUNDS for _ in edges), of_epochs],
+                strict=True,
+            )
+        ]
+        return cls(name, parts, edges)
 
     def drain(self) -> None:
         """Stop extracting, and reading; what is read is loaded, the rest waits."""

@@ -57,7 +57,7 @@ from etlstage.sequencing import (
 from etlstage.sequencing.publisher import Append, OrderedSection
 from etlstage.supervisor.exchange.keyed import key_text, point
 from etlstage.telemetry.log import Log
-from etlstage.telemetry.meter import Level, Meter
+from etlstage.telemetry.meter import GaugeLevel, Meter
 
 __all__ = ("CUT", "JournalSink", "JournalSource", "append_intents", "messages_of")
 
@@ -386,7 +386,7 @@ class JournalSource(Source):
         self._skips = skips
         self._most = min(cut[0], CUT[0]), min(cut[1], CUT[1])
         self._meter = meter
-        self._unread: Level | None = None
+        self._unread: GaugeLevel | None = None
         self._recorded = False
         self._position: Checkpoint | None = None
         self._draining = anyio.Event()
@@ -456,7 +456,7 @@ class JournalSource(Source):
                 labels = {"stage": self.name, "reader": self._called or ""}
                 what = "Bytes of the journals that the reader has not read."
                 name = "etlstage_journal_unread_bytes"
-                self._unread = Level(self._meter.gauge(name, what, labels))
+                self._unread = GaugeLevel(self._meter.gauge(name, what, labels))
             self._unread.set(unread)
 
     def complete(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-__all__ = ("Counter", "Gauge", "Histogram", "Level", "Meter")
+__all__ = ("Counter", "Gauge", "GaugeLevel", "Histogram", "Meter")
 
 
 class Counter(Protocol):
@@ -69,7 +69,7 @@ class Meter(Protocol):
         """
 
 
-class Level:
+class GaugeLevel:
     """Our part of a gauge that others move, too."""
 
     def __init__(self, gauge: Gauge) -> None:

@@ -16,7 +16,7 @@ from typing import Concatenate, Final, NamedTuple, ParamSpec
 
 from etlstage.errors import FailureCause
 from etlstage.telemetry.log import Log
-from etlstage.telemetry.meter import Counter, Gauge, Histogram, Level, Meter
+from etlstage.telemetry.meter import Counter, Gauge, GaugeLevel, Histogram, Meter
 
 __all__ = ("StageMetrics",)
 
@@ -73,7 +73,7 @@ class StageMetrics:
         self._complained = False
         self._workers: dict[str, _WorkerMetrics] = {}
         self._own: set[str] = set()  # names that workers gave to what they count
-        self._in_flight: dict[str, Level] = {}
+        self._in_flight: dict[str, GaugeLevel] = {}
         self._mismatched: Mapping[str, int] = {}
         self._bind()
         if self._complained:
@@ -235,10 +235,10 @@ class StageMetrics:
         self._failed = self._counter(
             "etlstage_messages_failed_total", "Messages that ended with an error."
         )
-        self._waiting = Level(
+        self._waiting = GaugeLevel(
             self._gauge("etlstage_messages_waiting", "Messages that wait for a worker.")
         )
-        self._running = Level(
+        self._running = GaugeLevel(
             self._gauge("etlstage_workers_running", "Workers that run.")
         )
 
@@ -293,7 +293,7 @@ class StageMetrics:
                 return
             name = "etlstage_messages_in_flight"
             label = self._label(worker)
-            level = Level(
+            level = GaugeLevel(
                 self._gauge(name, "Messages that workers hold.", worker=label)
             )
             self._in_flight[worker] = level

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import (
+    ConfigError,
     InputDamaged,
     LedgerImbalance,
     SinkFailed,
@@ -21,6 +22,7 @@ from etlstage.errors import (
 )
 from etlstage.journal import Journals
 from etlstage.messages import Position, Run
+from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.divided import DividedPipeline
@@ -29,7 +31,8 @@ from etlstage.pipeline.interfaces import Sink
 from etlstage.pipeline.journal import JournalSink
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.testing import MemorySink
+from etlstage.stage import Order, Stage, WorkerProgram
+from etlstage.testing import MemorySink, ScriptedLaunch, ScriptedWorker
 from tests.pipeline.test_journal import committed, counting
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
 
@@ -357,3 +360,69 @@ async def test_at_least_once_balances_too(tmp_path: Path) -> None:
     report = await run(divided(tmp_path, sink, once=False))
     assert report.error is None
     assert set(plain(sink.messages)) <= set(numbers(50))
+
+
+def upper(name: str, **settings: Any) -> Stage:  # noqa: ANN401
+    """Return a stage."""
+    return Stage(name=name, worker=WorkerProgram(command=("none",)), **settings)
+
+
+async def test_pipeline_is_cut_in_python_as_in_a_file(tmp_path: Path) -> None:
+    """Behind the stages that are named; each part has its state (issue 24)."""
+
+    async def work(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            if message == b"7":
+                await worker.refuse("no seven")
+            else:
+                await worker.reply(message + b"!")
+        return 0
+
+    found = []
+    for _ in range(2):
+        sink = MemorySink()
+        made = DividedPipeline.cut(
+            "p",
+            state=tmp_path / "state",
+            source=Numbers(20, 5),
+            stages=[upper("one"), upper("two", order=Order.NONE), upper("three")],
+            sink=sink,
+            durable={"one": {}, "two": {"partitions": 2}},
+            exactly_once=False,
+            launch=ScriptedLaunch(work),
+        )
+        report = await run(made)
+        assert (report.status, report.error) == ("done", None)
+        found += sink.messages
+        folders = ["edge-one", "edge-two"]
+        assert sorted(p.name for p in (tmp_path / "state").glob("edge*")) == folders
+    wanted = [b"%s!!!" % message for message in numbers(20) if message != b"7"]
+    assert sorted(found) == sorted(wanted * 2)
+    letters = Settled(tmp_path / "state" / "dead_letters").letters("one")
+    assert [letter.message for letter in letters] == [b"7", b"7"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("durable", "text"),
+    [
+        ({}, "durable: there is no stage ''"),
+        ({"two": {}, "on": {}}, r"no stage 'on' \(did you mean 'one'\?\)"),
+        (
+            {"one": {"partitions": 2}},
+            "stage one: durable.partitions several journals can't keep order total",
+        ),
+    ],
+)
+def test_cut_that_is_wrong_is_refused(
+    tmp_path: Path, durable: dict[str, dict[str, Any]], text: str
+) -> None:
+    """In the words of a file (issue 24)."""
+    with pytest.raises(ConfigError, match=text):
+        DividedPipeline.cut(
+            "p",
+            state=tmp_path,
+            source=Numbers(1, 1),
+            stages=[upper("one"), upper("two")],
+            sink=MemorySink(),
+            durable=durable,
+        )

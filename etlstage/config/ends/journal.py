@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from etlstage.config.end import End, Keys, SinkKeys, Site, SourceKeys, unrecorded
 from etlstage.messages import counted
-from etlstage.pipeline.appending import (
+from etlstage.pipeline.delivery.delivery import EDGE_BOUNDS, Bounds
+from etlstage.pipeline.delivery.folder import READER
+from etlstage.pipeline.journal_settings import (
     Appending,
     remote_problems,
     start_of,
     start_problems,
 )
-from etlstage.pipeline.delivery.delivery import Bounds
-from etlstage.pipeline.delivery.folder import READER
 from etlstage.settings.definition import Section, broken
 from etlstage.settings.kind import Flag, Maybe, Schema
 from etlstage.settings.problem import Loc, Problem, unexpected
@@ -37,9 +37,6 @@ __all__ = (
     "JournalSinkKeys",
     "JournalSourceKeys",
 )
-
-EPOCH: Final = Bounds(messages=100_000, bytes=16 << 20, seconds=1.0)
-"""Of a durable edge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,7 +276,7 @@ class EdgeSinkKeys(JournalSinkKeys):
 
     def bounds(self) -> Bounds:
         """Return small ones: the half behind it waits for each epoch."""
-        return EPOCH
+        return EDGE_BOUNDS
 
 
 JOURNAL: Final = End("journal", JournalSourceKeys, JournalSinkKeys)

@@ -48,6 +48,10 @@ class Bounds:
     seconds: float = 60.0
 
 
+EDGE_BOUNDS: Final = Bounds(messages=100_000, bytes=16 << 20, seconds=1.0)
+"""Of epochs that end in a durable edge: what is behind it waits for each."""
+
+
 class Delivery:
     """
     Owns a state directory, while it is entered: its lock, its fence, its record.

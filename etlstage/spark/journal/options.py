@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from etlstage.errors import ConfigError
 from etlstage.journal import Journals
 from etlstage.journal.errors import JournalError
-from etlstage.pipeline.appending import Appending, start_problems
+from etlstage.pipeline.journal_settings import Appending, start_problems
 from etlstage.settings.definition import Definition, Section, broken
 from etlstage.settings.problem import Invalid, Problem
 from etlstage.settings.units import Argument, Count, Pointer, Size

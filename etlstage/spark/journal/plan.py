@@ -20,7 +20,7 @@ from etlstage.journal import Journals
 from etlstage.journal.errors import JournalError
 from etlstage.journal.heads import FrameHead, heads_of
 from etlstage.journal.reader import CommittedReader
-from etlstage.pipeline.appending import start_of
+from etlstage.pipeline.journal_settings import start_of
 from etlstage.sequencing import (
     Checkpoint,
     Envelope,

@@ -11,8 +11,15 @@ from etlstage.errors import ConfigError
 from etlstage.settings.definition import Definition
 from etlstage.settings.problem import Problem
 from etlstage.settings.units import Pointer
+from etlstage.stage import Order
 
-__all__ = ("Appending", "remote_problems", "start_of", "start_problems")
+__all__ = (
+    "Appending",
+    "misordered",
+    "remote_problems",
+    "start_of",
+    "start_problems",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +56,16 @@ class Appending(Definition):
                     check(value)
             except ConfigError as error:
                 yield Problem((key,), str(error).removeprefix(f"{key} "), value)
+
+
+def misordered(order: Order, partitions: int, key: str | None) -> str:
+    """Return why so many journals can't keep the order of a stage; nothing, if they can."""
+    if partitions == 1 or key is not None or order is Order.NONE:
+        return ""
+    return (
+        f"several journals can't keep order {order.value}: set partitions: 1, a key,"
+        " a JSON pointer such as /id, or order: none"
+    )
 
 
 def start_of(text: str) -> Literal["beginning", "end"] | float:
