@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from etlstage.cli.screen import Screen
-from etlstage.config.fault import FaultKeys
+from etlstage.config.fault import StageFaultKeys
 from etlstage.messages import counted
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Invalid
-from etlstage.testing.fault import Fault, FaultPlan
+from etlstage.testing.fault import FaultPlan
 from etlstage.testing.faulty.launch import FaultyLaunch, unknown
 from etlstage.testing.faulty.wire import Occurrence
 from etlstage.transport import Launch
@@ -19,7 +19,16 @@ from etlstage.transport import Launch
 __all__ = ("InjectedFaults",)
 
 _CONDITIONS: Final = (
-    *("at", "message", "equals", "contains", "probability", "start", "worker"),
+    *(
+        "at",
+        "message",
+        "number",
+        "equals",
+        "contains",
+        "probability",
+        "start",
+        "worker",
+    ),
 )
 
 _TIMES: Final = 1000  # that a report has of each fault
@@ -36,11 +45,14 @@ class InjectedFaults:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._keys: dict[str, list[FaultKeys]] = defaultdict(list)
+        self._keys: dict[str, list[StageFaultKeys]] = defaultdict(list)
         self._launch: FaultyLaunch
 
     def launch(
-        self, inner: Launch, faults: Sequence[FaultKeys], dialects: Mapping[str, str]
+        self,
+        inner: Launch,
+        faults: Sequence[StageFaultKeys],
+        dialects: Mapping[str, str],
     ) -> Launch:
         """
         Return what starts workers as ``inner`` does, with these faults.
@@ -67,7 +79,7 @@ class InjectedFaults:
         self._launch = FaultyLaunch(
             inner,
             {
-                stage: FaultPlan(tuple(map(_fault, found)), self._seed)
+                stage: FaultPlan(tuple(keys.fault for keys in found), self._seed)
                 for stage, found in self._keys.items()
             },
         )
@@ -93,7 +105,7 @@ class InjectedFaults:
             for keys, mine in self._found()
         ]
 
-    def _found(self) -> Iterator[tuple[FaultKeys, list[Occurrence]]]:
+    def _found(self) -> Iterator[tuple[StageFaultKeys, list[Occurrence]]]:
         happened = defaultdict(list)
         for occurrence in self._launch.happened:
             happened[occurrence.stage, occurrence.fault].append(occurrence)
@@ -126,37 +138,16 @@ def _fate(occurrence: Occurrence) -> str:
     return occurrence.fate or "was left"
 
 
-def _fault(keys: FaultKeys) -> Fault:
-    return Fault(
-        keys.kind,
-        at=keys.at,
-        message=keys.message,
-        equals=_bytes(keys.equals),
-        contains=_bytes(keys.contains),
-        probability=keys.probability,
-        start=keys.start,
-        worker=keys.worker,
-        status=keys.status,
-        seconds=keys.seconds,
-        size=keys.size,
-        data=_bytes(keys.data),
-    )
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
-
-
 def _of_many(fate: str, times: int) -> str:
     return fate if times == 1 else fate.replace("was ", "were ", 1)
 
 
-def _named(keys: FaultKeys) -> str:
+def _named(keys: StageFaultKeys) -> str:
     conditions = "".join(f", {name} {value}" for name, value in _conditions(keys))
     return f"{keys.kind} in {keys.stage}{conditions}"
 
 
-def _conditions(keys: FaultKeys) -> Iterator[tuple[str, object]]:
+def _conditions(keys: StageFaultKeys) -> Iterator[tuple[str, object]]:
     for name in _CONDITIONS:
         value = getattr(keys, name)
         if value is not None:

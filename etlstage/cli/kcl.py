@@ -15,9 +15,9 @@ from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import Options, lines_of, program_of
+from etlstage.config.fault import fault_plan
 from etlstage.errors import ConfigError
 from etlstage.protocol.registry import translation
-from etlstage.testing.kcl import ProcessorFaults
 from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
 
 __all__ = ("app",)
@@ -68,11 +68,10 @@ def _simulate(
     batch: Annotated[
         int, typer.Option(min=1, help="Records of an action, at most.")
     ] = 3,
-    fault: Annotated[
-        list[str] | None,
+    faults: Annotated[
+        Path | None,
         typer.Option(
-            metavar="WHAT@N",
-            help="What goes wrong, as in ThrottlingException@2x3 or leaseLost@3.",
+            metavar="FILE", help="What goes wrong, as in the faults of a pipeline file."
         ),
     ] = None,
     begin: Annotated[
@@ -93,7 +92,7 @@ def _simulate(
     if records is not None:
         lines = lines_of(records)
     parts = shards_of(records_of(lines), shards)
-    faults = ProcessorFaults.parse(fault or ())
+    plan = None if faults is None else fault_plan(faults)
     screen = Screen()
 
     async def main() -> bool:
@@ -102,7 +101,7 @@ def _simulate(
             parts,
             size=batch,
             tell=screen.tell,
-            faults=faults,
+            faults=plan,
             begin=begin,
             timeout=timeout,
         )

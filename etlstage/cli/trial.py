@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from etlstage.cli.failure import complain
 from etlstage.cli.screen import Screen
 from etlstage.config.build import WHOLE, Only, pipeline_from_here
-from etlstage.config.fault import FaultKeys
+from etlstage.config.fault import StageFaultKeys
 from etlstage.config.reading import Changes
 from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError
@@ -118,7 +118,9 @@ class Trial:
         """Return what the closing report has of it, too."""
         return {} if self._faults is None else {"faults": self._faults.report()}
 
-    def _launch(self, keys: Sequence[FaultKeys], dialects: Mapping[str, str]) -> Launch:
+    def _launch(
+        self, keys: Sequence[StageFaultKeys], dialects: Mapping[str, str]
+    ) -> Launch:
         launch: Launch = launch_worker
         if self._faults is not None:
             launch = self._faults.launch(launch, keys, dialects)

@@ -16,7 +16,7 @@ from etlstage.config.document import Document
 from etlstage.config.end import Site
 from etlstage.config.ends.journal import EdgeSinkKeys
 from etlstage.config.ends.spark import digest
-from etlstage.config.fault import FaultKeys
+from etlstage.config.fault import StageFaultKeys
 from etlstage.config.loader import examine, load
 from etlstage.config.model import PipelineKeys
 from etlstage.config.parts import parts_of
@@ -128,7 +128,8 @@ def pipeline_from_here(
     changes: Changes = UNCHANGED,
     *,
     meter: Meter | None = None,
-    launch: Callable[[Sequence[FaultKeys], Mapping[str, str]], Launch] | None = None,
+    launch: Callable[[Sequence[StageFaultKeys], Mapping[str, str]], Launch]
+    | None = None,
     faults: bool = False,
     trial: DryRun | None = None,
     limit: int | None = None,

@@ -8,13 +8,13 @@ How the data are read is in ``reading.py``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from etlstage.errors import ConfigError, Excerpt
-from etlstage.settings.problem import Loc, dotted
+from etlstage.settings.problem import Loc, Problem, dotted
 
 __all__ = ("Document", "FilePlace", "LocatedProblem", "SourceText", "Value", "excerpt")
 
@@ -106,6 +106,16 @@ class Document:
             found = found[step]  # type: ignore[index]
         assert isinstance(found, list)
         return [self.secrets.get((*loc, i), str(t)) for i, t in enumerate(found)]
+
+    def finish(self, problems: Iterable[Problem]) -> None:
+        """Report all problems at once; raises ConfigError if there are any."""
+        for problem in problems:
+            hidden = "an interpolated value" if self.secret(problem.loc) else ""
+            if self.set_apart(problem.loc):
+                hidden = "the value given"  # it may be a password, and stands above
+            text = problem.say(instead=hidden)
+            self.complain(problem.loc, text, at_key=problem.at_key)
+        self.check()
 
     def check(self) -> None:
         """

@@ -1,22 +1,26 @@
 """
-Faults of a pipeline file: what is to go wrong with its workers in a trial of it.
+Faults as they are written: what is to go wrong with workers in a trial.
 
-The kinds are those of ``etlstage.testing``, and each field of its plans is a key.
+A pipeline file has some of its stages, and a fault plan is a file of its own, for one
+worker. The kinds are those of ``etlstage.testing``, and each field of its plans is a key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
-from etlstage.settings.definition import Definition, broken
+from etlstage.config.reading import read
+from etlstage.settings.definition import Definition, Section, broken
 from etlstage.settings.kind import Choice, Whole
-from etlstage.settings.problem import Problem
+from etlstage.settings.problem import Invalid, Problem
 from etlstage.settings.units import Count, Duration, Name, Share, SizeOrZero
+from etlstage.testing.fault import Fault, FaultPlan
 from etlstage.testing.hostile.kinds import FaultKind, Moment
 
-__all__ = ("FaultKeys",)
+__all__ = ("FaultKeys", "StageFaultKeys", "fault_plan")
 
 _OUTSIDE: Final = {kind.value: kind for kind in FaultKind if not kind.inside}
 
@@ -26,15 +30,19 @@ class FaultKeys(Definition):
     """One thing that goes wrong with workers, whenever all conditions hold."""
 
     label: ClassVar[tuple[str, ...]] = ("faults",)
-    stage: Name
-    """Whose workers."""
     kind: Annotated[FaultKind, Choice("kind", _OUTSIDE)]
     """What happens."""
     at: Moment | None = None
     """When: before anything is written, at a message, when there is nothing to do, when
-    the input has ended, or a terminate was sent. Without it when that kind is of use."""
+    the input has ended, or a terminate was sent; before an action of a record processor,
+    or at its checkpoint. Without it when that kind is of use."""
     message: Count | None = None
     """Only at this message of a process, counted from 1."""
+    number: Count | None = None
+    """Only at this action, or checkpoint, counted from 1: of a process, or in a
+    simulation of shards, of the shard."""
+    times: Count = 1
+    """At so many of them, from number on."""
     equals: str | None = None
     """Only at messages that are this."""
     contains: str | None = None
@@ -44,25 +52,80 @@ class FaultKeys(Definition):
     start: Count | None = None
     """Only in this start of a worker, counted from 1."""
     worker: Name | None = None
-    """Only in the worker of this name, such as clean-1."""
+    """Only in the worker of this name, such as clean-1; in a simulation of shards, in
+    that of this shard."""
     status: Annotated[int, Whole(0, 255)] = 1
     """For exit: the exit status."""
     seconds: Duration = 0.1
     """For pause: how long."""
     size: SizeOrZero | None = None
-    """For stderr and huge: how much; for flood: messages."""
+    """For stderr and huge: how much; for flood: messages; for many_records: records."""
     data: str | None = None
-    """For garbage, wrong_marker, refuse, revoke and stderr: what is written."""
+    """For garbage, wrong_marker, refuse, revoke and stderr: what is written; for
+    fail_checkpoint the name of an exception, for restart a checkpoint."""
+
+    @property
+    def fault(self) -> Fault:
+        """Return it as a plan has it."""
+        given = {name: getattr(self, name) for name in _NAMES}
+        for name in ("equals", "contains", "data"):
+            if given[name] is not None:
+                given[name] = given[name].encode()
+        return Fault(**given)
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what contradicts itself."""
         kind = given.get("kind")
-        usual = kind.at if isinstance(kind, FaultKind) else Moment.MESSAGE
-        if (given.get("at") or usual) is Moment.MESSAGE:
+        if not isinstance(kind, FaultKind):
             return
-        if isinstance(kind, FaultKind) and kind.shapes:
-            yield broken(("at",), f"must be message: {kind} changes a reply")
+        at = given.get("at") or kind.at
+        counted = at in (Moment.ACTION, Moment.CHECKPOINT)
+        if given.get("number") is not None and not counted:
+            yield broken(("number",), "needs at: action or checkpoint")
+        if at not in kind.moments:
+            may = " or ".join(each for each in Moment if each in kind.moments)
+            why = f": {kind} changes a reply" if kind.shapes else f" for {kind}"
+            yield broken(("at",), f"must be {may}{why}")
+        if at is Moment.MESSAGE:
+            return
         for name in ("message", "equals", "contains"):
             if given.get(name) is not None:
                 yield broken((name,), "needs at: message")
+
+
+_NAMES: Final = tuple(field.name for field in fields(FaultKeys))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageFaultKeys(FaultKeys):
+    """One thing that goes wrong with workers of a stage."""
+
+    stage: Name
+    """Whose workers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PlanKeys(Definition):
+    """What may stand in a file of faults."""
+
+    faults: tuple[FaultKeys, ...] = ()
+    seed: Annotated[int, Whole(0)] = 0
+
+
+def fault_plan(path: Path) -> FaultPlan:
+    """
+    Return the plan that is written in a file: ``faults``, and perhaps ``seed``.
+
+    Raises:
+        ConfigError: If anything in it is wrong; one line for each.
+
+    """
+    document = read(path)
+    try:
+        keys = Section.of(_PlanKeys).read(document.data)
+    except Invalid as error:
+        document.finish(error.problems)
+        raise
+    document.check()
+    return FaultPlan(tuple(each.fault for each in keys.faults), keys.seed)

@@ -20,7 +20,7 @@ from etlstage.config.rules import broken_rules, case_rules
 from etlstage.settings.definition import Definition, Section
 from etlstage.settings.problem import Invalid, Loc, Problem
 
-__all__ = ("LoadedCase", "cases_of", "examine", "finish", "load", "readable_keys")
+__all__ = ("LoadedCase", "cases_of", "examine", "load", "readable_keys")
 
 M = TypeVar("M", bound=Definition)
 
@@ -91,7 +91,7 @@ def cases_of(keys: PipelineKeys, document: Document) -> list[LoadedCase]:
     if beside.is_file():
         others = read(beside)
         made, problems = _read(CasesKeys, others)
-        finish(others, [*problems, *case_rules(keys, made.tests)])
+        others.finish([*problems, *case_rules(keys, made.tests)])
         found.append((made.tests, others))
     return [
         LoadedCase(case, source, ("tests", i))
@@ -111,7 +111,7 @@ def _checked(
     keys, problems = _read(PipelineKeys, document)
     problems += broken_rules(keys)
     problems += more(keys) if more is not None else ()
-    finish(document, problems)
+    document.finish(problems)
     return keys, document
 
 
@@ -121,14 +121,3 @@ def _read(model: type[M], document: Document) -> tuple[M, list[Problem]]:
         return Section.of(model).read(document.data), []
     except Invalid as error:
         return error.rest, [*error.problems]  # type: ignore[return-value]
-
-
-def finish(document: Document, problems: Iterable[Problem]) -> None:
-    """Report all problems at once; raises ConfigError if there are any."""
-    for problem in problems:
-        hidden = "an interpolated value" if document.secret(problem.loc) else ""
-        if document.set_apart(problem.loc):
-            hidden = "the value given"  # it may be a password, and stands above
-        text = problem.say(instead=hidden)
-        document.complain(problem.loc, text, at_key=problem.at_key)
-    document.check()

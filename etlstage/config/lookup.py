@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from etlstage.config.build import hidden_texts
 from etlstage.config.document import Document
-from etlstage.config.loader import finish, load
+from etlstage.config.loader import load
 from etlstage.config.model import PipelineKeys
 from etlstage.config.presence import Look
 from etlstage.config.reading import UNCHANGED
@@ -81,7 +81,7 @@ class StageFile(NamedTuple):
         look = Look(self.keys, self.document)
         for loc, keys in self.keys.stages():
             if keys.name == name:
-                finish(self.document, look.worker(keys.stage, loc))
+                self.document.finish(look.worker(keys.stage, loc))
 
 
 def stage_from_yaml(path: str | Path, name: str) -> Stage:

@@ -16,7 +16,7 @@ from etlstage.config.case import CaseKeys
 from etlstage.config.end import Keys, SinkKeys, SourceKeys
 from etlstage.config.ends.journal import Durable, DurableKeys
 from etlstage.config.ends.spark import SparkLetterKeys
-from etlstage.config.fault import FaultKeys
+from etlstage.config.fault import StageFaultKeys
 from etlstage.config.stages import StageKeys, Stages, stage_section
 from etlstage.messages import StageKind
 from etlstage.settings.definition import Place, broken
@@ -210,7 +210,7 @@ class PipelineKeys(Keys):
     """Where messages end: a DataFrame or a worker."""
     tests: tuple[CaseKeys, ...] = ()
     """Tests of the stages, for etlstage test."""
-    faults: tuple[FaultKeys, ...] = ()
+    faults: tuple[StageFaultKeys, ...] = ()
     """What goes wrong with workers in a trial, for etlstage run --faults."""
     dead_letters: DeadLetterKeys | None = None
     """Where a copy of each run's dead letters goes, besides their files."""

@@ -16,6 +16,7 @@ from etlstage.errors import ConfigError
 from etlstage.protocol.marker import MARKER_NAMES
 from etlstage.testing.hostile.kinds import FaultKind as FaultKind
 from etlstage.testing.hostile.kinds import Moment as Moment
+from etlstage.testing.hostile.plan import DueFaults
 
 __all__ = ("Fault", "FaultKind", "FaultPlan", "Moment")
 
@@ -56,19 +57,25 @@ class Fault:
     start: int | None = None
     """Only in this start of a worker, counted from 1."""
     worker: str | None = None
-    """Only in the worker of this name, such as ``clean-1``."""
+    """Only in the worker of this name, such as ``clean-1``; in a simulation of shards,
+    in that of this shard."""
     status: int = 1
     """For EXIT: the exit status."""
     seconds: float = 0.1
     """For PAUSE: how long, in seconds."""
     size: int | None = None
-    """For STDERR, HUGE and LEAK: bytes; for FLOOD: messages. None becomes 10 MB, or
-    one line of ``data``; 1 GB, 10 MB and ten thousand."""
+    """For STDERR, HUGE and LEAK: bytes; for FLOOD: messages; for MANY_RECORDS: records.
+    None becomes 10 MB, or one line of ``data``; 1 GB, 10 MB and ten thousand."""
     data: bytes | None = None
     """For GARBAGE, WRONG_MARKER, REFUSE, REVOKE and STDERR: what is written; to stderr,
-    the line."""
+    the line. For FAIL_CHECKPOINT the name of the exception, for RESTART a checkpoint."""
     own_session: bool = False
     """For GRANDCHILD: it leaves the session and process group of its parent."""
+    number: int | None = None
+    """Only at this action, or checkpoint, counted from 1: of a process, or in a
+    simulation of shards, of the shard."""
+    times: int = 1
+    """At so many of them, from ``number`` on."""
 
     def __post_init__(self) -> None:
         at = self.at or self.kind.at
@@ -78,7 +85,7 @@ class Fault:
             if self.kind is FaultKind.STDERR and self.data is not None:
                 size = len(self.data) + 1
             object.__setattr__(self, "size", size)
-        for name in ("message", "start"):
+        for name in ("message", "number", "times", "start"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"fault: {name} must be 1 or more, got {value}")
@@ -92,15 +99,20 @@ class Fault:
             )
         if not 0 <= self.status <= 255:
             raise ConfigError(f"fault: status must be 0 to 255, got {self.status}")
+        if at not in self.kind.moments:
+            why = " changes a reply: it" if self.kind.shapes else ""
+            raise ConfigError(
+                f"fault: {self.kind.value}{why} can't happen at {at.value}"
+            )
+        if self.number is not None and at not in (Moment.ACTION, Moment.CHECKPOINT):
+            raise ConfigError(
+                f"fault: at {at.value} neither actions nor checkpoints are counted;"
+                " leave out number"
+            )
         if at is not Moment.MESSAGE:
             self._check_without_message(at)
 
     def _check_without_message(self, at: Moment) -> None:
-        if self.kind.shapes:
-            raise ConfigError(
-                f"fault: {self.kind.value} changes a reply: it can't happen at"
-                f" {at.value}"
-            )
         for name in ("message", "equals", "contains"):
             if getattr(self, name) is not None:
                 raise ConfigError(
@@ -124,6 +136,18 @@ class FaultPlan:
     def of(cls, *faults: Fault, seed: int = 0) -> Self:
         """Return a plan of these faults."""
         return cls(faults, seed)
+
+    def due(self, environment: Mapping[str, str]) -> DueFaults:
+        """
+        Return what says which of them happen when in one process.
+
+        Args:
+            environment: What tells the process its name and its start.
+
+        """
+        plan = json.loads(self.to_json())
+        faults = [{**each, "index": n} for n, each in enumerate(plan["faults"])]
+        return DueFaults(faults, self.seed, environment)
 
     def to_json(self) -> str:
         """Return the plan as text for one argument or variable; bytes as Latin-1."""

@@ -10,21 +10,19 @@ A daemon for one record processor, without Java and without AWS.
 
 No restart and no pool: a processor is given what a test gives it, and everything that
 went both ways is kept. Its checkpoints are judged as the daemon's library does it, and
-:class:`ProcessorFaults` says which of them fail.
+what goes wrong at one of them a plan of faults says.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from signal import SIGKILL
 from types import TracebackType
 from typing import Final, NamedTuple, NoReturn, Self
 
 import anyio
 
-from etlstage.errors import ConfigError
 from etlstage.messages import Run
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
@@ -37,29 +35,37 @@ from etlstage.protocol.events import (
     Noise,
     Opened,
 )
-from etlstage.protocol.kcl.checkpoint import ShardPosition, position_of
+from etlstage.protocol.kcl.checkpoint import (
+    SHUTDOWN,
+    THROTTLING,
+    ShardPosition,
+    position_of,
+)
 from etlstage.protocol.kcl.session import KclSession, State
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.process import command_line
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import kit_of
+from etlstage.testing.fault import FaultKind, FaultPlan, Moment
 from etlstage.testing.process import Process
 from etlstage.testing.transcript import Channel, Transcript, WorkerMisbehaved
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("MARKS", "Asked", "ProcessorFaults", "ProcessorUnderTest")
+__all__ = ("ENDS", "MARKS", "Asked", "ProcessorUnderTest")
 
 MARKS: Final = {
     Channel.STDIN: (Side.SUPERVISOR, ">"),
     Channel.STDOUT: (Side.WORKER, "<"),
 }
 """What passes where, and how it is marked."""
-_PATTERN: Final = re.compile(r"(\w+)@(\d+)(?:x(\d+))?")
-_ENDS: Final = {
-    "leaseLost": FarewellReason.LOST,
-    "shutdownRequested": FarewellReason.DRAIN,
-    "shardEnded": FarewellReason.ENDED,
+ENDS: Final = {
+    FaultKind.LOSE_LEASE: FarewellReason.LOST,
+    FaultKind.REQUEST_SHUTDOWN: FarewellReason.DRAIN,
+    FaultKind.END_SHARD: FarewellReason.ENDED,
+    FaultKind.SPLIT_SHARD: FarewellReason.ENDED,
+    FaultKind.MERGE_SHARDS: FarewellReason.ENDED,
 }
+"""Faults that end the life of a processor, and why it ends."""
 
 
 class Asked(NamedTuple):
@@ -70,67 +76,6 @@ class Asked(NamedTuple):
     """Name of the exception that it was answered with."""
 
 
-@dataclass
-class ProcessorFaults:
-    """
-    What goes wrong in the life of a processor, and when.
-
-    Args:
-        errors: Names of exceptions, by the number of the checkpoint, from 1, that is
-            answered with it.
-        late: Seconds that the answer to a checkpoint takes, by its number.
-        eof: Checkpoint in place of whose answer stdin is closed; None: none.
-        end: Action, from 1, in front of which the life ends, and why; None: no more
-            records end it.
-
-    """
-
-    errors: Mapping[int, str] = field(default_factory=dict)
-    late: Mapping[int, float] = field(default_factory=dict)
-    eof: int | None = None
-    end: tuple[int, FarewellReason] | None = None
-
-    @classmethod
-    def parse(cls, texts: Iterable[str]) -> Self:
-        """
-        Return faults as they are written: ``WHAT@N``, or ``WHAT@NxTIMES``.
-
-        Args:
-            texts: Such as ``ThrottlingException@2x3``: the second checkpoint, and the
-                two behind it; ``late@1``, ``eof@1``, ``leaseLost@3``: in front of the
-                third action; so ``shutdownRequested`` and ``shardEnded``.
-
-        Raises:
-            ConfigError: If one is something else.
-
-        """
-        errors: dict[int, str] = {}
-        late: dict[int, float] = {}
-        made = cls(errors, late)
-        for text in texts:
-            found = _PATTERN.fullmatch(text)
-            if found is None or found[2] == "0":
-                raise ConfigError(
-                    f"--fault: expected WHAT@N, as in ThrottlingException@2x3 or"
-                    f" leaseLost@3, got {text!r}"
-                )
-            what, number, times = found[1], int(found[2]), int(found[3] or 1)
-            if what in _ENDS:
-                made.end = number, _ENDS[what]
-            elif what == "eof":
-                made.eof = number
-            elif what == "late":
-                late |= dict.fromkeys(range(number, number + times), 1.0)
-            elif what.isidentifier() and what[:1].isupper():
-                errors |= dict.fromkeys(range(number, number + times), what)
-            else:
-                raise ConfigError(
-                    f"--fault: unknown fault {what!r}, expected the name of an"
-                    f" exception, late, eof, {', '.join(_ENDS)}"
-                )
-        return made
-
-
 class ProcessorUnderTest:
     """
     Runs one process for one shard, and talks to it as its daemon would.
@@ -138,7 +83,7 @@ class ProcessorUnderTest:
     Args:
         stage: Command, dialect and environment of the processor.
         assignment: The shard, and where the processor begins in it.
-        faults: What goes wrong.
+        faults: What goes wrong at its checkpoints.
         launch: What starts it.
         timeout: How long it may take for an action, in seconds.
         on_data: Called with what went one way, as the dialect's reader names it, and
@@ -148,7 +93,10 @@ class ProcessorUnderTest:
         asked: Checkpoints that it has asked for and that would have been stored.
         noise: Lines that mean nothing.
         given: Records that it was given.
-        faults: What goes wrong.
+        number: Checkpoints of its shard that would have been stored, to count faults.
+        parted: What ends its life, of what went wrong at a checkpoint.
+        killed: It was, for such a fault: where the next one is to begin, or nothing:
+            at the last that was stored.
 
     """
 
@@ -157,7 +105,7 @@ class ProcessorUnderTest:
         stage: Stage,
         assignment: Assignment,
         *,
-        faults: ProcessorFaults | None = None,
+        faults: FaultPlan | None = None,
         launch: Launch = launch_worker,
         timeout: float = 10.0,
         on_data: Callable[[Channel, bytes], None] | None = None,
@@ -172,7 +120,10 @@ class ProcessorUnderTest:
         self.asked: list[Asked] = []
         self.noise: list[bytes] = []
         self.given: int = 0
-        self.faults: ProcessorFaults = faults or ProcessorFaults()
+        self.number: int = 0
+        self.parted: FaultKind | None = None
+        self.killed: str | None = None
+        self._faults = (faults or FaultPlan()).due({"ETLSTAGE_WORKER": assignment.name})
         self._process = Process(stage, launch, self._take)
         self._on_data = on_data
         self._shown = 0  # entries of the transcript that were passed on
@@ -270,6 +221,13 @@ class ProcessorUnderTest:
             await self._until(lambda: self.session.state is State.ENDED)
         return await self.exited()
 
+    async def restart(self, begin: str = "") -> NoReturn:
+        """Kill it; the next one is to begin at a checkpoint, or at the last stored."""
+        self.killed = begin
+        self._process.signal(SIGKILL)
+        await self._until(lambda: False)
+        raise AssertionError("unreachable: it was killed")
+
     async def exited(self) -> int:
         """Close its stdin, and wait for its exit."""
         if not self._process.closed:
@@ -334,14 +292,30 @@ class ProcessorUnderTest:
                     pass
 
     def _ask(self, position: ShardPosition, now: float) -> None:
-        number = len(self.asked) + 1
-        error = self.faults.errors.get(number)
+        self.number += 1
+        error, late, answered = None, 0.0, True
+        for fault in self._faults.due(Moment.CHECKPOINT, self.number, b""):
+            match FaultKind(fault["kind"]):
+                case FaultKind.FAIL_CHECKPOINT:
+                    error = fault.get("data", THROTTLING)
+                case FaultKind.PAUSE:
+                    late = fault["seconds"]
+                case FaultKind.END_INPUT:
+                    self._cut, answered = True, False
+                case FaultKind.RESTART:
+                    self.killed = fault.get("data", "")
+                case kind if kind in ENDS:
+                    self.parted = kind
+                    self.session.send(Farewell(why=ENDS[kind]), now)
+                    if kind is FaultKind.LOSE_LEASE:
+                        error = SHUTDOWN
         self.asked.append(Asked(position, error))
-        if number == self.faults.eof:
-            self._cut = True
-            return
-        late = self.faults.late.get(number, 0.0)
-        self._answers.append((now + late, CommitAnswered(position, error)))
+        if self.killed is not None:
+            # It is stored, and nobody is left to hear of it.
+            self.session.send(CommitAnswered(position, error), now)
+            self._process.signal(SIGKILL)
+        elif answered:
+            self._answers.append((now + late, CommitAnswered(position, error)))
 
     async def _write(self) -> None:
         """Write what there is to be said, when it is time."""

@@ -10,25 +10,40 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import md5
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio
 
 from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import AnnotatedRun, Run, counted
-from etlstage.protocol.events import Assignment, FarewellReason
-from etlstage.protocol.kcl.checkpoint import ShardPosition, position_of, rank
+from etlstage.protocol.events import Assignment
+from etlstage.protocol.kcl.checkpoint import (
+    SHARD_END,
+    Rank,
+    ShardPosition,
+    position_of,
+    rank,
+)
 from etlstage.protocol.kcl.lines import RecordColumn, hashed_key
 from etlstage.protocol.kcl.uncommitted import LONGEST_KEY
 from etlstage.stage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import FrameReader, kit_of
-from etlstage.testing.kcl import MARKS, ProcessorFaults, ProcessorUnderTest
+from etlstage.testing.fault import FaultKind, FaultPlan, Moment
+from etlstage.testing.faulty.launch import FaultyLaunch
+from etlstage.testing.kcl import ENDS, MARKS, ProcessorUnderTest
 from etlstage.testing.transcript import Channel, WorkerMisbehaved
+from etlstage.transport import Launch, launch_worker
 
 __all__ = ("StreamRecord", "StreamShard", "records_of", "shards_of", "simulate")
+
+_HASHES: Final = 2**128  # of partition keys
+_STARTS: Final = 1_000  # processes that a shard may have, by faults of ours
+_PARTS: Final = FaultKind.SPLIT_SHARD, FaultKind.MERGE_SHARDS
 
 
 class StreamRecord(NamedTuple):
@@ -40,23 +55,53 @@ class StreamRecord(NamedTuple):
     """When it arrived, in milliseconds since 1970; None: now."""
 
 
-class StreamShard(NamedTuple):
+@dataclass
+class StreamShard:
     """A part of a stream, in order."""
 
     name: str
-    numbers: list[int]
-    records: list[StreamRecord]
+    keys: range
+    """Hashes of the partition keys that fall to it."""
+    positions: list[Rank] = field(default_factory=list)
+    records: list[StreamRecord] = field(default_factory=list)
 
     def run(self, begin: int, end: int) -> Run:
         """Return some of its records, as a session takes them."""
-        records = self.records[begin:end]
         now = time.time_ns() // 1_000_000
+        records, positions = self.records[begin:end], self.positions[begin:end]
         columns: dict[str, Sequence[Any]] = {
-            RecordColumn.SEQUENCE: list(map(str, self.numbers[begin:end])),
+            RecordColumn.SEQUENCE: [str(number) for number, _ in positions],
             RecordColumn.PARTITION: [record.key for record in records],
             RecordColumn.ARRIVAL: [record.time or now for record in records],
         }
+        if any(sub for _, sub in positions):
+            columns[RecordColumn.SUB] = [sub for _, sub in positions]
         return AnnotatedRun([record.data for record in records], **columns)
+
+    def covered(self, position: ShardPosition) -> int:
+        """Return how many of its records a checkpoint covers."""
+        return bisect_right(self.positions, rank(position))
+
+    def repeat(self, place: int, times: int) -> None:
+        """Have one of its records there so many times, put as one."""
+        number, _ = self.positions[place]
+        self.positions[place : place + 1] = [(number, sub) for sub in range(times)]
+        self.records[place : place + 1] = [self.records[place]] * times
+
+    def fill(self, records: Iterable[tuple[Rank, StreamRecord]]) -> None:
+        """Put those of some records into it that fall to it, in order."""
+        for position, record in records:
+            hashed = md5(record.key.encode(), usedforsecurity=False).digest()
+            if int.from_bytes(hashed) in self.keys:
+                at = bisect_right(self.positions, position)
+                self.positions.insert(at, position)
+                self.records.insert(at, record)
+
+    def cut(self, place: int) -> list[tuple[Rank, StreamRecord]]:
+        """Return its records from there on, which it has no more."""
+        rest = list(zip(self.positions[place:], self.records[place:], strict=True))
+        del self.positions[place:], self.records[place:]
+        return rest
 
 
 def records_of(lines: Sequence[bytes]) -> list[StreamRecord]:
@@ -103,13 +148,18 @@ def _record(number: int, line: bytes) -> StreamRecord:
 
 def shards_of(records: Sequence[StreamRecord], count: int) -> list[StreamShard]:
     """Return shards, each with the records whose keys fall to it, as Kinesis has it."""
-    shards = [StreamShard(f"shardId-{n:012}", [], []) for n in range(count)]
-    for number, record in enumerate(records, 1):
-        place = int.from_bytes(md5(record.key.encode(), usedforsecurity=False).digest())
-        shard = shards[place * count >> 128]
-        shard.numbers.append(number)
-        shard.records.append(record)
+    bounds = [_HASHES * n // count for n in range(count + 1)]
+    shards = [_shard(n, range(*bounds[n : n + 2])) for n in range(count)]
+    numbered: list[tuple[Rank, StreamRecord]] = [
+        ((n, 0), record) for n, record in enumerate(records, 1)
+    ]
+    for shard in shards:
+        shard.fill(numbered)
     return shards
+
+
+def _shard(number: int, keys: range) -> StreamShard:
+    return StreamShard(f"shardId-{number:012}", keys)
 
 
 async def simulate(
@@ -118,14 +168,15 @@ async def simulate(
     *,
     size: int,
     tell: Callable[[str], None],
-    faults: ProcessorFaults,
+    faults: FaultPlan | None = None,
     begin: str | None = None,
     timeout: float = 10.0,  # noqa: ASYNC109 - of each action, in the processor
 ) -> bool:
     """
     Run a processor for each shard; return whether all of them did well.
 
-    A shard that ends has to be checkpointed to its end.
+    A shard that ends has to be checkpointed to its end; then those begin that have the
+    rest of its records, if it was split or merged.
 
     Args:
         stage: Of the processors.
@@ -137,107 +188,281 @@ async def simulate(
         timeout: How long one may take for an action, in seconds.
 
     Raises:
-        ConfigError: If ``begin`` is no checkpoint.
+        ConfigError: If ``begin`` is no checkpoint, or a fault can't happen.
         WorkerStartFailed: If the program can't be run.
 
     """
-    position = None if begin is None else _position(begin)
+    position = None if begin is None else _position(begin, "--from")
+    plan, launch = _parted(stage, faults or FaultPlan())
+    stream = _Lineage(shards)
+    alone = len(shards) == 1 and not any(each.kind in _PARTS for each in plan.faults)
     ended: list[str] = []
     well = True
-    unstarted: WorkerStartFailed | None = None
+    wrong: ConfigError | WorkerStartFailed | None = None
 
-    async def live(shard: StreamShard) -> None:
-        nonlocal well, unstarted
-        life = _ShardRun(
-            shard, kit_of(stage.dialect).reader(), tell, alone=len(shards) == 1
-        )
-        processor = ProcessorUnderTest(
-            stage,
-            Assignment(shard.name, position),
-            faults=faults,
-            timeout=timeout,
-            on_data=life.show,
-        )
+    async def live(shard: StreamShard, position: ShardPosition | None) -> None:
+        nonlocal well, wrong
+        lead = "" if alone else f"{int(shard.name[-12:])}  "
+        log = _Log(kit_of(stage.dialect).reader(), tell, lead)
+        life = _ShardRun(shard, stream, plan, size, log)
+
+        def processor(begin: ShardPosition | None) -> ProcessorUnderTest:
+            return ProcessorUnderTest(
+                stage,
+                Assignment(shard.name, begin),
+                faults=plan,
+                launch=launch,
+                timeout=timeout,
+                on_data=log.add,
+            )
+
         try:
-            await life.run(processor, size)
-        except WorkerMisbehaved as error:
-            well = False
-            life.tell(f"FAIL {error.what}")
-        except WorkerStartFailed as error:
-            unstarted = error
+            well &= await life.run(processor, position)
+        except (ConfigError, WorkerStartFailed) as error:
+            wrong = error
             tasks.cancel_scope.cancel()
             return
-        left = life.left(processor)
-        well = well and not (left and faults.end is None)
-        stored = processor.stored
-        sub = f".{stored.sub}" if stored.sub else ""
-        what = f"; {counted(left, 'record')} not covered" if left else ""
-        ended.append(f"checkpointed: {shard.name} {stored.sequence}{sub}{what}")
+        ended.append(life.ended())
+        for child in stream.over(shard, life.stored):
+            tasks.start_soon(live, child, None)
 
     async with anyio.create_task_group() as tasks:
         for shard in shards:
-            tasks.start_soon(live, shard)
-    if unstarted is not None:
-        raise unstarted
-    for line in sorted(ended):
+            tasks.start_soon(live, shard, position)
+    if wrong is not None:
+        raise wrong
+    for line in sorted(ended) + stream.waiting():
         tell(line)
     return well
 
 
-def _position(text: str) -> ShardPosition:
+def _parted(stage: Stage, faults: FaultPlan) -> tuple[FaultPlan, Launch]:
+    """Return the faults of the daemon, and what starts processes with the others."""
+    of_daemon = Moment.ACTION, Moment.CHECKPOINT
+    mine = [each for each in faults.faults if each.at in of_daemon]
+    others = [each for each in faults.faults if each.at not in of_daemon]
+    launch: Launch = launch_worker
+    if others:
+        plan = FaultPlan(tuple(others), faults.seed)
+        launch = FaultyLaunch(launch_worker, {stage.name: plan})
+    return FaultPlan(tuple(mine), faults.seed), launch
+
+
+def _position(text: str, what: str) -> ShardPosition:
     number, _, sub = text.partition(".")
     try:
         return position_of([number, int(sub or 0)])
     except ValueError as error:
-        raise ConfigError(f"--from: {error}") from None
+        raise ConfigError(f"{what}: {error}") from None
+
+
+class _Lineage:
+    """Which shards there are, and which follow them."""
+
+    def __init__(self, shards: Sequence[StreamShard]) -> None:
+        self._first = [shard.name for shard in shards]
+        self._count = len(shards)  # that there ever were
+        self._running = list(shards)
+        self._parents: dict[str, set[str]] = {}  # of those that wait, by name
+        self._children: dict[str, list[StreamShard]] = {}  # by the name of a parent
+
+    def divisible(self, shard: StreamShard) -> bool:
+        """Return whether a shard may be split or merged: no child may, or all were."""
+        return shard.name in self._first
+
+    def merges(self, shard: StreamShard) -> bool:
+        """Return whether another shard is to be merged with this one."""
+        return shard.name in self._children
+
+    def end(self, shard: StreamShard, kind: FaultKind, place: int) -> None:
+        """
+        Have a shard end in front of a record.
+
+        Raises:
+            ConfigError: If it is to be merged, and there is no other.
+
+        """
+        keys = shard.keys
+        middle = (keys.start + keys.stop) // 2
+        match kind:
+            case FaultKind.SPLIT_SHARD:
+                parts = range(keys.start, middle), range(middle, keys.stop)
+                self._follow([shard], *parts)
+            case FaultKind.MERGE_SHARDS if not self.merges(shard):
+                other = self._other(shard)
+                spans = keys, other.keys
+                begin, end = min(s.start for s in spans), max(s.stop for s in spans)
+                self._follow([shard, other], range(begin, end))
+            case FaultKind.MERGE_SHARDS | FaultKind.END_SHARD:
+                pass
+            case _:
+                return
+        rest = shard.cut(place)
+        for child in self._children.get(shard.name, ()):
+            child.fill(rest)
+
+    def over(self, shard: StreamShard, stored: ShardPosition) -> list[StreamShard]:
+        """Drop a shard that is not processed any more; return those that begin now."""
+        self._running.remove(shard)
+        children = self._children.get(shard.name, [])
+        if stored.sequence == SHARD_END:
+            for child in children:
+                self._parents[child.name].discard(shard.name)
+        begun = [child for child in children if not self._parents[child.name]]
+        self._running += begun
+        return begun
+
+    def waiting(self) -> list[str]:
+        """Return, in words, which shards could not begin."""
+        return [
+            f"not begun: {child} behind {' and '.join(sorted(parents))}"
+            for child, parents in self._parents.items()
+            if parents
+        ]
+
+    def _other(self, shard: StreamShard) -> StreamShard:
+        for other in self._running:
+            if other is not shard and not self.merges(other):
+                return other
+        raise ConfigError(
+            f"fault {FaultKind.MERGE_SHARDS.value}: no shard is processed beside"
+            f" {shard.name}; see --shards"
+        )
+
+    def _follow(self, parents: Sequence[StreamShard], *spans: range) -> None:
+        children = [_shard(self._count + n, span) for n, span in enumerate(spans)]
+        self._count += len(children)
+        names = {parent.name for parent in parents}
+        self._children |= dict.fromkeys(names, children)
+        self._parents |= {child.name: set(names) for child in children}
 
 
 class _ShardRun:
-    """One life of a processor, and its log lines."""
+    """The processors of a shard, one behind the other."""
 
     def __init__(
         self,
         shard: StreamShard,
-        reader: FrameReader | None,
-        tell: Callable[[str], None],
-        *,
-        alone: bool,
+        stream: _Lineage,
+        plan: FaultPlan,
+        size: int,
+        log: _Log,
+    ) -> None:
+        self.stored: ShardPosition = position_of(None)
+        self._shard = shard
+        self._stream = stream
+        self._faults = plan.due({"ETLSTAGE_WORKER": shard.name})
+        self._size = size
+        self._log = log
+        self._actions = 0
+        self._many = 0  # times that the next record comes
+
+    async def run(
+        self,
+        start: Callable[[ShardPosition | None], ProcessorUnderTest],
+        begin: ShardPosition | None,
+    ) -> bool:
+        """
+        Give all records to processors; return whether they did well.
+
+        Raises:
+            ConfigError: If a fault can't happen.
+            WorkerStartFailed: If the program can't be run.
+
+        """
+        asked = 0
+        for _ in range(_STARTS):
+            processor = start(begin)
+            processor.number = asked
+            try:
+                async with processor:
+                    await self._live(processor)
+            except WorkerMisbehaved as error:
+                if processor.killed is None:
+                    self._log.show(f"FAIL {error.what}")
+                    return False
+            finally:
+                self.stored = processor.stored
+            if processor.killed is None:
+                return True
+            asked, begin = processor.number, self.stored
+            if processor.killed:
+                begin = _position(processor.killed, f"fault {FaultKind.RESTART.value}")
+        raise ConfigError(
+            f"fault {FaultKind.RESTART.value}: {self._shard.name} was begun {_STARTS:,}"
+            " times; say by number when"
+        )
+
+    def ended(self) -> str:
+        """Return, in words, what was checkpointed."""
+        stored, left = self.stored, len(self._shard.records)
+        left -= self._shard.covered(stored)
+        sub = f".{stored.sub}" if stored.sub else ""
+        what = f"; {counted(left, 'record')} not covered" if left else ""
+        return f"checkpointed: {self._shard.name} {stored.sequence}{sub}{what}"
+
+    async def _live(self, processor: ProcessorUnderTest) -> None:
+        """Give what is not checkpointed, an action for so many, and end it."""
+        shard, end = self._shard, await self._before(processor)
+        place = shard.covered(processor.stored)
+        while end is None and place < len(shard.records):
+            if self._many:
+                shard.repeat(place, self._many)
+            size, self._many = max(self._size, self._many), 0
+            await processor.give(shard.run(place, place + size))
+            place += size
+            end = processor.parted or await self._before(processor)
+        if end is FaultKind.END_INPUT:
+            await processor.exited()
+            return
+        end = end or FaultKind.END_SHARD
+        self._stream.end(shard, end, place)
+        await processor.end(ENDS[end])
+
+    async def _before(self, processor: ProcessorUnderTest) -> FaultKind | None:
+        """Have done what happens before an action; return what ends the life."""
+        self._actions += 1
+        end: FaultKind | None = None
+        for fault in self._faults.due(Moment.ACTION, self._actions, b""):
+            kind = FaultKind(fault["kind"])
+            if kind is FaultKind.PAUSE:
+                await anyio.sleep(fault["seconds"])
+            elif kind is FaultKind.NO_RECORDS:
+                await processor.give(self._shard.run(0, 0))
+            elif kind is FaultKind.MANY_RECORDS:
+                self._many = fault["size"]
+            elif kind is FaultKind.RESTART:
+                await processor.restart(fault.get("data", ""))
+            elif kind not in _PARTS or self._stream.divisible(self._shard):
+                end = end or kind
+        if end is None and self._stream.merges(self._shard):
+            end = FaultKind.MERGE_SHARDS
+        return end
+
+
+class _Log:
+    """What went both ways, a line for each thing."""
+
+    def __init__(
+        self, reader: FrameReader | None, tell: Callable[[str], None], lead: str
     ) -> None:
         assert reader is not None
-        self._shard = shard
         self._reader = reader
         self._tell = tell
-        self._lead = "" if alone else f"{int(shard.name[-12:])}  "
+        self._lead = lead
 
-    async def run(self, processor: ProcessorUnderTest, size: int) -> None:
-        """Give its records, an action for so many, and end it."""
-        shard, end = self._shard, processor.faults.end
-        begin = sum((number, 0) <= rank(processor.stored) for number in shard.numbers)
-        async with processor:
-            places = range(begin, len(shard.records), size)
-            for action, place in enumerate(places, 1):
-                if end is not None and end[0] == action:
-                    break
-                await processor.give(shard.run(place, place + size))
-            await processor.end(FarewellReason.ENDED if end is None else end[1])
-
-    def left(self, processor: ProcessorUnderTest) -> int:
-        """Return how many records no checkpoint covers."""
-        stored = rank(processor.stored)
-        return sum((number, 0) > stored for number in self._shard.numbers)
-
-    def show(self, channel: Channel, data: bytes) -> None:
+    def add(self, channel: Channel, data: bytes) -> None:
         """Show what went one way."""
         if channel in MARKS:
             side, mark = MARKS[channel]
             for text in self._reader.read(side, data):
-                self.tell(f"{mark} {text}")
+                self.show(f"{mark} {text}")
         elif channel is Channel.STDERR:
             for line in data.decode(errors="replace").splitlines():
-                self.tell(f"! {line}")
+                self.show(f"! {line}")
         else:
-            self.tell(f"- {data.decode(errors='replace')}")
+            self.show(f"- {data.decode(errors='replace')}")
 
-    def tell(self, text: str) -> None:
-        """Tell a line."""
+    def show(self, text: str) -> None:
+        """Show a line."""
         self._tell(harmless(f"{self._lead}{text}"))

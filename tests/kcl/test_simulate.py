@@ -13,7 +13,7 @@ from etlstage.messages import StageKind
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import Stage, WorkerProgram
-from etlstage.testing.kcl import ProcessorFaults
+from etlstage.testing import Fault, FaultKind, FaultPlan, Moment
 from etlstage.testing.kcl_daemon import StreamRecord, records_of, shards_of, simulate
 from tests.kcl.client import CURRENT, downloaded
 from tests.kcl.processors import BUFFERING
@@ -27,7 +27,8 @@ class Printer(kcl.Processor):
     def process_records(self, records, checkpointer):
         for record in records:
             print(record.data.decode())
-        checkpointer.checkpoint(records[-1])
+        if records:
+            checkpointer.checkpoint(records[-1])
 
     def shutdown_requested(self, checkpointer):
         checkpointer.checkpoint()
@@ -46,11 +47,12 @@ def anyio_backend() -> str:
 async def told(
     folder: Path,
     source: str = SDK,
-    *faults: str,
+    *faults: Fault,
     shards: int = 1,
     version: Version = Version.V2,
     begin: str | None = None,
     well: bool = True,
+    events: bool = False,
 ) -> list[str]:
     """Return what is told of a processor, with five records."""
     file = folder / "processor.py"
@@ -71,12 +73,16 @@ async def told(
         shards_of(records_of(LINES), shards),
         size=3,
         tell=lines.append,
-        faults=ProcessorFaults.parse(faults),
+        faults=FaultPlan(faults),
         begin=begin,
         timeout=20,
     )
     assert found is well, "\n".join(lines)
-    return [line for line in lines if line[:2] not in ("! ", "- ")]
+    return [
+        line
+        for line in lines
+        if events or line.lstrip("0123456789 ")[:2] not in ("! ", "- ")
+    ]
 
 
 async def test_both_sides_are_told_by_name(tmp_path: Path) -> None:
@@ -109,13 +115,13 @@ async def test_both_sides_are_told_by_name(tmp_path: Path) -> None:
     ("faults", "version", "lines"),
     [
         (
-            ["ThrottlingException@1x2"],
+            [Fault(FaultKind.FAIL_CHECKPOINT, number=1, times=2)],
             Version.V2,
             ["> checkpoint 3: ThrottlingException"] * 2
             + ["> checkpoint 3: stored", "> shardEnded"],
         ),
         (
-            ["leaseLost@2"],
+            [Fault(FaultKind.LOSE_LEASE, number=2)],
             Version.V2,
             [
                 "> leaseLost",
@@ -123,17 +129,28 @@ async def test_both_sides_are_told_by_name(tmp_path: Path) -> None:
                 "checkpointed: shardId-000000000000 3; 2 records not covered",
             ],
         ),
-        (["leaseLost@1"], Version.V1, ["> shutdown ZOMBIE", "< status shutdown"]),
-        (["shardEnded@2"], Version.LEGACY, ["> shutdown TERMINATE"]),
         (
-            ["shutdownRequested@2", "late@1"],
+            [Fault(FaultKind.LOSE_LEASE, number=1)],
+            Version.V1,
+            ["> shutdown ZOMBIE", "< status shutdown"],
+        ),
+        (
+            [Fault(FaultKind.END_SHARD, number=2)],
+            Version.LEGACY,
+            ["> shutdown TERMINATE"],
+        ),
+        (
+            [
+                Fault(FaultKind.REQUEST_SHUTDOWN, number=2),
+                Fault(FaultKind.PAUSE, Moment.CHECKPOINT, number=1),
+            ],
             Version.V2,
             ["> shutdownRequested", "< checkpoint (all)", "> leaseLost"],
         ),
     ],
 )
 async def test_faults(
-    tmp_path: Path, faults: list[str], version: Version, lines: list[str]
+    tmp_path: Path, faults: list[Fault], version: Version, lines: list[str]
 ) -> None:
     """They happen where they are said to, in the words of the version."""
     found = iter(await told(tmp_path, SDK, *faults, version=version))
@@ -141,9 +158,174 @@ async def test_faults(
         assert line in found, line
 
 
+@pytest.mark.parametrize(
+    ("fault", "lines"),
+    [
+        (
+            Fault(FaultKind.FAIL_CHECKPOINT, number=1, data=b"NullPointerException"),
+            ["> checkpoint 3: NullPointerException", "- exited with status 1"],
+        ),
+        (
+            Fault(FaultKind.LOSE_LEASE, Moment.CHECKPOINT, number=2),
+            [
+                "< checkpoint 5",
+                "> checkpoint 5: ShutdownException",
+                "< status processRecords",
+                "> leaseLost",
+                "checkpointed: shardId-000000000000 3; 2 records not covered",
+            ],
+        ),
+        (
+            Fault(FaultKind.REQUEST_SHUTDOWN, Moment.CHECKPOINT, number=1),
+            [
+                "> checkpoint 3: stored",
+                "> shutdownRequested",
+                "< status shutdownRequested",
+                "> leaseLost",
+                "checkpointed: shardId-000000000000 3; 2 records not covered",
+            ],
+        ),
+        (
+            Fault(FaultKind.END_SHARD, Moment.CHECKPOINT, number=1),
+            [
+                "> checkpoint 3: stored",
+                "> shardEnded",
+                "checkpointed: shardId-000000000000 SHARD_END",
+            ],
+        ),
+        (
+            Fault(FaultKind.NO_RECORDS, number=2),
+            ["> checkpoint 3: stored", "> processRecords: 0 records"],
+        ),
+        (
+            Fault(FaultKind.MANY_RECORDS, number=2),
+            [
+                "> processRecords: 10,000 records",
+                ">   4 '90c1667d' 'four'",
+                ">   ... 9,994 records ...",
+                ">   4.9999 '90c1667d' 'four'",
+                "> checkpoint 4.9999: stored",
+                ">   5 '3cb2cccb' 'five'",
+                "checkpointed: shardId-000000000000 SHARD_END",
+            ],
+        ),
+        (
+            Fault(FaultKind.RESTART, number=2),
+            [
+                "> checkpoint 3: stored",
+                "- SIGKILL was sent",
+                "> initialize shardId-000000000000 from 3",
+                "> processRecords: 2 records",
+                ">   4 '90c1667d' 'four'",
+                "checkpointed: shardId-000000000000 SHARD_END",
+            ],
+        ),
+        (
+            # All was checkpointed before: nothing comes but the end of the shard.
+            Fault(FaultKind.RESTART, number=3),
+            [
+                "> checkpoint 5: stored",
+                "> initialize shardId-000000000000 from 5",
+                "< status initialize",
+                "> shardEnded",
+                "< checkpoint (all)",
+                "checkpointed: shardId-000000000000 SHARD_END",
+            ],
+        ),
+        (
+            Fault(FaultKind.RESTART, Moment.CHECKPOINT, number=1),
+            ["< checkpoint 3", "> initialize shardId-000000000000 from 3"],
+        ),
+        (
+            Fault(FaultKind.RESTART, Moment.CHECKPOINT, number=1, data=b"1"),
+            [
+                "< checkpoint 3",
+                "> initialize shardId-000000000000 from 1",
+                ">   2 '11ca8a66' 'two'",
+                "checkpointed: shardId-000000000000 SHARD_END",
+            ],
+        ),
+        (
+            Fault(FaultKind.END_INPUT, Moment.ACTION, number=2),
+            [
+                "> checkpoint 3: stored",
+                "- stdin was closed",
+                "- exited with status 0",
+                "checkpointed: shardId-000000000000 3; 2 records not covered",
+            ],
+        ),
+    ],
+)
+async def test_what_goes_wrong_with_a_shard(
+    tmp_path: Path, fault: Fault, lines: list[str]
+) -> None:
+    """Before an action, or at a checkpoint; what is told is in this order."""
+    well = fault.kind is not FaultKind.FAIL_CHECKPOINT
+    all_told = await told(tmp_path, SDK, fault, well=well, events=True)
+    found = iter(all_told)
+    for line in lines:
+        assert line in found, (line, all_told)
+
+
+async def test_shard_that_is_split(tmp_path: Path) -> None:
+    """Its children begin behind its end, and have the rest of its records."""
+    found = await told(tmp_path, SDK, Fault(FaultKind.SPLIT_SHARD))
+    assert found[2:6] == [
+        "0  > shardEnded",
+        "0  < checkpoint (all)",
+        "0  > checkpoint (all): stored",
+        "0  < status shardEnded",
+    ]
+    assert "1  > initialize shardId-000000000001 from TRIM_HORIZON" in found[6:]
+    given = sorted((line[7], line[0]) for line in found if line[3:7] == ">   ")
+    assert [number for number, _ in given] == ["1", "2", "3", "4", "5"]
+    assert {shard for _, shard in given} == {"1", "2"}
+    assert found[-3:] == [f"checkpointed: shardId-{n:012} SHARD_END" for n in range(3)]
+
+
+async def test_shards_that_are_merged(tmp_path: Path) -> None:
+    """One ends the other, and their child waits for both."""
+    fault = Fault(FaultKind.MERGE_SHARDS, number=1, worker="shardId-000000000001")
+    found = await told(tmp_path, SDK, fault, shards=2)
+    given = [line for line in found if ">   " in line]
+    assert sorted(line[7] for line in given) == ["1", "2", "3", "4", "5"]
+    child = [line[7] for line in given if line[0] == "2"]
+    assert child
+    assert child == sorted(child)
+    begun = found.index("2  > initialize shardId-000000000002 from TRIM_HORIZON")
+    assert found.index("0  < status shardEnded") < begun
+    assert found.index("1  < status shardEnded") < begun
+    with pytest.raises(ConfigError, match="no shard is processed beside"):
+        await told(tmp_path, SDK, Fault(FaultKind.MERGE_SHARDS))
+
+
+async def test_children_of_a_shard_that_did_not_end(tmp_path: Path) -> None:
+    """They don't begin: their parents come first."""
+    source = SDK + "# never checkpoints the end\n"
+    source = source.replace(
+        "kcl.run(", "Printer.shard_ended = lambda *_: None\nkcl.run("
+    )
+    fault = Fault(FaultKind.SPLIT_SHARD, number=2)
+    found = await told(tmp_path, source, fault, well=False)
+    assert any("FAIL the processor answered shardEnded without" in f for f in found)
+    assert found[-2:] == [
+        f"not begun: shardId-{n:012} behind shardId-{0:012}" for n in (1, 2)
+    ]
+
+
+async def test_shard_that_begins_again_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused; a fault like this needs a number."""
+    fault = Fault(FaultKind.RESTART, Moment.CHECKPOINT, data=b"1")
+    monkeypatch.setattr("etlstage.testing.kcl_daemon._STARTS", 3)
+    with pytest.raises(ConfigError, match="was begun 3 times; say by number when"):
+        await told(tmp_path, SDK, fault)
+
+
 async def test_unanswered_checkpoint(tmp_path: Path) -> None:
     """Its stdin is closed in place of the answer; the SDK exits then."""
-    found = await told(tmp_path, SDK, "eof@1", well=False)
+    found = await told(tmp_path, SDK, Fault(FaultKind.END_INPUT), well=False)
     assert found[-2].startswith("FAIL the processor closed stdout, expected its status")
     assert found[-2].endswith("exited with status 1")
 
@@ -177,7 +359,7 @@ async def test_program_that_is_not_there(tmp_path: Path) -> None:
     stage = Stage(name="w", kind=StageKind.LOAD, worker=["/none"], dialect=KclDialect())
     shards = shards_of(records_of(LINES), 2)
     with pytest.raises(WorkerStartFailed):
-        await simulate(stage, shards, size=3, tell=print, faults=ProcessorFaults())
+        await simulate(stage, shards, size=3, tell=print)
 
 
 def test_records_of_a_file() -> None:
@@ -209,10 +391,3 @@ def test_wrong_record(line: bytes, text: str) -> None:
     """It is named by its place."""
     with pytest.raises(ConfigError, match=text):
         records_of([line])
-
-
-@pytest.mark.parametrize("text", ["x", "leaseLost", "late@0", "nothing@1"])
-def test_wrong_fault(text: str) -> None:
-    """What was expected is said."""
-    with pytest.raises(ConfigError, match="--fault: "):
-        ProcessorFaults.parse([text])

@@ -6,7 +6,8 @@ Sybil finds the fences; this is what is done with one, by its language:
 - ``console``: the commands are typed, and print what is shown; ``...`` stands for lines
   left out. ``pytest --update`` writes what they print into the page.
 - ``python``: it is run, and a ``text`` behind it is what it prints.
-- ``yaml``: it is a pipeline, or a part of one that gets the rest, and is loaded.
+- ``yaml``: it is a pipeline, or a part of one that gets the rest, and is loaded; or a
+  file of faults.
 - whatever begins with a comment that names a file is written there.
 
 A comment in front of a fence is for what can't be run so: ``drawing``, ``dialogue``
@@ -37,6 +38,7 @@ from ruamel.yaml import YAML
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
+from etlstage.config.fault import fault_plan
 from etlstage.config.loader import load
 from etlstage.config.schema import pipeline_schema
 
@@ -154,6 +156,9 @@ def _yaml(fence: Fence, here: Here, _: Example) -> None:
     if "apiVersion" in data:
         return  # Kubernetes's, which has a name
     path = here.folder / (fence.file or "pipeline.yaml")
+    if fence.file and data.keys() <= {"faults", "seed"}:
+        fault_plan(path)
+        return
     if "name" not in data:
         path.write_text((path.read_text() if path.exists() else ENDS) + fence.text)
     elif not fence.file:

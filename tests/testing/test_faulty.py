@@ -310,7 +310,11 @@ def test_fault_that_only_a_process_can_have_is_refused(kind: FaultKind) -> None:
 @pytest.mark.core
 def test_dialect_without_faults_is_refused() -> None:
     """When a worker is started, in words (issue 26)."""
+
+    class Other(KclDialect):
+        name = "other"
+
     launch = FaultyLaunch(launch_over_pipes, {"t": FaultPlan.of(Fault(FaultKind.KILL))})
-    request = LaunchRequest(("x",), {}, stage="t", dialect=KclDialect())
-    with pytest.raises(ConfigError, match="kill can't be done to dialect kcl, only to"):
+    request = LaunchRequest(("x",), {}, stage="t", dialect=Other())
+    with pytest.raises(ConfigError, match="kill can't be done to dialect other, only"):
         launch(request)

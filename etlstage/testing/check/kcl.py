@@ -26,7 +26,8 @@ from etlstage.protocol.kcl.lines import RecordColumn, Version
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
-from etlstage.testing.kcl import ProcessorFaults, ProcessorUnderTest
+from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
+from etlstage.testing.kcl import ProcessorUnderTest
 from etlstage.testing.transcript import WorkerMisbehaved
 
 __all__ = ("CHECKS",)
@@ -45,19 +46,20 @@ _PAUSE: Final = 6.0  # seconds: published clients wait 5 between two tries
 def _daemon(
     subject: Subject,
     position: object = None,
-    *,
-    errors: dict[int, str] | None = None,
-    late: dict[int, float] | None = None,
-    eof: int | None = None,
+    *faults: Fault,
     more: float = 0.0,
 ) -> ProcessorUnderTest:
     return ProcessorUnderTest(
         subject.stage,
         Assignment(_SHARD, position),
-        faults=ProcessorFaults(errors or {}, late or {}, eof),
+        faults=FaultPlan(faults),
         launch=subject.launch,
         timeout=subject.timeout + more,
     )
+
+
+def _failed(number: int, error: str) -> Fault:
+    return Fault(FaultKind.FAIL_CHECKPOINT, number=number, data=error.encode())
 
 
 def _records(
@@ -180,14 +182,15 @@ async def checkpoints_the_end_again_when_throttled(subject: Subject) -> None:
     async with _daemon(subject) as processor:
         await processor.end()
         number = len(processor.asked)
-    errors = {number: THROTTLING}
-    async with _daemon(subject, errors=errors, more=_PAUSE) as processor:
+    throttled = _failed(number, THROTTLING)
+    async with _daemon(subject, None, throttled, more=_PAUSE) as processor:
         await _ended(processor, FarewellReason.ENDED)
 
 
 async def _survives(subject: Subject, error: str) -> ProcessorUnderTest:
     """Return what was given records, its first checkpoint answered with an error."""
-    async with _daemon(subject, errors={1: error}, more=_PAUSE) as processor:
+    failed = _failed(1, error)
+    async with _daemon(subject, None, failed, more=_PAUSE) as processor:
         for place in range(0, _ENOUGH, 3):
             await processor.give(_records(subject, 3, place))
         if not processor.asked:
@@ -286,7 +289,9 @@ async def exits_when_stdin_ends(subject: Subject) -> None:
 
 async def exits_when_an_answer_does_not_come(subject: Subject) -> None:
     """Stdin may end in place of the answer to a checkpoint."""
-    async with _daemon(subject, eof=1) as processor:
+    async with _daemon(
+        subject, None, Fault(FaultKind.END_INPUT, number=1)
+    ) as processor:
         for place in range(0, _ENOUGH, 3):
             processor.begin(_records(subject, 3, place))
             with anyio.move_on_after(subject.timeout):
@@ -301,7 +306,8 @@ async def exits_when_an_answer_does_not_come(subject: Subject) -> None:
 
 async def waits_for_a_late_answer(subject: Subject) -> None:
     """A checkpoint may take a while; nothing else is said meanwhile."""
-    async with _daemon(subject, late={1: 0.5}) as processor:
+    late = Fault(FaultKind.PAUSE, Moment.CHECKPOINT, number=1, seconds=0.5)
+    async with _daemon(subject, None, late) as processor:
         await processor.give(_records(subject))
         await processor.end()
 

@@ -12,7 +12,6 @@ dialect the rest: ``WIRE`` is its wire.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Final
@@ -20,7 +19,6 @@ from typing import Final
 from etlstage.errors import ConfigError
 from etlstage.testing.fault import FaultKind, FaultPlan
 from etlstage.testing.faulty.wire import Fault, FaultyWire, Occurrence, Victim
-from etlstage.testing.hostile.plan import DueFaults
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
 __all__ = ("FaultyLaunch", "unknown")
@@ -29,10 +27,12 @@ __all__ = ("FaultyLaunch", "unknown")
 def unknown(kind: FaultKind, dialect: str) -> str:
     """Say why a worker that speaks this dialect can't have such a fault, or nothing."""
     if dialect not in _WIRES:
-        known = " and ".join(sorted(_WIRES))
+        known = " or ".join(sorted(_WIRES))
         return f"{kind.value} can't be done to dialect {dialect}, only to {known}"
     if not kind.about or kind.about in _wire(dialect).has:
         return ""
+    if kind.about == "a shard":
+        return f"{kind.value} can only be done by 'etlstage kcl simulate'"
     return f"{kind.value} is about {kind.about}, which dialect {dialect} has not"
 
 
@@ -73,28 +73,24 @@ class FaultyLaunch:
         for fault in faults.faults:
             if reason := unknown(fault.kind, request.dialect.name):
                 raise ConfigError(f"stage {request.stage}: fault {reason}")
-        plan = json.loads(faults.to_json())
-        for number, each in enumerate(plan["faults"]):
-            each["number"] = number
         inner, child = self._launch(request)
         mine: list[Occurrence] = []
 
         def note(fault: Fault, message: int) -> None:
             found = Occurrence(
-                request.stage, fault["number"], request.worker, request.start, message
+                request.stage, fault["index"], request.worker, request.start, message
             )
             mine.append(found)
             self.happened.append(found)
 
         victim = Victim(child, mine)
         made = _wire(request.dialect.name)
-        mishaps = DueFaults(plan["faults"], plan["seed"], request.env)
-        wire = made(inner, victim, request, mishaps, note)
+        wire = made(inner, victim, request, faults.due(request.env), note)
         wire.begin()
         return wire, victim
 
 
-_WIRES: Final = frozenset({"cocaine", "marker"})
+_WIRES: Final = frozenset({"cocaine", "kcl", "marker"})
 """Dialects that have a wire here."""
 
 

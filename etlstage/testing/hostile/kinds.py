@@ -33,6 +33,10 @@ class Moment(StrEnum):
     """When there was nothing to do for a moment; again after each such moment."""
     END = "end"
     """When its input has ended, or it is asked to terminate."""
+    ACTION = "action"
+    """Before an action of a record processor; also before the one that ends its shard."""
+    CHECKPOINT = "checkpoint"
+    """When a record processor has asked for a checkpoint, before the answer."""
 
 
 class _Kind(NamedTuple):
@@ -55,7 +59,8 @@ class FaultKind(StrEnum):
 
     Attributes:
         meaning: That, in words.
-        about: What a worker must have for it: markers, pipes, a connection.
+        about: What a worker must have for it: markers, pipes, a connection,
+            checkpoints; or a shard, of a daemon that is simulated.
         at: When it happens by default.
         shapes: Whether it changes a reply; all others are done at once.
         inside: Whether only a process can do it to itself.
@@ -85,7 +90,21 @@ class FaultKind(StrEnum):
     @property
     def outside(self) -> bool:
         """Whether only a launch can do it; see ``FaultyLaunch``."""
-        return self.about == "a connection"
+        return self.about not in ("", "markers", "pipes")
+
+    @property
+    def moments(self) -> frozenset[Moment]:
+        """When it may happen."""
+        of_shard = frozenset({Moment.ACTION, Moment.CHECKPOINT})
+        if self.shapes or self.name in (
+            "FAIL_CHECKPOINT",
+            "NO_RECORDS",
+            "MANY_RECORDS",
+        ):
+            return frozenset({self.at})
+        if self.at in of_shard:
+            return of_shard
+        return frozenset(Moment) - (frozenset() if self.name == "PAUSE" else of_shard)
 
     # --- it dies
     KILL = _Kind(
@@ -234,6 +253,75 @@ class FaultKind(StrEnum):
     )
     DISCONNECT = _Kind(
         "disconnect", "Its connection is closed; it lives on.", about="a connection"
+    )
+
+    # --- it checkpoints; only from outside
+    FAIL_CHECKPOINT = _Kind(
+        "fail_checkpoint",
+        "Its checkpoint is not stored, and answered with the name of the exception"
+        " ``data``, by default ThrottlingException.",
+        about="checkpoints",
+        at=Moment.CHECKPOINT,
+    )
+    END_INPUT = _Kind(
+        "end_input",
+        "Its stdin ends in place of the answer to a checkpoint, or of an action.",
+        about="checkpoints",
+        at=Moment.CHECKPOINT,
+    )
+
+    # --- it has a shard, of a daemon that is simulated
+    LOSE_LEASE = _Kind(
+        "lose_lease",
+        "Its lease is lost: a checkpoint in the same action is answered with"
+        " ShutdownException, and leaseLost follows.",
+        about="a shard",
+        at=Moment.ACTION,
+    )
+    REQUEST_SHUTDOWN = _Kind(
+        "request_shutdown",
+        "It is requested to shut down, behind the action that it is at.",
+        about="a shard",
+        at=Moment.ACTION,
+    )
+    END_SHARD = _Kind(
+        "end_shard",
+        "Its shard ends, and has no more records.",
+        about="a shard",
+        at=Moment.ACTION,
+    )
+    SPLIT_SHARD = _Kind(
+        "split_shard",
+        "Its shard ends, and two new ones have the rest of its records; these are split"
+        " no more.",
+        about="a shard",
+        at=Moment.ACTION,
+    )
+    MERGE_SHARDS = _Kind(
+        "merge_shards",
+        "Its shard ends, and another one with it; a new one has the rest of both.",
+        about="a shard",
+        at=Moment.ACTION,
+    )
+    NO_RECORDS = _Kind(
+        "no_records",
+        "It is given an action without records.",
+        about="a shard",
+        at=Moment.ACTION,
+    )
+    MANY_RECORDS = _Kind(
+        "many_records",
+        "The first record of the action comes ``size`` times, put as one.",
+        about="a shard",
+        at=Moment.ACTION,
+        size=10_000,
+    )
+    RESTART = _Kind(
+        "restart",
+        "It is killed, and a new process begins at the checkpoint ``data``, by default"
+        " at the last that was stored.",
+        about="a shard",
+        at=Moment.ACTION,
     )
 
 

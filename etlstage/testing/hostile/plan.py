@@ -61,11 +61,15 @@ class DueFaults:
 def _trigger(fault: Fault, roll: Callable[[int], float]) -> Trigger:
     """Return what says whether a fault happens at a message, by number and content."""
     at: int | None = fault.get("message")
+    first: int | None = fault.get("number")
+    last = None if first is None else first + fault.get("times", 1) - 1
     equals, contains = as_bytes(fault.get("equals")), as_bytes(fault.get("contains"))
     chance: float | None = fault.get("probability")
 
     def hits(number: int, message: bytes) -> bool:
         if at is not None and number != at:
+            return False
+        if first is not None and last is not None and not first <= number <= last:
             return False
         if equals is not None and message != equals:
             return False

@@ -1,0 +1,165 @@
+"""
+A record processor that suffers: one action at a time, and checkpoints in between.
+
+A message is a record. What happens at one happens as soon as the processor has its
+action; what changes a reply changes the status of that action.
+"""
+
+from __future__ import annotations
+
+from binascii import a2b_base64
+from collections.abc import Iterator, Mapping
+from signal import SIGKILL
+from typing import ClassVar, Final
+
+from etlstage.protocol.kcl.checkpoint import THROTTLING
+from etlstage.protocol.kcl.lines import (
+    ROWS,
+    Ask,
+    Lines,
+    StatusReply,
+    answer_line,
+    read_object,
+    read_reply,
+)
+from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.testing.fault import FaultKind, Moment
+from etlstage.testing.faulty.wire import Action, Fault, FaultyWire
+from etlstage.testing.hostile.kinds import Exit, Step
+from etlstage.testing.hostile.marked import BETWEEN, repeated
+from etlstage.transport import LaunchRequest
+
+__all__ = ("WIRE",)
+
+_LARGEST: Final = 2**31  # bytes of a line
+
+
+class KclWire(FaultyWire):
+    """The conversation, as the supervisor is to see it; see :class:`FaultyWire`."""
+
+    has: ClassVar[frozenset[str]] = frozenset({"pipes", "checkpoints"})
+
+    def follow(self, request: LaunchRequest) -> None:
+        """Begin to understand what is said."""
+        assert isinstance(request.dialect, KclDialect)
+        self.stray = b"stray print\n"
+        self._member = ROWS[request.dialect.version].position
+        self._input = Lines(_LARGEST)
+        self._begun = b""  # a line of the processor that has not ended
+        self._unsent = b""  # answers of ours
+        self._asked = 0  # checkpoints
+        self._in_action = False
+        self._unready = False  # nobody hears that it has initialized
+        self._shapes: list[Fault] = []  # of the status to come
+
+    @property
+    def _idle(self) -> bool:
+        return not self._in_action
+
+    # --- what the processor is told -----------------------------------------
+
+    def _pass_on(self, data: memoryview | bytes) -> int:
+        if not self._sent():
+            return 0
+        taken = self._wire.write(data)
+        for line in self._input.feed(bytes(data[:taken])):
+            self._tell(line)
+        return taken
+
+    def _sent(self) -> bool:
+        while self._unsent and (written := self._wire.write(self._unsent)):
+            self._unsent = self._unsent[written:]
+        return not self._unsent
+
+    def _tell(self, line: bytes) -> None:
+        said = read_object(line) or {}
+        self._in_action |= said.get("action") != "checkpoint"
+        for record in said.get("records", ()):
+            self._number += 1
+            self._misbehave("message", a2b_base64(record["data"] or ""))
+
+    # --- what it says -------------------------------------------------------
+
+    def _hear(self, data: bytes) -> None:
+        # Their ends stay as they are, and so do empty ones: a print may end in one.
+        lines = (self._begun + data).splitlines(keepends=True)
+        self._begun = b"" if lines[-1][-1:] in b"\r\n" else lines.pop()
+        for line in lines:
+            match read_reply(line):
+                case Ask() as ask if self._fails(ask):
+                    pass
+                case StatusReply("initialize") if self._unready:
+                    pass
+                case StatusReply():
+                    self._in_action = False
+                    self._pass_status(line)
+                case _:
+                    self._queue.append(line)
+
+    def _rest(self) -> bytes:
+        rest, self._begun = self._begun, b""
+        return rest
+
+    def _fails(self, ask: Ask) -> bool:
+        """Do what happens at a checkpoint; return whether nobody hears of it."""
+        self._asked += 1
+        unheard = False
+        for fault in self._plan.due(Moment.CHECKPOINT, self._asked, b""):
+            self._note(fault, self._number)
+            match FaultKind(fault["kind"]):
+                case FaultKind.PAUSE:
+                    self._queue.append(float(fault["seconds"]))
+                case FaultKind.END_INPUT:
+                    self._wire.close_write()
+                    unheard = True
+                case _:
+                    named = ask if ask.member else ask._replace(member=self._member)
+                    error = fault.get("data", THROTTLING)
+                    self._unsent += answer_line(named, error)
+                    self._sent()
+                    unheard = True
+        return unheard
+
+    def _pass_status(self, line: bytes) -> None:
+        shapes = {fault["kind"]: fault for fault in self._shapes}
+        for fault in self._shapes:
+            self._note(fault, self._number)
+        self._shapes.clear()
+        self._spoils(_spoiled(shapes, line))
+
+    # --- what goes wrong ----------------------------------------------------
+
+    def _shape(self, fault: Fault) -> None:
+        self._shapes.append(fault)
+
+    def _later(self, act: Action) -> None:
+        self._queue.append(act)
+
+    def _act(self, kind: FaultKind, fault: Fault) -> None:
+        self._unready |= kind is FaultKind.NEVER_READY
+        super()._act(kind, fault)
+
+
+def _spoiled(shapes: Mapping[str, Fault], line: bytes) -> Iterator[Step]:
+    """Yield what is passed on in place of a status."""
+    if "skip" in shapes:
+        return
+    if "flood" in shapes:
+        yield from repeated(b"x\n", 2 * shapes["flood"]["size"])
+    if "huge" in shapes:
+        yield from repeated(b"x", shapes["huge"]["size"])
+        yield b"\n"
+    if "partial" in shapes:
+        yield line[: len(line) // 2]
+        yield Exit(-SIGKILL)
+    # At once: a status too many that comes late is taken for that of the next action.
+    line *= 1 + ("twice" in shapes)
+    if "cut" not in shapes:
+        yield line
+        return
+    for byte in line:
+        yield BETWEEN
+        yield bytes([byte])
+
+
+WIRE: Final = KclWire
