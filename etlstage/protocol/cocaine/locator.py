@@ -97,11 +97,11 @@ class Locator:
     def _log(
         self, level: int, source: bytes, text: bytes, more: Iterable[object]
     ) -> None:
-        said = _LEVELS[min(max(level, 0), 3)] + b" " + source + b": " + text
+        line = _LEVELS[min(max(level, 0), 3)] + b" " + source + b": " + text
         for attributes in more:
             if isinstance(attributes, tuple):
-                said += b"".join(map(_shown, attributes))
-        self._lines.append(b" ".join(said.splitlines()) + b"\n")
+                line += b"".join(map(_shown, attributes))
+        self._lines.append(b" ".join(line.splitlines()) + b"\n")
 
 
 def _shown(attribute: object) -> bytes:

@@ -330,21 +330,21 @@ def whole_of(value: object) -> int | None:
 
 def read_reply(line: bytes) -> StatusReply | Ask | None:
     """Return what a worker says; None: nothing that we know."""
-    said = read_object(line) or {}
-    match said.get("action"):
+    fields = read_object(line) or {}
+    match fields.get("action"):
         case "status":
-            return StatusReply(text_of(said.get("responseFor")))
+            return StatusReply(text_of(fields.get("responseFor")))
         case "checkpoint":
-            return _ask(said)
+            return _ask(fields)
         case _:
             return None
 
 
-def _ask(said: dict[str, Any]) -> Ask:
-    member = next((name for name in (_NUMBER, _OLD) if name in said), "")
-    sequence = said.get(member)
+def _ask(fields: dict[str, Any]) -> Ask:
+    member = next((name for name in (_NUMBER, _OLD) if name in fields), "")
+    sequence = fields.get(member)
     try:
-        sub = whole_of(said.get(_SUB))
+        sub = whole_of(fields.get(_SUB))
     except (ValueError, OverflowError):
         return Ask(member, text_of(sequence), legal=False)
     legal = not isinstance(sequence, dict | list)

@@ -143,25 +143,27 @@ class ProcessorSession:
         return events
 
     def _take(self, line: bytes) -> None:
-        said = read_object(line)
-        if said is None:
+        fields = read_object(line)
+        if fields is None:
             self._wrong(f"a line of {len(line)} bytes is no JSON object")
             return
-        action = text_of(said.get("action"))
+        action = text_of(fields.get("action"))
         if self.turn is Turn.ANSWER and action == "checkpoint":
             self.turn = Turn.OURS
-            self._events.append(CommitAnswered(self._asked, text_of(said.get("error"))))
+            self._events.append(
+                CommitAnswered(self._asked, text_of(fields.get("error")))
+            )
         elif self.turn is not Turn.THEIRS:
             self._wrong(f"action {action} has come, expected {self.turn.value}")
         elif (action == "initialize") != (self.assignment is None):
             wanted = "initialize once, before all else"
             self._wrong(f"action {action} has come, expected {wanted}")
         else:
-            self._begin(action, said)
+            self._begin(action, fields)
 
-    def _begin(self, action: str | None, said: dict[str, Any]) -> None:
+    def _begin(self, action: str | None, fields: dict[str, Any]) -> None:
         try:
-            event = self._understood(action, said)
+            event = self._understood(action, fields)
         except (ValueError, TypeError, KeyError) as error:
             self._wrong(f"action {action} is not as it should be: {error!r}")
             return
@@ -171,26 +173,26 @@ class ProcessorSession:
         self._action, self.turn = str(action), Turn.OURS
         self._events.append(event)
 
-    def _understood(self, action: str | None, said: dict[str, Any]) -> Event | None:
+    def _understood(self, action: str | None, fields: dict[str, Any]) -> Event | None:
         if action == "initialize":
-            if "sequenceNumber" not in said:
+            if "sequenceNumber" not in fields:
                 self._member = "checkpoint"
-            number = text_of(said.get("sequenceNumber"))
-            sub = whole_of(said.get("subSequenceNumber")) or 0
+            number = text_of(fields.get("sequenceNumber"))
+            sub = whole_of(fields.get("subSequenceNumber")) or 0
             position = None if number is None else position_of([number, sub])
-            self.assignment = Assignment(text_of(said["shardId"]) or "", position)
+            self.assignment = Assignment(text_of(fields["shardId"]) or "", position)
             return Ready(self.assignment.name)
         if action == "processRecords":
-            return self._opened(said)
-        end = _ENDS.get((action or "", text_of(said.get("reason"))))
+            return self._opened(fields)
+        end = _ENDS.get((action or "", text_of(fields.get("reason"))))
         if end is None:
             return None
         self._parting = end
         return Farewell(why=end)
 
-    def _opened(self, said: dict[str, Any]) -> Event:
-        records = said["records"]
-        behind = whole_of(said.get("millisBehindLatest"))
+    def _opened(self, fields: dict[str, Any]) -> Event:
+        records = fields["records"]
+        behind = whole_of(fields.get("millisBehindLatest"))
         columns: dict[str, Sequence[Any]] = {
             RecordColumn.SEQUENCE: [
                 str(record["sequenceNumber"]) for record in records

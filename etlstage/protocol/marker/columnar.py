@@ -107,18 +107,18 @@ def _as_found(
 
 def split_replies(data: bytes, markers: Markers) -> framing.Split:
     """Do as :func:`~etlstage.protocol.marker.framing.split_replies`, in bulk."""
-    said: list[tuple[int, bytes]] = []
+    reasons: list[tuple[int, bytes]] = []
     sound = data
     if markers.err is not None and markers.err in data:
-        sound, said = _without_refusals(data, markers.err, markers)
+        sound, reasons = _without_refusals(data, markers.err, markers)
     try:
         groups, rest, total = split_column(sound, markers)
     except framing.Unterminated:
         # It knows what came before.
         return framing.split_replies(data, markers)
-    if said:
-        groups = Replies.of(groups).emptied([place for place, _ in said])
-    return framing.Split(groups, rest, total - len(said), said, None)
+    if reasons:
+        groups = Replies.of(groups).emptied([place for place, _ in reasons])
+    return framing.Split(groups, rest, total - len(reasons), reasons, None)
 
 
 COLUMNS: Final = framing.ByteFraming(encode_column, split_replies, OVERHEAD)
@@ -150,15 +150,15 @@ def _without_refusals(
     empty = eom if eop == eom else eom + eop
     *pieces, rest = data.split(err)
     kept: list[bytes] = []
-    said: list[tuple[int, bytes]] = []
+    reasons: list[tuple[int, bytes]] = []
     place = 0
     for piece in pieces:
         *before, reason = piece.split(eop)
         place += len(before)
-        said.append((place, reason))
+        reasons.append((place, reason))
         place += 1
         kept += piece[: len(piece) - len(reason)], empty
-    return b"".join((*kept, rest)), said
+    return b"".join((*kept, rest)), reasons
 
 
 def _joined_by(array: pa.BinaryArray, marker: bytes) -> bytes:

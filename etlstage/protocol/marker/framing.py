@@ -103,8 +103,8 @@ def encode_replies(
         for place, _, _, reason in refusals:
             wire.append(encode_groups(groups[at:place], markers, limit=limit))
             at = place
-            said = reason.encode(errors="replace")
-            wire.append(encode_refusal(said, markers, limit=limit))
+            text = reason.encode(errors="replace")
+            wire.append(encode_refusal(text, markers, limit=limit))
             at += 1
         wire.append(encode_groups(groups[at:], markers, limit=limit))
     except InvalidMessage as error:
@@ -181,7 +181,7 @@ class Split(NamedTuple):
     """What follows them."""
     total: int
     """Messages in all of them."""
-    said: list[tuple[int, bytes]]
+    reasons: list[tuple[int, bytes]]
     """Of each refusal its place, and all that came before its ERR."""
     broken: Unterminated | None
     """What is wrong with the reply behind them, if anything is."""
@@ -190,33 +190,33 @@ class Split(NamedTuple):
 def split_replies(data: bytes, markers: Markers) -> Split:
     """Return the complete replies in ``data``, with the refusals among them."""
     runs: list[Groups] = []  # between the refusals
-    said: list[tuple[int, bytes]] = []
+    reasons: list[tuple[int, bytes]] = []
     total, place, rest, err = 0, 0, b"", markers.err
     try:
         if err is None or err not in data:
             found, rest, total = split_groups(data, markers)
             # Of a few, as in lock-step, a list is looked at faster.
             found = list(found) if total <= _FEW else found
-            return Split(found, rest, total, said, None)
+            return Split(found, rest, total, reasons, None)
         for number, piece in enumerate(data.split(err)):
             if number:
-                said.append((place, rest))
+                reasons.append((place, rest))
                 place += 1
             found, rest, count = split_groups(piece, markers)
             runs.append(found)
             place += len(found)
             total += count
     except Unterminated as error:
-        groups = _with_gaps([*runs, error.groups], said)
-        return Split(groups, b"", data.count(markers.eom), said, error)
-    return Split(_with_gaps(runs, said), rest, total, said, None)
+        groups = _with_gaps([*runs, error.groups], reasons)
+        return Split(groups, b"", data.count(markers.eom), reasons, error)
+    return Split(_with_gaps(runs, reasons), rest, total, reasons, None)
 
 
-def _with_gaps(runs: list[Groups], said: list[tuple[int, bytes]]) -> Groups:
+def _with_gaps(runs: list[Groups], reasons: list[tuple[int, bytes]]) -> Groups:
     """Return runs of replies as one, an empty reply in each place between two."""
     singles = [run.messages for run in runs if isinstance(run, Singles)]
     if len(singles) == len(runs):
-        gaps = [place for place, _ in said]
+        gaps = [place for place, _ in reasons]
         return Singles(list(chain.from_iterable(singles)), gaps)
     first, *others = runs
     return [*first, *(group for run in others for group in ((), *run))]

@@ -169,7 +169,7 @@ class Proof:
         self._rest: list[bytes] = []  # of what comes next
         self._probed = False  # the first byte of that was written
         self._checked = False  # how much was left unread when the block ended
-        self._said = b""  # while it owed nothing of the block, as far as it is shown
+        self._stray = b""  # what it wrote when nothing was due, as far as it is shown
         self._heard = b""  # the end of that: a marker may be cut
         self._ends = False  # a message ends in it
         self._left = 0  # bytes unread, at the last look
@@ -269,13 +269,13 @@ class Proof:
 
     def hear(self, data: bytes, events: Sequence[Event]) -> None:
         """Take what the worker writes, and what that means, while a block is proven."""
-        self._said = (self._said + data)[:_SHOWN]
+        self._stray = (self._stray + data)[:_SHOWN]
         eom, eop = self._markers.eom, self._markers.eop
         heard = self._heard + data
         self._ends = self._ends or eom in heard or eop in heard
         self._heard = heard[max(0, len(heard) - max(len(eom), len(eop)) + 1) :]
         if events and self.stand is not Stand.OVER:
-            self.doubt(self.unsolicited(self._said))
+            self.doubt(self.unsolicited(self._stray))
 
     def unsolicited(self, data: bytes) -> str:
         """Return the error of a worker that wrote ``data`` when no reply was due."""
@@ -330,8 +330,8 @@ class Proof:
             return False
         self._looks += 1
         if self.stand is Stand.PROBED:
-            if left and self._said and not self._slack:
-                self.doubt(self.unsolicited(self._said))
+            if left and self._stray and not self._slack:
+                self.doubt(self.unsolicited(self._stray))
             if left:
                 return False
         elif now < self._quiet_until:
@@ -347,7 +347,7 @@ class Proof:
         if self.stand is not Stand.DRAINING:
             return  # what was received has shown the fault
         if self._ends:
-            self.doubt(self.unsolicited(self._said))
+            self.doubt(self.unsolicited(self._stray))
         elif self._left > self._slack and not self._probed:
             self.doubt(
                 "answered a batch before it had read its EOB; for a worker that closes"
@@ -435,7 +435,7 @@ class Proof:
         quiet = self.blocks.quiet(now, several=self.held > 1)
         self._since, self._quiet_until = now, now + quiet
         self._patient = quiet >= self.blocks.pace
-        self._said, self._heard, self._ends = b"", b"", False
+        self._stray, self._heard, self._ends = b"", b"", False
         self._looks, self._checked = 0, False
 
     def _probe(self) -> bool:

@@ -365,7 +365,7 @@ class MarkerReader:
             self._buffer.put_back(data[cut:])
             data = data[:cut]
             found = self.framing.split_replies(data, self._markers)
-        groups, rest, total, said, broken = found
+        groups, rest, total, reasons, broken = found
         overhead = self.framing.overhead
         fault: RemoteProtocolError | None = None
         if broken is not None:
@@ -376,8 +376,8 @@ class MarkerReader:
         if sound < len(groups):
             fault = self._bounds.fault(groups[sound], overhead)
         refusals: list[Refusal] = []
-        small = not said or len(data) <= self._bounds.small
-        for place, reply in said:
+        small = not reasons or len(data) <= self._bounds.small
+        for place, reply in reasons:
             messages = reply.split(self._markers.eom)
             if not small and place < sound and self._bounds.too_big(messages):
                 sound, fault = place, self._bounds.fault(messages)

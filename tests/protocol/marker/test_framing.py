@@ -329,7 +329,7 @@ def test_refusals_before_a_broken_reply_are_found() -> None:
     """What comes behind it is not."""
     found = split_replies(b"no\x15a\n\0oops\0b\x15", DEFAULT)
     assert found.groups == [(), (b"a",)]
-    assert found.said == [(0, b"no")]
+    assert found.reasons == [(0, b"no")]
     assert str(found.broken) == "message without EOM before EOP"
 
 
