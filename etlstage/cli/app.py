@@ -133,7 +133,7 @@ def _wrong_usage(error: Exception) -> int:
 
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "etlstage"
-    said: str = getattr(error, "format_message")().rstrip(".")  # noqa: B009
-    said = re.sub(r"\. Did you mean (.+\?)$", r" (did you mean \1)", said)
-    complain(f"{said[:1].lower()}{said[1:]}; see '{command} --help'")
+    text: str = getattr(error, "format_message")().rstrip(".")  # noqa: B009
+    text = re.sub(r"\. Did you mean (.+\?)$", r" (did you mean \1)", text)
+    complain(f"{text[:1].lower()}{text[1:]}; see '{command} --help'")
     return WRONG_USAGE

@@ -152,6 +152,6 @@ def _case(finding: Finding, program: Program) -> XmlCase:
         case Verdict.NOT_APPLICABLE:
             return case._replace(skipped=finding.reason)
         case Verdict.ADVICE:
-            return case._replace(said=text)
+            return case._replace(printed=text)
         case Verdict.PASSED:
             return case

@@ -233,16 +233,16 @@ def drop_letters(
         ids = ids_of(found, numbers or (), stage)
         if ids is None:
             ids = {letter.id for letter in chosen(found, stage)}
-        said = counted(len(ids), "dead letter")
+        many = counted(len(ids), "dead letter")
         if not ids:
             typer.echo("no dead letters")
             return 0
         if not numbers and not yes:
-            confirm(f"drop {said} of {harmless(str(place))}?")
+            confirm(f"drop {many} of {harmless(str(place))}?")
         for part in found.settled.parts:
             if own := ids & part.ids():
                 settle(part.state, sorted(own), "dropped")
-    typer.echo(f"{said} dropped")
+    typer.echo(f"{many} dropped")
     return 0
 
 

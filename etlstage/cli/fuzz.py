@@ -386,14 +386,14 @@ class _progress:  # noqa: N801 - used as a function
 
     def _tell(self, done: Progress) -> None:
         tries = f", making it shorter: {done.tries:,}" if done.tries else ""
-        said = f"{done.examples:,} cases, {done.messages:,} messages{tries}"
+        text = f"{done.examples:,} cases, {done.messages:,} messages{tries}"
         if self._screen.renews:
-            self._live.update(Text(said))
+            self._live.update(Text(text))
 
 
 def _show(out: Screen, failure: Failure, failed: CaseFailed, program: Program) -> None:
-    said = failed.what if failed.kind.of_any else f"{failed.kind}: {failed.what}"
-    out.tell(program.shown(f"FAILED {said}"))
+    text = failed.what if failed.kind.of_any else f"{failed.kind}: {failed.what}"
+    out.tell(program.shown(f"FAILED {text}"))
     out.tell("")
     out.tell("the shortest messages, as they are written; | is where a write ends:")
     for line in failure.written():

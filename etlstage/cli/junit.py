@@ -22,7 +22,7 @@ class XmlCase(NamedTuple):
     """Of each: in a line what was wrong, and all that is to be said."""
     skipped: str = ""
     """Why it was not made."""
-    said: str = ""
+    printed: str = ""
     """What was said although it has passed."""
 
 
@@ -46,8 +46,8 @@ def junit(name: str, cases: Sequence[XmlCase]) -> str:
             )
         if case.skipped:
             lines.append(f"    <skipped message={_quoted(case.skipped)}/>")
-        if case.said:
-            lines.append(f"    <system-out>{_text(case.said)}</system-out>")
+        if case.printed:
+            lines.append(f"    <system-out>{_text(case.printed)}</system-out>")
         lines.append("  </testcase>")
     return "\n".join([*lines, "</testsuite>", ""])
 

@@ -118,11 +118,11 @@ def _replay_failures() -> int:
         for kept in all_kept:
             failure = kept.play(SURE)
             failed += failure is not None
-            said = (
+            line = (
                 f"FIXED  {kept.kind}" if failure is None else f"FAILED {failure.what}"
             )
             where = f"({kept.path.stem}; {kept.origin})"
-            out.tell(f"{harmless(said)} {harmless(where)}")
+            out.tell(f"{harmless(line)} {harmless(where)}")
     count = len(all_kept)
     fixed = f"{count - failed:,} fixed, {failed:,} failed"
     out.tell(f"{counted(count, 'case')}: {fixed}" if count else f"no case in {FOLDER}")
@@ -148,8 +148,8 @@ def _keep(path: Path, whole: Recording, smallest: Recording) -> None:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     before, after = (len(_requests(r)) for r in (whole, smallest))
-    said = f"{path}: {after:,} of {counted(before, 'request')} are enough"
-    Screen(stderr=True).print(said, soft_wrap=True, highlight=False, markup=False)
+    line = f"{path}: {after:,} of {counted(before, 'request')} are enough"
+    Screen(stderr=True).print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _requests(recording: Recording) -> list[bytes]:

@@ -148,11 +148,11 @@ class _Work:
             show_error(
                 report.error, debug=self._verbosity.debug, secrets=report.secrets
             )
-        said = [f"{counted(self._passed, 'dead letter')} passed"]
-        said += [f"{again:,} failed again"] if again else []
-        said += [f"{counted(new, 'new dead letter')} further on"] if new else []
+        counts = [f"{counted(self._passed, 'dead letter')} passed"]
+        counts += [f"{again:,} failed again"] if again else []
+        counts += [f"{counted(new, 'new dead letter')} further on"] if new else []
         screen = Screen()
-        screen.tell(", ".join(said))
+        screen.tell(", ".join(counts))
         for stage in self._waits:
             screen.tell(
                 f"what passed waits in the journals of {stage}: etlstage run {file}"
@@ -189,14 +189,14 @@ def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -
 def _leave_out_damage(count: int, *, alone: bool) -> None:
     """Tell of letters that are no message; raise where there are no others."""
     are, them = ("is", "it") if count == 1 else ("are", "them")
-    said = (
+    text = (
         f"{counted(count, 'dead letter')} {are} damage in the input, which no stage can"
         f" process: 'etlstage dlq export --raw' writes {them}, 'etlstage dlq drop'"
         f" removes {them}"
     )
     if alone:
-        raise ConfigError(said)
-    Screen().tell(said)
+        raise ConfigError(text)
+    Screen().tell(text)
 
 
 def _nothing(stage: str | None) -> int:

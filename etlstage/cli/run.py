@@ -197,14 +197,14 @@ def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> No
     from etlstage.cli.failure import complain
     from etlstage.pipeline.report import KeptLetters
 
-    said = "interrupted before the run began"
-    complain(said)
+    text = "interrupted before the run began"
+    complain(text)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     plain: dict[str, object] = {
         "pipeline": str(file),
         "run": None,
         "status": "forced",
-        "error": said,
+        "error": text,
         "started": now,
         "ended": now,
         "seconds": 0.0,

@@ -128,8 +128,8 @@ def _outcome(trial: CaseRun, case: LoadedCase, secrets: Secrets) -> CaseResult:
 
 
 def _lines(outcome: CaseResult) -> Iterator[str]:
-    said = "FAIL" if outcome.failures else "ok  "
-    yield f"{said} {outcome.case.keys.name} ({outcome.seconds:.2f} s)"
+    verdict = "FAIL" if outcome.failures else "ok  "
+    yield f"{verdict} {outcome.case.keys.name} ({outcome.seconds:.2f} s)"
     for failure in outcome.failures:
         yield f"     {failure.where}: {harmless(failure.what)}"
         yield from (f"       {harmless(line)}" for line in failure.lines)

@@ -162,8 +162,8 @@ def _tell_recordings(folder: RecordingFolder) -> None:
     """Say how many there are, and which are not complete."""
     for problem in folder.problems:
         complain(problem)
-    said = f"{counted(folder.count, 'conversation')} recorded in {folder.path}"
-    Screen().print(said, soft_wrap=True, highlight=False, markup=False)
+    line = f"{counted(folder.count, 'conversation')} recorded in {folder.path}"
+    Screen().print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 class Printed(DescriptorSink):

@@ -152,7 +152,7 @@ async def _ask(worker: WorkerUnderTest, run: Run, shown: int, screen: Screen) ->
         await blame_a_buffer(worker, error)
     shown = _show(worker, shown, screen)
     for reply in replies:
-        screen.tell(f"        {harmless(_said(reply))}")
+        screen.tell(f"        {harmless(_shown(reply))}")
     return shown
 
 
@@ -164,7 +164,7 @@ def _show(worker: WorkerUnderTest, shown: int, screen: Screen) -> int:
     return len(worker.transcript)
 
 
-def _said(reply: Reply) -> str:
+def _shown(reply: Reply) -> str:
     if reply.refused is not None:
         return f"refused: {reply.refused or 'for no reason'}"
     count = len(reply.outputs)
