@@ -279,32 +279,32 @@ def _dialect(dialect: Dialect) -> str:
         if isinstance(value, dict):
             del settings[key]
             settings |= value
-    said = (
+    text = (
         f"{key} {value if isinstance(value, str) else json.dumps(value)}"
         for key, value in settings.items()
     )
-    return "  ".join((dialect.name, *said))
+    return "  ".join((dialect.name, *text))
 
 
 def _shards(keys: PipelineKeys) -> str:
     """Return which they are, why their workers end, and who shares them."""
     shards = keys.load.shards
     if keys.extract.end.sharded:
-        said = "those of the stream, a worker for each"
+        text = "those of the stream, a worker for each"
         if shards is None or shards.leases is None:
             kept = "the state" if keys.state else "memory"
-            return f"{said}; checkpoints in {kept}"
+            return f"{text}; checkpoints in {kept}"
     elif shards is None:
         return ""
     else:
         by = f"by {shards.key}" if shards.key else "by a hash of the message"
         ends = shards.at_end == "shard_ended"
         end = "each has ended" if ends else "workers are to shut down"
-        said = f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
+        text = f"{shards.count}, {by}, a worker for each; at the end of the input {end}"
     if shards.leases is None:
-        return said
+        return text
     where = without_password(shards.leases)
-    return f"{said}; shared by leases in {where}, failover {shards.failover:g} s"
+    return f"{text}; shared by leases in {where}, failover {shards.failover:g} s"
 
 
 def _guarantee(keys: PipelineKeys) -> str:

@@ -94,9 +94,9 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
         if isinstance(node, MappingNode):
             reader.add(node)
         else:
-            said = "expected a mapping of keys such as name, extract and load"
-            said = f"{said}, got {KINDS[type(node)]}"
-            document.problems = [LocatedProblem(reader.place(node), (), said)]
+            why = "expected a mapping of keys such as name, extract and load"
+            why = f"{why}, got {KINDS[type(node)]}"
+            document.problems = [LocatedProblem(reader.place(node), (), why)]
             document.check()
     for change in changes.values:
         # Without "=" it may be a value alone, such as a password.
@@ -254,15 +254,15 @@ def _compose(name: str, text: str) -> Node | None:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        said = ", ".join(t for t in (error.context, error.problem) if t)
+        why = ", ".join(t for t in (error.context, error.problem) if t)
         place = FilePlace(mark.line + 1, mark.column + 1) if mark else FilePlace(0, 0)
         shown = excerpt(text.splitlines(), place)
-        if "flow" in said and shown and "${" in shown.line:
-            said += " (inside [] and {}, ${...} needs quotes around it)"
-        raise ConfigError(f"{name}{at}: is not YAML: {said}", [shown]) from None
+        if "flow" in why and shown and "${" in shown.line:
+            why += " (inside [] and {}, ${...} needs quotes around it)"
+        raise ConfigError(f"{name}{at}: is not YAML: {why}", [shown]) from None
     except YAMLError as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{name}: is not YAML: {said}") from None
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{name}: is not YAML: {why}") from None
     except RecursionError:
         raise ConfigError(f"{name}: is nested too deeply") from None
     return node
