@@ -348,13 +348,13 @@ class _Json(_OfLines):
         where = f"{file.path}, behind byte {start}" if start else str(file.path)
         rows = list(_objects([data], where, number))
         columns = [
-            array_of(list(self._values(name, read, said, rows)), kind)
-            for name, kind, read, said in self._readers
+            array_of(list(self._values(name, read, expected, rows)), kind)
+            for name, kind, read, expected in self._readers
         ]
         return pa.table(columns, [name for name, *_ in self._readers])
 
     def _values(
-        self, name: str, read: Read, said: str, rows: Sequence[tuple[str, Any]]
+        self, name: str, read: Read, expected: str, rows: Sequence[tuple[str, Any]]
     ) -> Iterator[Any]:
         for where, row in rows:
             value = row.get(name)
@@ -362,7 +362,7 @@ class _Json(_OfLines):
                 yield None if value is None else read(value)
             except Exception:
                 raise Unreadable(
-                    f"{where}: field {name!r} is {kind_of(value)} that is no {said}:"
+                    f"{where}: field {name!r} is {kind_of(value)} that is no {expected}:"
                     " set another schema, or read the lines as text"
                 ) from None
 

@@ -188,8 +188,8 @@ def _text(value: Any, kind: pa.DataType, style: _Style) -> str:  # noqa: ANN401
 
 def _number(value: float, kind: pa.DataType) -> str:
     if not math.isfinite(value):
-        said = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return f'"{said}"'
+        word = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return f'"{word}"'
     digits = _shortest(value, kind)
     if value == 0 or _PLAIN[0] <= abs(value) < _PLAIN[1]:
         plain = format(Decimal(digits), "f")
