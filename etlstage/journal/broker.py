@@ -289,16 +289,16 @@ class BrokerLog:
         text = answer.read(_SHORT).decode("utf-8", "replace").strip()
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and not body:
             return answer
-        said = f"{answer.status} {text or answer.reason}"
+        answered = f"{answer.status} {text or answer.reason}"
         if answer.status in _RETRIED or any(status in text for status in _ELECTING):
-            raise _Transient(said)
+            raise _Transient(answered)
         if answer.status == HTTPStatus.NOT_FOUND:
             raise JournalError(
                 f"fetching journal spec: named journal does not exist ({self.name})"
             )
         in_doubt = body and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         raise (AppendInDoubt if in_doubt else JournalError)(
-            f"{self.name}: broker answered {said!r}"
+            f"{self.name}: broker answered {answered!r}"
         )
 
     def _send(
