@@ -150,21 +150,21 @@ class _DdlReader:
 
     def _nullable(self, *, inner: bool) -> bool | None:
         """Step over what stands behind a type; return whether it may be null."""
-        said: bool | None = None
+        nullable: bool | None = None
         while True:
             token = self._next
             if self._found("not"):
                 self._expect("null", "null behind not")
-                said = False
+                nullable = False
             elif not inner and self._found("null"):
                 self.nulls.append((token.at, token.at + len(token.text)))
-                said = True
+                nullable = True
             elif self._found("comment"):
                 if self._next.kind != "text":
                     raise self._unexpected("a comment in quotes")
                 self._at += 1
             else:
-                return said
+                return nullable
 
     def _type(self, depth: int) -> Type:
         token = self._next
