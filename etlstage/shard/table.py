@@ -243,7 +243,7 @@ class _DatabaseLeases:
             rows = connection.execute(
                 f"select shard, {columns} from {self._table}"  # noqa: S608
             ).fetchall()
-        return {shard: News(*said) for shard, *said in rows}
+        return {shard: News(*values) for shard, *values in rows}
 
     def forget(self) -> None:
         """Remove all leases: whatever shards come next begin at their beginning."""
