@@ -114,9 +114,11 @@ def explain(error: BaseException, log_path: Path | None = None) -> str:
         log_path: Spark's log, named where the line alone may not be enough.
 
     """
-    said = text_of(error)
-    text = _QUERY.sub("", said)
-    line = _raised_by_python(text) or _meant(said) or _known(text) or _of_database(text)
+    whole = text_of(error)
+    text = _QUERY.sub("", whole)
+    line = (
+        _raised_by_python(text) or _meant(whole) or _known(text) or _of_database(text)
+    )
     if line is None:
         line = _unknown(error, text)
         # An error that another user of the session has wrapped names it already.
@@ -167,15 +169,15 @@ def _remedied(line: str) -> str:
 
 
 def _meant(text: str) -> str | None:
-    for said, meant in _MEANT:
-        if (match := said.search(text)) is not None:
+    for pattern, meant in _MEANT:
+        if (match := pattern.search(text)) is not None:
             return meant.format(*match.groups())
     return None
 
 
 def _of_database(text: str) -> str | None:
-    said = _OF_DATABASE.findall(text)
-    return _tidy(said[-1]) if said else None
+    found = _OF_DATABASE.findall(text)
+    return _tidy(found[-1]) if found else None
 
 
 def _known(text: str) -> str | None:

@@ -179,8 +179,8 @@ class DatabaseConnection(NamedTuple):
                 prepared.close()
         except Py4JJavaError as error:
             raised = error.java_exception
-            said = str(raised.getMessage()).lower()
-            if "no such table" in said or _state(raised) in _NO_TABLE:
+            text = str(raised.getMessage()).lower()
+            if "no such table" in text or _state(raised) in _NO_TABLE:
                 return None
             raise
 

@@ -154,9 +154,9 @@ class Destination:
         It is asked before the first message: a run may take hours.
         """
         if self.table is None and self.format.lower() not in _BUILT_IN:
-            said = _unknown_format(spark, self.format)
-            if said is not None:
-                return said
+            problem = _unknown_format(spark, self.format)
+            if problem is not None:
+                return problem
         path = self.local
         if path is None or not _here(spark):
             return None

@@ -281,8 +281,8 @@ def _given(options: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str
             given[name] = kind.read(_parsed(kind, text))
         except Invalid as error:
             instead = "a value that is not shown" if name == "env" else ""
-            said = (problem.say(instead) for problem in error.problems)
-            problems += (f"option {name}: {text}" for text in said)
+            texts = (problem.say(instead) for problem in error.problems)
+            problems += (f"option {name}: {text}" for text in texts)
     if problems:
         # On one line: of an error in its Python processes Spark shows the last.
         raise _refusal("; ".join(problems))
