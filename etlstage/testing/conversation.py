@@ -74,9 +74,9 @@ class WorkerUnderTest:
         self.stage = stage
         self.timeout = timeout
         limits = Limits(stage.max_message, stage.max_reply)
-        self._said = ReplyReader(stage.dialect, limits, stage.kind, stage.batch.size)
+        self._replies = ReplyReader(stage.dialect, limits, stage.kind, stage.batch.size)
         self._process = Process(stage, launch, self._understand)
-        self._answers = _Answers(self._said, self._process, mute=mute)
+        self._answers = _Answers(self._replies, self._process, mute=mute)
         self._dismissed = False  # it was asked to end
         pipes = "connection" if stage.dialect.connection is not None else "stdin"
         self._input, self._output = pipes, pipes.replace("stdin", "stdout")
@@ -87,17 +87,17 @@ class WorkerUnderTest:
     @property
     def session(self) -> DialectSession:
         """The supervisor's side of the conversation."""
-        return self._said.session
+        return self._replies.session
 
     @property
     def events(self) -> list[Event]:
         """All that the worker has said, as its dialect understands it."""
-        return self._said.events
+        return self._replies.events
 
     @property
     def last(self) -> int:
         """Number of the last exchange that it was given."""
-        return self._said.last
+        return self._replies.last
 
     @property
     def transcript(self) -> Transcript:
@@ -117,7 +117,7 @@ class WorkerUnderTest:
     @property
     def broken(self) -> bool:
         """Whether it has broken the protocol."""
-        return self._said.fault is not None
+        return self._replies.fault is not None
 
     async def __aenter__(self) -> Self:
         await self._process.start()
@@ -132,7 +132,9 @@ class WorkerUnderTest:
                 silence = self.stage.dialect.silence
                 await self.until(
                     lambda: any(isinstance(event, Ready) for event in self.events),
-                    lambda: silence(self._said.heard, ready=False).removeprefix("it "),
+                    lambda: silence(self._replies.heard, ready=False).removeprefix(
+                        "it "
+                    ),
                 )
         except BaseException:
             await self._process.end()
@@ -177,7 +179,7 @@ class WorkerUnderTest:
                         raise
                     # It has left, and the session has ended before we knew.
                     await self.until(lambda: False, "can't be given more")
-                self._said.note(event)
+                self._replies.note(event)
                 self._dismissed = self._dismissed or isinstance(event, Farewell)
             wire, ends = self._answers.waiting()
             await self._write([*cut(wire, cuts, offset)] if wire else ())
@@ -227,7 +229,7 @@ class WorkerUnderTest:
         self, runs: Sequence[Run], *, cuts: Collection[int] = ()
     ) -> int:
         """Hand over runs at once, each an exchange; return how many it may have now."""
-        events = self._said.opened(runs)
+        events = self._replies.opened(runs)
         await self.send(*events, cuts=cuts)
         return len(runs) if self.session.in_order else len(events)
 
@@ -236,18 +238,18 @@ class WorkerUnderTest:
         batches = self.stage.dialect.shape.batches
         event = self.more(message) if batches else Opened(self.last + 1, [message])
         self.session.send(event, anyio.current_time())
-        self._said.note(event)
+        self._replies.note(event)
         await self.feed(b"".join(self.session.data_to_send())[written:])
 
     def more(self, message: bytes) -> Event:
         """Return what adds a message to the batch that is open, or opens one with it."""
-        if self._said.filling:
+        if self._replies.filling:
             return Added(self.last, [message])
         return Opened(self.last + 1, [message], each=False, ended=False)
 
     def no_more(self) -> Event:
         """Return what ends the batch that is open, or is an empty one."""
-        if self._said.filling:
+        if self._replies.filling:
             return Added(self.last, (), ended=True)
         return Opened(self.last + 1, (), each=False)
 
@@ -276,14 +278,14 @@ class WorkerUnderTest:
                     f"has {counted(self.session.owed, 'reply', 'replies')} outstanding"
                 ),
             )
-            count = len(self._said.complete)
+            count = len(self._replies.complete)
         await self.until(
-            lambda: len(self._said.complete) >= count,
+            lambda: len(self._replies.complete) >= count,
             lambda: (
-                f"gave {len(self._said.complete)} of {counted(count, 'reply', 'replies')}"
+                f"gave {len(self._replies.complete)} of {counted(count, 'reply', 'replies')}"
             ),
         )
-        complete = self._said.complete
+        complete = self._replies.complete
         taken, complete[:count] = complete[:count], []
         return taken
 
@@ -292,7 +294,7 @@ class WorkerUnderTest:
         await self.until(
             lambda: Channel.STDOUT not in self._process.open, "did not end its output"
         )
-        taken, self._said.partial = self._said.partial, []
+        taken, self._replies.partial = self._replies.partial, []
         return taken
 
     async def until(
@@ -307,9 +309,9 @@ class WorkerUnderTest:
 
         """
         async with self._deadline(otherwise):
-            while not done() or self._said.fault is not None:
+            while not done() or self._replies.fault is not None:
                 if (
-                    self._said.fault is None
+                    self._replies.fault is None
                     and Channel.STDOUT not in self._process.open
                 ):
                     # That tells more than that its output has ended.
@@ -318,13 +320,15 @@ class WorkerUnderTest:
                     closed = f"closed its {self._output}"
                     fate = self._process.fate if self._process.gone else closed
                     why = _failure(otherwise, fate) + self._parting()
-                    self.fail(self._said.fault or why)
+                    self.fail(self._replies.fault or why)
                 self.examine()
                 if await self._process.idles() and not done():
-                    said = _failure(otherwise, "it waits for more input")
-                    if self._said.unfinished:
-                        said += f"; {self.stage.dialect.silence(self._said.unfinished)}"
-                    self.fail(said)
+                    text = _failure(otherwise, "it waits for more input")
+                    if self._replies.unfinished:
+                        text += (
+                            f"; {self.stage.dialect.silence(self._replies.unfinished)}"
+                        )
+                    self.fail(text)
 
     async def has_read(self) -> None:
         """Wait until all that was written to its stdin was read."""
@@ -341,7 +345,7 @@ class WorkerUnderTest:
 
     async def quiet(self, seconds: float) -> None:
         """Wait so long; it must neither write anything to stdout nor exit."""
-        before, heard = len(self.transcript.of(Channel.STDOUT)), self._said.heard
+        before, heard = len(self.transcript.of(Channel.STDOUT)), self._replies.heard
         with anyio.move_on_after(seconds):
             while not self._process.gone:
                 await self._process.changed()
@@ -349,7 +353,7 @@ class WorkerUnderTest:
         self.examine()
         if self._process.gone:
             self.fail(self._process.fate + self._parting())
-        if self._said.heard > heard:
+        if self._replies.heard > heard:
             self.fail(kit_of(self.stage.dialect).unsolicited(after[:TAIL]))
 
     async def exited(self) -> int:
@@ -371,11 +375,11 @@ class WorkerUnderTest:
 
     def examine(self) -> None:
         """Raise :class:`WorkerMisbehaved` if it has broken the protocol so far."""
-        if self._said.stray is not None:
-            stray = self.transcript.of(Channel.STDOUT)[self._said.stray :]
+        if self._replies.stray is not None:
+            stray = self.transcript.of(Channel.STDOUT)[self._replies.stray :]
             self.fail(kit_of(self.stage.dialect).unsolicited(stray[:TAIL]))
-        if self._said.fault is not None:
-            self.fail(self._said.fault)
+        if self._replies.fault is not None:
+            self.fail(self._replies.fault)
 
     def examine_contract(self, replies: Sequence[Reply]) -> None:
         """Fail for a reply that is not as ``expect`` of the stage says."""
@@ -401,10 +405,10 @@ class WorkerUnderTest:
         with anyio.move_on_after(self.timeout) as scope:
             yield
         if scope.cancelled_caught:
-            said = _failure(otherwise, f"for {self.timeout:g} seconds")
+            text = _failure(otherwise, f"for {self.timeout:g} seconds")
             if self.session.owed:
-                said += f"; {self.stage.dialect.silence(self._said.unfinished)}"
-            self.fail(said)
+                text += f"; {self.stage.dialect.silence(self._replies.unfinished)}"
+            self.fail(text)
 
     async def _write(self, pieces: Sequence[bytes]) -> None:
         for number, piece in enumerate(pieces):
@@ -421,11 +425,11 @@ class WorkerUnderTest:
 
     def _parting(self) -> str:
         """Return its reason to end, unless it was asked to end."""
-        return "" if self._dismissed else self._said.farewell
+        return "" if self._dismissed else self._replies.farewell
 
     def _understand(self, data: bytes) -> bool:
         self._answers.wake()
-        return self._said.receive(data, anyio.current_time())
+        return self._replies.receive(data, anyio.current_time())
 
 
 def _failure(otherwise: str | Callable[[], str], why: str) -> str:
@@ -446,10 +450,10 @@ class _Answers:
 
     """
 
-    def __init__(self, said: ReplyReader, process: Process, *, mute: bool) -> None:
+    def __init__(self, replies: ReplyReader, process: Process, *, mute: bool) -> None:
         # Who is alone is not to let others do something first.
         self.writing: anyio.Lock = anyio.Lock(fast_acquire=True)
-        self._said = said
+        self._replies = replies
         self._process = process
         self._mute = mute
         self._due = anyio.Event()
@@ -461,15 +465,15 @@ class _Answers:
     def waiting(self) -> tuple[bytes, bool]:
         """Return what the session wants to be written; and whether to end there."""
         wire, ends = b"", False
-        while some := self._said.session.data_to_send():
+        while some := self._replies.session.data_to_send():
             wire += b"".join(some)
             ends = ends or SEND_EOF in some
         return wire, ends
 
     async def run(self) -> None:
         """Go on as long as there is any sense in it."""
-        session = self._said.session
-        while self._said.fault is None:
+        session = self._replies.session
+        while self._replies.fault is None:
             self._due = anyio.Event()
             if not self._mute:
                 with suppress(BrokenPipeError):  # it is gone, and that is read
@@ -479,5 +483,5 @@ class _Answers:
             with anyio.CancelScope(deadline=inf if timer is None else timer):
                 await self._due.wait()
             session.handle_timer(anyio.current_time())
-            self._said.take_events()
+            self._replies.take_events()
         self._process.wake()

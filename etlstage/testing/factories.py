@@ -103,8 +103,8 @@ class WorkerFactory:
     def shown(self) -> Iterator[tuple[str, str]]:
         """Yield of each worker what it is called, and all that went both ways."""
         for made in self._made:
-            said = made.transcript.shown(made.stage.dialect)
-            yield f"worker {made.stage.name}", said
+            shown = made.transcript.shown(made.stage.dialect)
+            yield f"worker {made.stage.name}", shown
 
 
 class SupervisorFactory:

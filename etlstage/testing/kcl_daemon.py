@@ -121,19 +121,19 @@ def records_of(lines: Sequence[bytes]) -> list[StreamRecord]:
 
 def _record(number: int, line: bytes) -> StreamRecord:
     try:
-        said = json.loads(line)
+        record = json.loads(line)
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or not {"data", "base64"} & said.keys():
+        record = None
+    if not isinstance(record, dict) or not {"data", "base64"} & record.keys():
         return StreamRecord(line, hashed_key(line))
-    text = said.get("data")
+    text = record.get("data")
     data = (text if isinstance(text, str) else json.dumps(text)).encode()
-    if "base64" in said:
+    if "base64" in record:
         try:
-            data = base64.b64decode(said["base64"], validate=True)
+            data = base64.b64decode(record["base64"], validate=True)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"record {number}: base64: {error}") from None
-    key, arrival = said.get("key", hashed_key(data)), said.get("time")
+    key, arrival = record.get("key", hashed_key(data)), record.get("time")
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
         raise ConfigError(
             f"record {number}: key is {key!r}, expected text of 1 to {LONGEST_KEY}"

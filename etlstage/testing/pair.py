@@ -36,22 +36,22 @@ Atom: TypeAlias = tuple[str, int, bytes]
 def atoms(sender: Side, events: Iterable[Event]) -> list[Atom]:
     """Return messages and ends singly: the same however they came in parts."""
     out: list[Atom] = []
-    said = "message" if sender is Side.SUPERVISOR else "output"
+    word = "message" if sender is Side.SUPERVISOR else "output"
     for event in events:
         match event:
             case Opened(first, messages, each, ended):
                 for number, message in enumerate(messages):
                     id_ = first + number * each
-                    out.append((said, id_, message))
+                    out.append((word, id_, message))
                     out += [("asked", id_, b"")] * each
                 out += [("asked", first, b"")] * (ended and not each)
             case Added(id_, messages, ended):
-                out += [(said, id_, message) for message in messages]
+                out += [(word, id_, message) for message in messages]
                 out += [("asked", id_, b"")] * ended
             case Ended(first, groups, refusals):
                 reasons = {refusal.place: refusal.reason for refusal in refusals}
                 for place, group in enumerate(groups):
-                    out += [(said, first + place, message) for message in group]
+                    out += [(word, first + place, message) for message in group]
                     refused = reasons.get(place)
                     end = "answered" if refused is None else "refused"
                     out.append((end, first + place, (refused or "").encode()))

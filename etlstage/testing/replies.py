@@ -129,12 +129,12 @@ class ReplyReader:
                 case Ended(_, groups, refusals) if self.session.in_order:
                     # A worker that is given batches ends none that we have not ended.
                     self.filling = self.filling and not self._asks
-                    said = {refusal.place: refusal.reason for refusal in refusals}
+                    reasons = {refusal.place: refusal.reason for refusal in refusals}
                     self.unfinished = 0
                     for place, group in enumerate(groups):
                         outputs = (*self.partial, *group)
                         self.partial = []
-                        self.complete.append(Reply(outputs, said.get(place)))
+                        self.complete.append(Reply(outputs, reasons.get(place)))
                 case Added(id_, messages):
                     self._given[id_] += messages
                 case Ended(first, groups, refusals):

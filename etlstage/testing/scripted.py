@@ -138,10 +138,10 @@ class ScriptedWorker:
         if self._status is not None:
             self._status.write(b"\n")
 
-    def tell(self, **said: object) -> None:
+    def tell(self, **status: object) -> None:
         """Say more than that, as ``tell(progress=0.4)``, or ``(metric="x", add=3)``."""
         if self._status is not None:
-            self._status.write(json.dumps(said).encode() + b"\n")
+            self._status.write(json.dumps(status).encode() + b"\n")
 
     def close_stdin(self) -> None:
         """Read no more."""

@@ -78,15 +78,15 @@ def sessions(
     count = draw(st.integers(1, max_sessions))
     waiting = [draw(_session(number, payloads)) for number in range(1, count + 1)]
     begun: list[list[Event]] = []
-    said: list[Event] = []
+    events: list[Event] = []
     while waiting or begun:
         # Numbers rise: the next to begin is the first that waits.
         at = draw(st.integers(0, len(begun) - (not waiting)))
         if at == len(begun):
             begun.append(waiting.pop(0))
-        said.append(begun[at].pop(0))
+        events.append(begun[at].pop(0))
         begun = [session for session in begun if session]
-    return said
+    return events
 
 
 @st.composite
@@ -235,8 +235,8 @@ class SessionMachine(RuleBasedStateMachine):
         assert self._held is not None
         worker, given = self._held.entered, self._open.pop(number)
         self._say(Added(number, (), ended=True))
-        said = f"did not end session {number}"
-        self._held.run(worker.until(lambda: _ended(worker, number), said))
+        text = f"did not end session {number}"
+        self._held.run(worker.until(lambda: _ended(worker, number), text))
         outputs = _outputs(worker, number)
         try:
             expected: list[bytes] | None = list(self.model(given))

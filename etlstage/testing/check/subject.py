@@ -171,8 +171,8 @@ class Subject:
                 again = await self.tell(self._one_by_one(runs), stage=stage)
                 if again != wanted:
                     return ""
-                said = f"{self.shown(got)}, and {self.shown(want)} otherwise"
-                return f"replied to exchange {number} with {said}"
+                what = f"{self.shown(got)}, and {self.shown(want)} otherwise"
+                return f"replied to exchange {number} with {what}"
         return ""
 
     def _one_by_one(self, runs: Sequence[Run]) -> Sequence[Run]:

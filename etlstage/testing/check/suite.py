@@ -105,8 +105,12 @@ class Finding(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return what a person is shown."""
-        said = {Verdict.PASSED: "ok", Verdict.FAILED: "FAIL", Verdict.ADVICE: "advice"}
-        head = f"{said.get(self.verdict, '-'):<7}{self.check.name}"
+        verdicts = {
+            Verdict.PASSED: "ok",
+            Verdict.FAILED: "FAIL",
+            Verdict.ADVICE: "advice",
+        }
+        head = f"{verdicts.get(self.verdict, '-'):<7}{self.check.name}"
         if self.verdict is Verdict.PASSED:
             return [f"{head} ({self.seconds:.2f} s)"]
         lines = [f"{head}: {self.reason}"]

@@ -45,12 +45,12 @@ class CocaineKit(DialectKit[CocaineDialect]):
 
     def exchanges(self, side: Side, data: bytes) -> list[bytes]:
         """Return what a side said in each session; names and heartbeats differ."""
-        said: dict[int, bytes] = {}
+        frames: dict[int, bytes] = {}
         for passed in Passing(self._dialect.spoken).read(side, data):
             if passed.session is not None:
-                before = said.get(passed.session, b"")
-                said[passed.session] = before + passed.raw
-        return [said[number] for number in sorted(said)]
+                before = frames.get(passed.session, b"")
+                frames[passed.session] = before + passed.raw
+        return [frames[number] for number in sorted(frames)]
 
     def raw(self, messages: Sequence[bytes]) -> bytes:
         """Return the messages as a worker reads them, in its first session."""
@@ -72,7 +72,7 @@ class CocaineReader:
 
     def read(self, side: Side, data: bytes) -> list[str]:
         """Return what is complete now; what is no frame comes as it is."""
-        return [_said(passed) for passed in self._passing.read(side, data)]
+        return [_frame_text(passed) for passed in self._passing.read(side, data)]
 
 
 class PassedFrame(NamedTuple):
@@ -182,13 +182,13 @@ class _Stream:
         return rest
 
 
-def _said(passed: PassedFrame) -> str:
+def _frame_text(passed: PassedFrame) -> str:
     raw, frame, name, session, arguments, headers = passed
     if not name:
         return f"no frame: {_shown(raw if frame is None else frame)}"
-    said = name if session is None else f"{name} {session}"
+    text = name if session is None else f"{name} {session}"
     more = [f"headers {_shown(headers)}"] if headers else []
-    return " ".join([said, *map(_shown, arguments), *more])
+    return " ".join([text, *map(_shown, arguments), *more])
 
 
 def _shown(value: object) -> str:

@@ -47,25 +47,27 @@ class KclReader:
     def read(self, side: Side, data: bytes) -> list[str]:
         """Return what is complete now; what is no message comes as it is."""
         lines = self._lines[side].feed(data)
-        return [text for line in lines for text in _said(side, line)]
+        return [text for line in lines for text in _texts(side, line)]
 
 
-def _said(side: Side, line: bytes) -> list[str]:
-    said = read_object(line) or {}
-    action = text_of(said.get("action"))
+def _texts(side: Side, line: bytes) -> list[str]:
+    fields = read_object(line) or {}
+    action = text_of(fields.get("action"))
     match action:
         case "initialize":
-            return [f"initialize {said.get('shardId')} from {_position(said)}"]
-        case "processRecords" if isinstance(said.get("records"), list):
-            return _records(said["records"])
+            return [f"initialize {fields.get('shardId')} from {_position(fields)}"]
+        case "processRecords" if isinstance(fields.get("records"), list):
+            return _records(fields["records"])
         case "checkpoint" if side is Side.WORKER:
-            return [f"checkpoint {_position(said)}"]
+            return [f"checkpoint {_position(fields)}"]
         case "checkpoint":
-            return [f"checkpoint {_position(said)}: {said.get('error') or 'stored'}"]
+            return [
+                f"checkpoint {_position(fields)}: {fields.get('error') or 'stored'}"
+            ]
         case "status":
-            return [f"status {text_of(said.get('responseFor'))}"]
+            return [f"status {text_of(fields.get('responseFor'))}"]
         case "shutdown":
-            return [f"shutdown {text_of(said.get('reason'))}"]
+            return [f"shutdown {text_of(fields.get('reason'))}"]
         case None:
             return [f"noise: {_shown(line)}"]
         case _ if side is Side.WORKER:
@@ -74,11 +76,11 @@ def _said(side: Side, line: bytes) -> list[str]:
             return [action]
 
 
-def _position(said: dict[str, Any]) -> str:
-    number = said.get("sequenceNumber", said.get("checkpoint"))
+def _position(fields: dict[str, Any]) -> str:
+    number = fields.get("sequenceNumber", fields.get("checkpoint"))
     if number is None:
-        return "(all)" if said.get("action") == "checkpoint" else "(not given)"
-    sub = text_of(said.get("subSequenceNumber"))
+        return "(all)" if fields.get("action") == "checkpoint" else "(not given)"
+    sub = text_of(fields.get("subSequenceNumber"))
     return f"{number}.{sub}" if sub not in (None, "0") else str(number)
 
 

@@ -55,7 +55,7 @@ class CocaineWire(FaultyWire):
         self._open: set[int] = set()
         self._session = 0  # that something is sent to
         self._shapes: dict[int, list[Fault]] = {}  # by session
-        self._said: dict[int, list[PassedFrame]] = defaultdict(list)  # of these
+        self._frames: dict[int, list[PassedFrame]] = defaultdict(list)  # of these
         self._lost: set[tuple[Side, str]] = set()
 
     @property
@@ -101,7 +101,7 @@ class CocaineWire(FaultyWire):
             if passed.session not in self._shapes:
                 self._queue.append(passed.raw)
             else:
-                self._said[passed.session].append(passed)
+                self._frames[passed.session].append(passed)
             if passed.session is not None and self._ends(passed.name):
                 self._open.discard(passed.session)
                 self._pass_reply(passed.session)
@@ -113,28 +113,28 @@ class CocaineWire(FaultyWire):
         return name == "choke" or (name == "error" and terminal)
 
     def _rest(self) -> bytes:
-        held = [passed.raw for said in self._said.values() for passed in said]
-        self._said.clear()
+        held = [passed.raw for frames in self._frames.values() for passed in frames]
+        self._frames.clear()
         return b"".join([*held, self._passing.rest(Side.WORKER)])
 
     def _pass_reply(self, session: int) -> None:
-        faults, said = self._shapes.pop(session, []), self._said.pop(session, [])
+        faults, frames = self._shapes.pop(session, []), self._frames.pop(session, [])
         for fault in faults:
             self._note(fault, self._number)
         if not faults:
             return
         shapes = {fault["kind"]: fault for fault in faults}
-        if any(passed.name == "error" for passed in said):
+        if any(passed.name == "error" for passed in frames):
             shapes = {}  # it is wrong already: a refusal
-        self._spoils(self._spoiled(session, shapes, [passed.raw for passed in said]))
+        self._spoils(self._spoiled(session, shapes, [passed.raw for passed in frames]))
 
     def _spoiled(
-        self, session: int, shapes: Mapping[str, Fault], said: Sequence[bytes]
+        self, session: int, shapes: Mapping[str, Fault], frames: Sequence[bytes]
     ) -> Iterator[Step]:
         """Yield what is passed on in place of a reply, which is chunks and a choke."""
         if "skip" in shapes:
             return
-        *chunks, choke = said
+        *chunks, choke = frames
         if "refuse" in shapes:
             yield self._end_of(session, shapes["refuse"], "refused")
             return

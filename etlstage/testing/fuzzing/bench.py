@@ -95,8 +95,10 @@ class Bench:
         """Play a case to a process that has seen nothing; return how it failed."""
         stage = case.on(self._stage)
         try:
-            said = await judge(lambda: self._fresh(stage, case), case, self._oracles)
-            self._count(said)
+            exchanged = await judge(
+                lambda: self._fresh(stage, case), case, self._oracles
+            )
+            self._count(exchanged)
         except CaseFailed as failed:
             return failed
         return None
@@ -117,11 +119,11 @@ class Bench:
         kept.seen.extend(case.steps)
         kept.worker.timeout = self.timeout
         try:
-            said = await converse(kept.worker, case.steps)
+            exchanged = await converse(kept.worker, case.steps)
             await compare(
-                lambda: self._fresh(stage, case), kept.worker, said, self._oracles
+                lambda: self._fresh(stage, case), kept.worker, exchanged, self._oracles
             )
-            self._count(said)
+            self._count(exchanged)
         except CaseFailed as failed:
             kept.left.set()
             self._kept = None
@@ -141,8 +143,8 @@ class Bench:
             kept.left.set()
         return None, kept.everything()
 
-    def _count(self, said: Said) -> None:
-        for _, replies in said:
+    def _count(self, exchanged: Said) -> None:
+        for _, replies in exchanged:
             self.replies += len(replies)
             self.refused += sum(reply.refused is not None for reply in replies)
 

@@ -56,8 +56,8 @@ class FailureOrigin(NamedTuple):
     """Its name in the file."""
 
     def __str__(self) -> str:
-        said = shlex.join(self.words)
-        return said if self.stage is None else f"{said} --stage {self.stage}"
+        command = shlex.join(self.words)
+        return command if self.stage is None else f"{command} --stage {self.stage}"
 
 
 @dataclass(frozen=True)

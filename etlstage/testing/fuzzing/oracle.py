@@ -153,7 +153,7 @@ async def judge(start: Open, case: Case, oracles: Oracles) -> Said:
 
 
 async def compare(
-    start: Open, worker: WorkerUnderTest, said: Said, oracles: Oracles
+    start: Open, worker: WorkerUnderTest, exchanged: Said, oracles: Oracles
 ) -> None:
     """
     Ask the oracles about what was said.
@@ -163,7 +163,7 @@ async def compare(
 
     """
     batches = worker.stage.dialect.shape.batches
-    exchanges = _single(said, batches=batches)
+    exchanges = _single(exchanged, batches=batches)
     oracles = oracles.joined(worker.stage.expect)
     checker = checker_of(worker.stage)
     for step, replies in exchanges:
@@ -201,11 +201,11 @@ async def compare(
         await _repeat(worker, exchanges)
 
 
-def _single(said: Said, *, batches: bool) -> Said:
+def _single(exchanged: Said, *, batches: bool) -> Said:
     """Return the exchanges, each by itself."""
     return [
         single
-        for step, replies in said
+        for step, replies in exchanged
         for single in step.alone(replies, batches=batches)
     ]
 
@@ -224,23 +224,23 @@ async def _alone(start: Open, step: Saying) -> list[Reply]:
 
 
 async def _turn_round(
-    start: Open, worker: WorkerUnderTest, said: Said, *, batches: bool
+    start: Open, worker: WorkerUnderTest, exchanged: Said, *, batches: bool
 ) -> None:
     """Say the same in the opposite order: within batches, if there are any."""
-    turned = [step.turned() for step, _ in said[::-1]]
+    turned = [step.turned() for step, _ in exchanged[::-1]]
     async with start() as other:
         again = await converse(other, turned)
-    for (step, replies), (_, others) in zip(said, again[::-1], strict=True):
+    for (step, replies), (_, others) in zip(exchanged, again[::-1], strict=True):
         first, second = _outputs(replies), _outputs(others)
         if (first is None) != (second is None) or Counter(first) != Counter(second):
             how = "in the opposite order"
             _differ(worker, FailureKind.ORDER_FREE, step, replies, others, how)
 
 
-async def _repeat(worker: WorkerUnderTest, said: Said) -> None:
+async def _repeat(worker: WorkerUnderTest, exchanged: Said) -> None:
     """Send outputs again."""
     batches = worker.stage.dialect.shape.batches
-    for asked, replies in said:
+    for asked, replies in exchanged:
         outputs = _outputs(replies)
         if not outputs:
             continue
@@ -256,12 +256,12 @@ async def _repeat(worker: WorkerUnderTest, said: Said) -> None:
 def _follow(
     worker: WorkerUnderTest,
     model: Callable[..., Iterable[bytes] | None],
-    said: Said,
+    exchanged: Said,
     *,
     batches: bool,
 ) -> None:
     """Compare with what the model does."""
-    for step, replies in said:
+    for step, replies in exchanged:
         if not batches and len(step.messages) != 1:
             continue  # it is a session that no stage has
         asked = [*step.messages] if batches else step.messages[0]
@@ -288,10 +288,12 @@ def _modelled(
         except sdk.Refuse as no:
             return Reply((), str(no))
     loads = worker.stage.kind is StageKind.LOAD
-    (said,) = sdk.run(
+    (result,) = sdk.run(
         model, [asked], kind="load" if loads else "transform", on_error="exit"
     )
-    return Reply((), str(said)) if isinstance(said, sdk.Refuse) else Reply((*said,))
+    if isinstance(result, sdk.Refuse):
+        return Reply((), str(result))
+    return Reply((*result,))
 
 
 def model_of(name: str) -> Callable[..., Iterable[bytes] | None]:
@@ -327,7 +329,7 @@ def _differ(
     others: Sequence[Reply],
     how: str,
 ) -> NoReturn:
-    what = f"gave {_said(replies)} for {_asked(step)}, but {_said(others)} {how}"
+    what = f"gave {_replied(replies)} for {_asked(step)}, but {_replied(others)} {how}"
     fail(worker, kind, what)
 
 
@@ -336,7 +338,7 @@ def _asked(step: Saying) -> str:
     return f"batch {_shown(messages)}" if len(messages) != 1 else _shown(messages[0])
 
 
-def _said(replies: Sequence[Reply]) -> str:
+def _replied(replies: Sequence[Reply]) -> str:
     outputs = _outputs(replies)
     return "a refusal" if outputs is None else _shown(outputs)
 

@@ -214,20 +214,20 @@ class Calls:
         """
         ids: dict[int, int] = {}
         chunks = [iter(call.chunks) for call in self.calls]
-        said: list[Event] = []
+        events: list[Event] = []
         for number in self.order:
             if number not in ids:
                 ids[number] = first + len(ids)
-                said.append(Opened(ids[number], [], each=False, ended=False))
+                events.append(Opened(ids[number], [], each=False, ended=False))
                 continue
             chunk = next(chunks[number], None)
             if chunk is not None:
-                said.append(Added(ids[number], [chunk]))
+                events.append(Added(ids[number], [chunk]))
             elif self.calls[number].cancelled:
-                said.append(Cancelled(ids[number], *_UNWANTED))
+                events.append(Cancelled(ids[number], *_UNWANTED))
             else:
-                said.append(Added(ids[number], (), ended=True))
-        return said
+                events.append(Added(ids[number], (), ended=True))
+        return events
 
     def wire(self, dialect: Dialect, first: int = 1) -> bytes:
         """Return what a worker reads of it."""
@@ -278,8 +278,8 @@ class Calls:
         reader = kit_of(dialect).reader()
         assert reader is not None, "whose exchanges have names has frames"
         pieces = cut(self.wire(dialect, first), self.cuts)
-        said = (reader.read(Side.SUPERVISOR, piece) for piece in pieces)
-        return " | ".join("; ".join(frames) or "..." for frames in said)
+        shown = (reader.read(Side.SUPERVISOR, piece) for piece in pieces)
+        return " | ".join("; ".join(frames) or "..." for frames in shown)
 
     def names(self) -> set[str]:
         """Return what a program imports that has it."""

@@ -79,12 +79,12 @@ class FaultKind(StrEnum):
     writes: bytes | None
     status: int | None
 
-    def __new__(cls, *said: Any) -> Self:  # noqa: ANN401 - those of _Kind
+    def __new__(cls, *values: Any) -> Self:  # noqa: ANN401 - those of _Kind
         """Make a member; one that is made is found by its name alone."""
-        kind = str.__new__(cls, said[0])
-        kind._value_ = said[0]
-        _, kind.meaning, kind.about, kind.at, kind.shapes, kind.inside = said[:6]
-        kind.size, kind.writes, kind.status = said[6:]
+        kind = str.__new__(cls, values[0])
+        kind._value_ = values[0]
+        _, kind.meaning, kind.about, kind.at, kind.shapes, kind.inside = values[:6]
+        kind.size, kind.writes, kind.status = values[6:]
         return kind
 
     @property

@@ -112,9 +112,9 @@ class SpoiledReplies:
         body, end = reply.removesuffix(self._end), self._end
         if FaultKind.REFUSE in shapes and self._markers.err:
             reason = as_bytes(shapes[FaultKind.REFUSE].get("data"))
-            said = body.removesuffix(self._markers.eom)
-            said = said.replace(self._markers.eom, b" ")
-            yield (said if reason is None else reason) + self._markers.err
+            output = body.removesuffix(self._markers.eom)
+            output = output.replace(self._markers.eom, b" ")
+            yield (output if reason is None else reason) + self._markers.err
             return
         if FaultKind.HUGE in shapes:
             yield from repeated(b"x", shapes[FaultKind.HUGE]["size"])
