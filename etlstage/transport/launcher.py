@@ -98,7 +98,7 @@ class Launcher:
         terms: LaunchTerms | None = None,
     ) -> None:
         self._report: int | None = None
-        self._said: int | None = None
+        self._status: int | None = None
         terms = terms or LaunchTerms()
         words = _quick(command, env, cwd, terms)
         if words is None:
@@ -110,7 +110,9 @@ class Launcher:
                     raise
                 words = []
         self.words: list[str] = [*words, *command]
-        self.descriptors: tuple[int, ...] = () if self._said is None else (self._said,)
+        self.descriptors: tuple[int, ...] = (
+            () if self._status is None else (self._status,)
+        )
 
     def check(self) -> None:
         """
@@ -121,9 +123,9 @@ class Launcher:
             TermsRefused: If the command is not to blame.
 
         """
-        if self._said is not None and self._report is not None:
-            os.close(self._said)
-            self._said = None
+        if self._status is not None and self._report is not None:
+            os.close(self._status)
+            self._status = None
             with open(self._report, "rb", closefd=False) as report:
                 number, _, what = report.read().decode().partition(" ")
             if what == "exec":
@@ -133,10 +135,10 @@ class Launcher:
 
     def close(self) -> None:
         """Close what is open here."""
-        for descriptor in (self._report, self._said):
+        for descriptor in (self._report, self._status):
             if descriptor is not None:
                 os.close(descriptor)
-        self._report = self._said = None
+        self._report = self._status = None
 
     def _thorough(self, env: Mapping[str, str], terms: LaunchTerms) -> list[str]:
         words = [*python(), *program("shim")]
@@ -153,8 +155,8 @@ class Launcher:
             settings += [f"user={terms.user}", "nonewprivs"]
         # Python changes it at its start, when the locale is C.
         settings.append(f"locale={env.get('LC_CTYPE', '')}")
-        self._report, self._said = os.pipe()
-        return [*words, str(self._said), str(os.getpid()), *settings, "--"]
+        self._report, self._status = os.pipe()
+        return [*words, str(self._status), str(os.getpid()), *settings, "--"]
 
 
 def _needs_shim(terms: LaunchTerms) -> bool:

@@ -180,7 +180,7 @@ class PipeChild:
     def __init__(
         self,
         popen: subprocess.Popen[bytes],
-        said: ClosableReadable,
+        stderr: ClosableReadable,
         status: IO[bytes] | None,
         mark: bytes,
     ) -> None:
@@ -188,7 +188,7 @@ class PipeChild:
         self._mark = mark
         self._ended: int | None = None  # the exit status, before it is reaped
         self.pid: int = popen.pid
-        self.stderr: ClosableReadable = said
+        self.stderr: ClosableReadable = stderr
         self.status: PipeReader | None = None if status is None else PipeReader(status)
         self._pidfd: int | None = None
         with suppress(AttributeError, OSError):

@@ -87,7 +87,7 @@ class SocketWire:
         self._listener: Listener | None = listener
         self._wakeup_fd = listener.wakeup_fd()
         self._socket: socket.socket | None = None
-        self._said = b""  # read already
+        self._received = b""  # read already
         self._connected = anyio.Event()  # or never
         self._ended = False  # we write no more
         self._gone = False  # the worker does not connect, or is no more
@@ -102,12 +102,12 @@ class SocketWire:
         assert self._listener is not None, "it is not closed"
         return self._listener.endpoint
 
-    def connect(self, connection: socket.socket, said: bytes) -> None:
+    def connect(self, connection: socket.socket, received: bytes) -> None:
         """Be connected to a worker that has said this."""
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self._socket = connection
-        self._said = said
+        self._received = received
         self._mistaken = False
         self._wake()
 
@@ -116,9 +116,9 @@ class SocketWire:
         self._look()
         if self._socket is None or self._gone:
             return b"" if self._gone else None
-        if self._said:
-            said, self._said = self._said[:size], self._said[size:]
-            return said
+        if self._received:
+            received, self._received = self._received[:size], self._received[size:]
+            return received
         try:
             data = self._socket.recv(size)
         except BlockingIOError:
@@ -133,7 +133,7 @@ class SocketWire:
     async def readable(self) -> None:
         """Wait until reading would not block, or :meth:`stop_waiting`."""
         self._look()
-        if self._gone or self._said:
+        if self._gone or self._received:
             return
         waited = self._wakeup_fd if self._socket is None else self._socket.fileno()
         with suppress(anyio.ClosedResourceError):
@@ -348,18 +348,20 @@ class Listener:
         if not data:
             self._dismiss(connection)
             return
-        said = self._unidentified[connection] = self._unidentified[connection] + data
+        received = self._unidentified[connection] = (
+            self._unidentified[connection] + data
+        )
         try:
-            token = self._identity(said)
+            token = self._identity(received)
         except ProtocolError as error:
             self._refuse(connection, str(error))
             return
         if token is not None:
-            self._admit(connection, token, said)
-        elif len(said) > _IDENTITY:
-            self._refuse(connection, f"did not say who it is in {len(said)} bytes")
+            self._admit(connection, token, received)
+        elif len(received) > _IDENTITY:
+            self._refuse(connection, f"did not say who it is in {len(received)} bytes")
 
-    def _admit(self, connection: socket.socket, token: str, said: bytes) -> None:
+    def _admit(self, connection: socket.socket, token: str, received: bytes) -> None:
         wire = self._expected.pop(token, None)
         if wire is None:
             # Not the token: it may be that of a worker which is connected.
@@ -369,7 +371,7 @@ class Listener:
             return
         self._selector.unregister(connection)
         del self._unidentified[connection]
-        wire.connect(connection, said)
+        wire.connect(connection, received)
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
         _LOG.warning("refused a connection to %s: it %s", self.endpoint, reason)

@@ -351,11 +351,11 @@ def sweep_scratch(parent: Path) -> None:
 
 def _where() -> str:
     """Return a word for this boot of this machine, and our container."""
-    said = []
+    values = []
     for name in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         with suppress(OSError):
-            said.append(os.readlink(name) if "/ns/" in name else _text(name))
-    return sha256(" ".join(said).encode()).hexdigest()[:8]
+            values.append(os.readlink(name) if "/ns/" in name else _text(name))
+    return sha256(" ".join(values).encode()).hexdigest()[:8]
 
 
 def _text(name: str) -> str:
