@@ -231,7 +231,7 @@ class _Worker:
         self._ears, self._bell = os.pipe()
         os.set_blocking(self._ears, False)
         os.set_blocking(self._bell, False)
-        self._said: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+        self._outgoing: SimpleQueue[tuple[int, Event]] = SimpleQueue()
         self._room = Semaphore(_PLACES)
         self._door = Lock()
         self._jobs: SimpleQueue[tuple[int, Request]] = SimpleQueue()
@@ -326,8 +326,8 @@ class _Worker:
         return bool(self._unsent)
 
     def _hear_handlers(self) -> None:
-        while not self._said.empty():
-            places, event = self._said.get()
+        while not self._outgoing.empty():
+            places, event = self._outgoing.get()
             self._paid += places
             try:
                 self._session.send(event, monotonic())
@@ -346,7 +346,7 @@ class _Worker:
         with self._door:
             for _ in range(places):
                 self._room.acquire()
-        self._said.put((places, event))
+        self._outgoing.put((places, event))
         with suppress(BlockingIOError):  # it rings already
             os.write(self._bell, b"x")
 

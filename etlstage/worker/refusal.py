@@ -42,20 +42,20 @@ def reason_of(error: BaseException, markers: Markers) -> str:
     """Return why ``error`` refuses, in words that can be sent."""
     name = type(error).__name__
     try:
-        said = str(error)[:_LONGEST]
+        text = str(error)[:_LONGEST]
     except Exception:
-        said = ""
+        text = ""
     if not isinstance(error, Refuse):
-        said = f"{name}: {said}" if said else name
-    return _sendable(said, name, markers)
+        text = f"{name}: {text}" if text else name
+    return _sendable(text, name, markers)
 
 
 @lru_cache(128)
-def _sendable(said: str, name: str, markers: Markers) -> str:
+def _sendable(text: str, name: str, markers: Markers) -> str:
     # A bad column is bad in every row, for the same reason.
-    if not said.isprintable():
-        said = "".join(c if c.isprintable() else " " for c in said)
-    for reason in " ".join(said[:_LONGEST].split()), name:
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
+    for reason in " ".join(text[:_LONGEST].split()), name:
         try:
             encode_refusal(reason.encode(), markers, limit=sys.maxsize)
         except InvalidMessage:
