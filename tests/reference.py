@@ -102,6 +102,7 @@ OWN: Final = {
     "load.journal.limit": "20GiB",
     "load.journal.sync": "1s",
     "load.journal.keep": "7d",
+    "extract.spark.sort": "id",
     "load.shards.sequence": "/id",
     "load.shards.arrival": "/time",
     "load.shards.table": "etlstage_leases",

@@ -199,6 +199,8 @@ class SourceKeys(_EndKeys):
     place: ClassVar[Place] = Place.SOURCE
     numbered: ClassVar[bool] = False
     """Whether its messages have numbers that are the same for all who read them."""
+    repeatable: ClassVar[bool] = False
+    """Whether it can be read any number of times."""
     sharded: ClassVar[bool] = False
     """Whether its messages come from shards of its own."""
 

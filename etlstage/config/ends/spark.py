@@ -78,6 +78,7 @@ class SparkSourceKeys(RowSourceKeys):
 
     engines: ClassVar[Sequence[str]] = _ALL
     needs_spark: ClassVar[bool] = True
+    repeatable: ClassVar[bool] = True
     format: str | None = None
     """As Spark calls it; without it Spark's default."""
     table: str | None = None
@@ -87,6 +88,9 @@ class SparkSourceKeys(RowSourceKeys):
     else all columns as JSON, with nulls."""
     key: str | None = None
     """A Spark SQL expression, for order: key of the next stage."""
+    sort: str | None = None
+    """A Spark SQL expression that rows are sorted by on engine local, such as a column
+    that is shards.sequence."""
     spool: Argument | None = None
     """Where all messages wait on engine local; without it the system's temporary
     directory."""
@@ -119,19 +123,28 @@ class SparkSourceKeys(RowSourceKeys):
 
         settings, session = self._reading(site.folder), site.session()
         messages, size = self.cut(site.pipeline, RUN_MESSAGES, RUN_BYTES)
+        of = {**settings, "message": self.message, "key": self.key}
         return DataFrameSource(
             lambda: read_frame(session.start(), **settings),
             message=self.message,
             key=self.key,
+            sort=self.sort,
             name=stage.name,
             run_messages=messages,
             run_bytes=size,
             spool_dir=site.folder / self.spool if self.spool else None,
             state=site.state,
-            of=digest({**settings, "message": self.message, "key": self.key}),
+            of=digest(of if self.sort is None else {**of, "sort": self.sort}),
             session=session,
             shown=_shown(settings),
         )
+
+    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield an order that only one who reads alone can have."""
+        yield from RowSourceKeys.wrong(self, stage, pipeline)
+        if self.sort is not None and pipeline.engine != "local":
+            text = "needs engine local: elsewhere partitions are read side by side"
+            yield broken(("extract", "spark", "sort"), text)
 
     def origin(self, stage: ExtractKeys, site: Site) -> Origin:
         """Return the DataFrame itself."""

@@ -245,10 +245,17 @@ def _unshared(keys: ShardKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
         for name in keys.given("table", "failover"):
             yield broken((*at, name), "needs leases")
     else:
-        if pipeline.extract is not None and not pipeline.extract.end.numbered:
+        end = pipeline.extract.end if pipeline.extract is not None else None
+        if end is not None and not (end.numbered or end.repeatable):
             text = (
-                "needs extract.files: all runners read the input, and its messages have"
-                " to have the same numbers for each; or a stream, extract.kinesis"
+                "needs extract.files or extract.spark: all runners read the input, any"
+                " number of times; or a stream, extract.kinesis"
+            )
+            yield broken((*at, "leases"), text)
+        elif end is not None and not end.numbered and keys.sequence is None:
+            text = (
+                f"needs shards.sequence with {end.text()}: its messages have to have the"
+                " same numbers for all runners"
             )
             yield broken((*at, "leases"), text)
         if pipeline.transform:

@@ -79,7 +79,10 @@ def read_frame(
 
 
 def messages_of(
-    frame: DataFrame, expression: str | None, key: str | None = None
+    frame: DataFrame,
+    expression: str | None,
+    key: str | None = None,
+    sort: str | None = None,
 ) -> DataFrame:
     """
     Return the messages of ``frame`` as its first column, binary; blocks.
@@ -91,12 +94,17 @@ def messages_of(
             where there is null.
         key: Spark SQL for what sets messages apart that need not keep their order.
             Its hash becomes the second column; without it there is none.
+        sort: Spark SQL that rows are sorted by.
 
     Raises:
-        TypeError: If the expression is neither string nor binary, or one of the two is
+        TypeError: If the expression is neither string nor binary, or one of them is
             no expression on these columns.
 
     """
+    if sort is not None:
+        with _naming(f"sort {sort!r}"):
+            frame = frame.sort(sf.expr(sort))
+            _ = frame.schema
     with _naming(f"message {expression!r}" if expression else ""):
         chosen = message_column(frame, expression)
     columns = [sf.expr(chosen.expression).cast("binary").alias("message")]

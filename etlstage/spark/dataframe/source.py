@@ -13,8 +13,14 @@ from __future__ import annotations
 import errno
 import secrets
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +31,7 @@ from pyspark.sql import DataFrame
 
 from etlstage.block import Blocks
 from etlstage.errors import BlockDamaged, EtlstageError, SourceFailed
-from etlstage.messages import Position, Run
+from etlstage.messages import AnnotatedRun, Position, Run, plain
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.spark.dataframe.read import messages_of, run_of
 from etlstage.spark.dataframe.spool import (
@@ -66,6 +72,7 @@ class DataFrameSource(Source):
         *,
         message: str | None = None,
         key: str | None = None,
+        sort: str | None = None,
         name: str = "extract",
         run_messages: int = RUN_MESSAGES,
         run_bytes: int = RUN_BYTES,
@@ -87,6 +94,7 @@ class DataFrameSource(Source):
             key: Spark SQL expression by which messages keep their order where a stage
                 keeps no other: runs are then an
                 :class:`~etlstage.messages.AnnotatedRun`.
+            sort: Spark SQL expression that rows are sorted by.
             name: As reports and errors call it.
             run_messages: Messages in a run, at most.
             run_bytes: Bytes in a run, at most, unless it is a single message.
@@ -104,6 +112,7 @@ class DataFrameSource(Source):
         self._frame = frame
         self._message = message
         self._key = key
+        self._sort = sort
         self._bounds = (run_messages, run_bytes)
         self._spool_dir = spool_dir or state
         self._state = state
@@ -114,6 +123,7 @@ class DataFrameSource(Source):
         self._draining = False
         self._session = session or Session()
         self._spool: Path | None = None
+        self._whole: tuple[Path, list[Spooled]] | None = None  # read more than once
         self._activity = "starting Spark"
         self.size: int | None = None
 
@@ -137,12 +147,50 @@ class DataFrameSource(Source):
 
         """
         try:
-            runs = await anyio.to_thread.run_sync(self._again) or await self._read()
-            async with aclosing(runs):
-                async for run in runs:
-                    yield run
-                    if self._draining and isinstance(run, Position):
-                        return
+            with self._explained():
+                runs = await anyio.to_thread.run_sync(self._again) or await self._read()
+                async with aclosing(runs):
+                    async for run in runs:
+                        yield run
+                        if self._draining and isinstance(run, Position):
+                            return
+        finally:
+            await self.aclose()
+
+    async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
+        """
+        Yield runs, in which a number is a place in the spool, any number of times.
+
+        Another who reads the frame may have other places.
+        """
+        with self._explained():
+            if self._whole is None:
+                frame = await anyio.to_thread.run_sync(self._messages)
+                spool, parts = await self._fill(frame)
+                if parts is None:
+                    raise self._failed(
+                        f"executors do not see the folder {spool}: it is read more than"
+                        " once, set spool to a folder that they see"
+                    )
+                self._whole = spool, parts
+            place, begin = 0, after + 1
+            spool, parts = self._whole
+            for part in parts:
+                if place + part.messages <= begin:
+                    place += part.messages
+                    continue
+                path = spool / part.file
+                with closing(_read_file(path, part.messages, keep=True)) as runs:
+                    while run := await anyio.to_thread.run_sync(next, runs, None):
+                        first, place = max(place, begin), place + len(run)
+                        if first < place:
+                            rows = plain(run)[first - place :]
+                            yield AnnotatedRun(rows, sequence=range(first, place))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except BlockDamaged as error:
             raise self._failed(
                 f"{error}; start from the beginning"
@@ -158,17 +206,23 @@ class DataFrameSource(Source):
                     " TMPDIR, or spool, to a folder with room for them"
                 ) from error
             raise self._failed(explain(error, self._session.log_path)) from error
-        finally:
-            await self.aclose()
+
+    async def _fill(self, frame: DataFrame) -> tuple[Path, list[Spooled] | None]:
+        """Return the spool, with all messages in its parts, unless it is not seen."""
+        self._activity = "reading"
+        spool, nonce = await anyio.to_thread.run_sync(self._make_spool)
+        parts = await run_job(
+            frame.sparkSession,
+            lambda: spooled(frame, str(spool), nonce, *self._bounds),
+        )
+        if parts is not None:
+            self._refuse_nulls(sum(part.nulls for part in parts), parts)
+            self.size = sum(part.messages for part in parts)
+        return spool, parts
 
     async def _read(self) -> AsyncGenerator[Run | Position, None]:
         frame = await anyio.to_thread.run_sync(self._messages)
-        self._activity = "reading"
-        spool, nonce = await anyio.to_thread.run_sync(self._make_spool)
-        spark = frame.sparkSession
-        parts = await run_job(
-            spark, lambda: spooled(frame, str(spool), nonce, *self._bounds)
-        )
+        spool, parts = await self._fill(frame)
         if parts is None:
             if self._kept is not None:
                 raise self._failed(
@@ -176,7 +230,6 @@ class DataFrameSource(Source):
                     " kept there, set spool to a folder that they see"
                 )
             return self._packed_runs(frame)
-        self._refuse_nulls(sum(part.nulls for part in parts), parts)
         if self._kept is not None:
             await anyio.to_thread.run_sync(self._kept.keep, parts, self._of)
             if again := await anyio.to_thread.run_sync(self._again):
@@ -242,7 +295,7 @@ class DataFrameSource(Source):
     def _messages(self) -> DataFrame:
         frame = self._frame if isinstance(self._frame, DataFrame) else self._frame()
         try:
-            return messages_of(frame, self._message, self._key)
+            return messages_of(frame, self._message, self._key, self._sort)
         except TypeError as error:
             raise self._failed(explain(error)) from error
 

@@ -454,3 +454,34 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
     with pytest.raises(SourceFailed, match="can't read on: there is no whole spool"):
         [item async for item in again.runs()]
+
+
+async def test_rows_are_numbered_any_number_of_times(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In the order of the expression; the spool is read again, and then removed."""
+    frame = spark.range(0, 100, numPartitions=3).selectExpr("cast(99 - id as int) n")
+    source = DataFrameSource(
+        lambda: frame, sort="n % 50", message="cast(n as string)", run_messages=7
+    )
+    for after in (-1, 0, 40, 98, 99):
+        rows: list[bytes] = []
+        numbers: list[int] = []
+        async for run in source.numbered(after):
+            rows += run
+            numbers += run.columns["sequence"]
+        assert numbers == [*range(after + 1, 100)]
+        assert [int(row) % 50 for row in rows] == [n // 2 for n in numbers]
+    await source.aclose()
+
+
+async def test_frame_is_not_numbered_without_a_spool(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read again it might have another order; nor can it be sorted by what is not there."""
+    monkeypatch.setattr(source_module, "NONCE", "another")
+    with pytest.raises(SourceFailed, match="it is read more than once, set spool to"):
+        async for _ in DataFrameSource(spark.range(3)).numbered():
+            pass
+    with pytest.raises(SourceFailed, match="sort 'nix'"):
+        await messages(DataFrameSource(spark.range(3), sort="nix"))
