@@ -20,7 +20,7 @@ from zlib import crc32
 from etlstage.messages import AnnotatedRun
 from etlstage.supervisor.exchange.keyed import point
 
-__all__ = ("LONGEST_KEY", "Cut", "Record", "RecordRun", "number_of", "wrong_key")
+__all__ = ("LONGEST_KEY", "Cut", "RecordRun", "ShardRecord", "number_of", "wrong_key")
 
 
 LONGEST_KEY: Final = 256
@@ -33,7 +33,7 @@ _NUMBER: Final = attrgetter("number")
 _NONE: Final = (None, None, None)
 
 
-class Record(NamedTuple):
+class ShardRecord(NamedTuple):
     """What a message is to its shard."""
 
     shard: int
@@ -79,7 +79,7 @@ class Cut:
         self._arrival = _tokens(arrival)
         self._pointers = key, sequence, arrival
 
-    def record(self, message: bytes, number: int = -1) -> Record:
+    def record(self, message: bytes, number: int = -1) -> ShardRecord:
         """Return what a message is, with a number if it has none of its own."""
         key, arrival, wrong = f"{crc32(message):08x}", None, ""
         key_at, sequence_at, arrival_at = self._pointers
@@ -103,7 +103,7 @@ class Cut:
                     f"its arrival at {arrival_at} is {_shown(found)}, expected"
                     " milliseconds since 1970, or a time such as 2026-11-23T18:00:00Z"
                 )
-        return Record(self._shard(key), key, number, arrival, wrong)
+        return ShardRecord(self._shard(key), key, number, arrival, wrong)
 
     def _shard(self, key: str) -> int:
         # JSON may hold half of a surrogate pair.
@@ -111,7 +111,7 @@ class Cut:
         hashed = md5(text, usedforsecurity=False).digest()
         return int.from_bytes(hashed, "big") * len(self.names) >> 128
 
-    def wrong(self, record: Record, row: int, after: int) -> str:
+    def wrong(self, record: ShardRecord, row: int, after: int) -> str:
         """
         Return why a record can't be given; empty: it can.
 
@@ -135,14 +135,14 @@ class RecordRun:
 
     def __init__(self) -> None:
         self._messages: list[bytes] = []
-        self._records: list[Record] = []
+        self._records: list[ShardRecord] = []
         self.wrong: list[str] = []
         """Of each record why no worker may be given it; empty: it may."""
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add(self, message: bytes, record: Record, wrong: str = "") -> None:
+    def add(self, message: bytes, record: ShardRecord, wrong: str = "") -> None:
         """Add a message, with what it is and what is wrong with it."""
         self._messages.append(message)
         self._records.append(record)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etlstage.shard.cut import Cut, Record, RecordRun, number_of
+from etlstage.shard.cut import Cut, RecordRun, ShardRecord, number_of
 
 pytestmark = pytest.mark.core
 
@@ -21,8 +21,8 @@ def test_columns_of_a_message() -> None:
     """They are where the pointers point; the partition key of text is that text."""
     message = b'{"user": "ann", "n": "12", "at": "1970-01-01T00:00:02Z"}'
     found = cut(sequence="/n", arrival="/at").record(message, 7)
-    assert found == Record(found.shard, "ann", 12, 2000)
-    assert cut().record(message, 7) == Record(found.shard, "ann", 7)
+    assert found == ShardRecord(found.shard, "ann", 12, 2000)
+    assert cut().record(message, 7) == ShardRecord(found.shard, "ann", 7)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_messages_that_are_no_json() -> None:
     """They have no columns; without pointers their hash is the key."""
     assert cut().record(b"[").wrong
     assert cut().record(b"[1]").wrong
-    assert Cut(2).record(b"[", 3) == Record(1, "2ebb67f1", 3)
+    assert Cut(2).record(b"[", 3) == ShardRecord(1, "2ebb67f1", 3)
     assert not cut().record(b'{"user": "\\ud800"}').wrong
 
 
 def test_columns_of_a_run() -> None:
     """Arrivals are a column if there are any."""
     run = RecordRun()
-    run.add(b"a", Record(0, "k", 3, 5))
-    run.add(b"b", Record(0, "l", 4, 6))
+    run.add(b"a", ShardRecord(0, "k", 3, 5))
+    run.add(b"b", ShardRecord(0, "l", 4, 6))
     assert (len(run), run.up_to(3), run.wrong) == (2, 1, ["", ""])
     assert run.run().columns == {
         "sequence": [3, 4],
