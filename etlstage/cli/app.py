@@ -39,6 +39,7 @@ COMMANDS: Final = {
     },
     "Test": {
         "test": "Run the tests of a pipeline file.",
+        "expect": "Propose what a stage promises of its replies.",
         "try": "Send a few messages to a worker and show its replies.",
         "check": "Check that a worker follows the protocol.",
         "fuzz": "Search for inputs that make a worker fail.",

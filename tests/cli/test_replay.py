@@ -154,3 +154,21 @@ def test_secrets_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
     assert result.returncode == 0
     recording = Recording.load(pipeline.parent / "recordings" / "upper-1.1.rec")
     assert recording.command[-1] == "${KEY}"
+
+
+def test_expect_is_proposed_from_recordings(
+    recordings: Path, etlstage: Etlstage
+) -> None:
+    """Of the transform stage in a folder; by --stage where there are several."""
+    result = etlstage("expect", "infer", "recordings", "--stage", "upper")
+    assert result.stderr == ""
+    first, *lines = result.stdout.splitlines()
+    assert first == "# from 3 replies of stage upper, 0 refused"
+    assert lines[:2] == ["expect:", "  outputs: 1"]
+    assert re.fullmatch(r"  max_seconds: \d+m?s", lines[-1])
+    wrong = etlstage("expect", "infer", "recordings", "--stage", "upcase")
+    assert wrong.returncode == 2
+    assert "unknown stage 'upcase'" in wrong.stderr
+    path = recordings / "upper-1.1.rec"
+    schema = etlstage("expect", "infer", path, "--schema", "out.json")
+    assert schema.stderr == "etlstage: error: not all outputs are JSON documents\n"

@@ -1,0 +1,96 @@
+"""``etlstage expect infer``: what a stage's replies have kept to, to be promised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etlstage.cli.failure import complain
+from etlstage.cli.options import new_app
+from etlstage.cli.screen import Screen
+from etlstage.errors import ConfigError, guess
+from etlstage.messages import StageKind, counted
+from etlstage.testing.recording.inference import inferred, schema_of
+from etlstage.testing.recording.recording import Recording
+
+__all__ = ("app",)
+
+app: typer.Typer = new_app("expect")
+
+
+@app.callback()
+def _expect() -> None:
+    """Propose what a stage promises of its replies."""
+
+
+@app.command("infer")
+def _infer(
+    place: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A recording of run --record, or the folder of some."
+        ),
+    ],
+    *,
+    stage: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The stage, where several were recorded."),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Write the JSON Schema of the outputs there; a new file.",
+        ),
+    ] = None,
+) -> int:
+    """Propose expect of a stage from what its workers were recorded to reply."""
+    found = _of_stage(place, stage)
+    for recording in found:
+        if recording.cut:
+            complain(f"worker {recording.worker}: {recording.cut}", as_="warning")
+    made = inferred(found)
+    lines = {
+        name: value
+        for name, value in made.contract.plain().items()
+        if value is not None and value is not False
+    }
+    if schema is not None:
+        text = json.dumps(schema_of(found), indent=2) + "\n"
+        try:
+            with schema.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise ConfigError(f"{schema}: {error.strerror}") from None
+        lines["schema"] = str(schema)
+    of = f"{counted(made.replies, 'reply', 'replies')} of stage {found[0].stage}"
+    out = Screen()
+    out.tell(f"# from {of}, {made.refused:,} refused")
+    out.tell("expect:")
+    for name, value in lines.items():
+        shown = str(value) if name == "max_seconds" else json.dumps(value)
+        out.tell(f"  {name}: {shown}")
+    return 0
+
+
+def _of_stage(place: Path, name: str | None) -> Sequence[Recording]:
+    """Return the recordings of one stage, in the order of their names."""
+    paths = sorted(place.glob("*.rec")) if place.is_dir() else [place]
+    try:
+        found = [Recording.load(path) for path in paths]
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    found = [one for one in found if one.kind is StageKind.TRANSFORM]
+    names = list(dict.fromkeys(recording.stage for recording in found))
+    if not names:
+        raise ConfigError(f"{place} has no recording of a transform worker")
+    if name is None and len(names) > 1:
+        raise ConfigError(f"--stage: say which, {', '.join(names)} were recorded")
+    if name is not None and name not in names:
+        known = guess(name, names) or f", expected {' or '.join(names)}"
+        raise ConfigError(f"--stage: unknown stage {name!r}{known}")
+    return [recording for recording in found if name in (None, recording.stage)]

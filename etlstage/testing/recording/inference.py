@@ -1,0 +1,236 @@
+"""
+What a recorded worker kept to, proposed as the ``expect`` of its stage.
+
+A recording has bytes. What they mean each side of the dialect says itself: the worker's
+is given what was written to it, ours what came back, and each what the other has said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from etlstage.errors import ConfigError, LocalProtocolError
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Cancelled,
+    Ended,
+    Event,
+    Farewell,
+    Opened,
+    Ready,
+    Wanted,
+)
+from etlstage.stage.contract import Checker, ReplyContract
+from etlstage.testing.recording.recording import Recording
+from etlstage.testing.replies import Reply, ReplyReader
+from etlstage.testing.transcript import Channel
+
+__all__ = ("Exchanged", "Inferred", "exchanged", "inferred", "schema_of")
+
+_LIMITS: Final = Limits(2**31, 2**31)
+_FULL: Final = 2**31  # messages of a batch
+_MARGIN: Final = 10  # times the longest reply
+_LEAST: Final = 1.0  # seconds
+_OURS: Final = (Opened, Added, Cancelled)
+_THEIRS: Final = (Ready, Alive, Added, Ended, Farewell)
+_TYPES: Final[Mapping[type, str]] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+class Exchanged(NamedTuple):
+    """What a worker was given, and what it replied."""
+
+    messages: Sequence[bytes]
+    reply: Reply
+    seconds: float
+    """From when its turn came."""
+
+
+class Inferred(NamedTuple):
+    """What all replies have kept to."""
+
+    contract: ReplyContract
+    replies: int
+    refused: int
+    """Replies that were refusals; nothing is asked of these."""
+
+
+def exchanged(recording: Recording) -> Iterator[Exchanged]:
+    """
+    Yield the exchanges of a recording, up to where the protocol was broken.
+
+    Raises:
+        ConfigError: If the worker has no replies.
+
+    """
+    if recording.dialect.shape in (Shape.STREAM, Shape.COMMITTED):
+        raise ConfigError(f"stage {recording.stage}: its worker has no replies")
+    # Who breaks the protocol, or was given what no supervisor says, is read no further.
+    with suppress(LocalProtocolError):
+        yield from _exchanged(recording)
+
+
+def _exchanged(recording: Recording) -> Iterator[Exchanged]:
+    dialect, kind = recording.dialect, recording.kind
+    theirs = dialect.open(Side.WORKER, _LIMITS, batch=_FULL, kind=kind)
+    ours = ReplyReader(dialect, _LIMITS, kind, _FULL)
+    given: dict[int, tuple[float, list[bytes]]] = {}  # by exchange, in order
+    last = 0.0  # when the reply before came
+    for entry in recording.entries:
+        if entry.channel is Channel.STDIN and entry.data:
+            theirs.receive_data(entry.data, entry.at)
+            for event in theirs.events_received():
+                if isinstance(event, _OURS):
+                    ours.session.send(event, entry.at)
+                    ours.session.data_to_send()
+                    ours.note(event)
+                    _note(event, entry.at, given)
+        elif entry.channel is Channel.STDOUT and entry.data:
+            seen = len(ours.events)
+            ours.receive(entry.data, entry.at)
+            for event in ours.events[seen:]:
+                if isinstance(event, _THEIRS):
+                    theirs.send(event, entry.at)
+            if ours.filling and ours.session.room > 0:
+                theirs.send(Wanted(1), entry.at)  # no event of ours
+            theirs.data_to_send()
+            for reply in ours.complete:
+                since, messages = given.pop(next(iter(given)))
+                if ours.session.in_order:
+                    since = max(since, last)
+                yield Exchanged(messages, reply, entry.at - since)
+            last = entry.at if ours.complete else last
+            ours.complete.clear()
+            if ours.fault is not None:
+                return
+
+
+def _note(
+    event: Event, now: float, given: dict[int, tuple[float, list[bytes]]]
+) -> None:
+    match event:
+        case Opened(first, messages, each=True):
+            given.update((first + n, (now, [m])) for n, m in enumerate(messages))
+        case Opened(first, messages):
+            given[first] = now, [*messages]
+        case Added(id_, messages) if id_ in given:
+            given[id_] = now, [*given[id_][1], *messages]
+        case Cancelled(id_):
+            given.pop(id_, None)
+        case _:
+            pass
+
+
+def inferred(recordings: Iterable[Recording]) -> Inferred:
+    """
+    Return what all replies in recordings of one stage have kept to.
+
+    Raises:
+        ConfigError: If the worker has no replies, or there are none.
+
+    """
+    answered: list[Exchanged] = []
+    refused, batches, blank = 0, False, False
+    for recording in recordings:
+        batches = batches or recording.dialect.shape.batches
+        blank = blank or recording.blank
+        for one in exchanged(recording):
+            if one.reply.refused is None:
+                answered.append(one)
+            else:
+                refused += 1
+    if not answered:
+        raise ConfigError("there is no reply in what was recorded")
+    counts = {len(one.reply.outputs) for one in answered}
+    slowest = max(one.seconds for one in answered)
+    contract = ReplyContract(
+        # Of a batch it is not known which output is of which message.
+        outputs=counts.pop() if len(counts) == 1 and not batches else None,
+        json=not blank and _all_json(answered),
+        max_seconds=_rounded(max(_LEAST, _MARGIN * slowest)),
+        stateless=not blank and _repeats(answered),
+    )
+    return Inferred(contract, len(answered) + refused, refused)
+
+
+def schema_of(recordings: Iterable[Recording]) -> dict[str, Any]:
+    """
+    Return the JSON Schema of all outputs in recordings: types, and what is always there.
+
+    Raises:
+        ConfigError: If an output is no JSON document.
+
+    """
+    outputs = [
+        output
+        for recording in recordings
+        for one in exchanged(recording)
+        for output in one.reply.outputs
+    ]
+    try:
+        documents = [json.loads(output) for output in outputs]
+    except ValueError:
+        raise ConfigError("not all outputs are JSON documents") from None
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_schema(documents),
+    }
+
+
+def _schema(values: Sequence[object]) -> dict[str, Any]:
+    types = {_TYPES[type(value)] for value in values}
+    if "number" in types:
+        types.discard("integer")  # it is one
+    schema: dict[str, Any] = {}
+    if types:
+        schema["type"] = min(types) if len(types) == 1 else sorted(types)
+    objects = [value for value in values if isinstance(value, dict)]
+    if objects:
+        names = dict.fromkeys(name for value in objects for name in value)
+        schema["properties"] = {
+            name: _schema([value[name] for value in objects if name in value])
+            for name in names
+        }
+        if always := [n for n in names if all(n in value for value in objects)]:
+            schema["required"] = always
+    items = [item for value in values if isinstance(value, list) for item in value]
+    if items:
+        schema["items"] = _schema(items)
+    return schema
+
+
+def _all_json(answered: Sequence[Exchanged]) -> bool:
+    checker = Checker(ReplyContract(json=True))
+    some = any(one.reply.outputs for one in answered)
+    return some and all(checker(one.reply.outputs) is None for one in answered)
+
+
+def _repeats(answered: Sequence[Exchanged]) -> bool:
+    """Return whether messages came again, behind others, and had the same outputs."""
+    seen: dict[tuple[bytes, ...], tuple[bytes, ...]] = {}
+    again = False
+    for one in answered:
+        key = tuple(one.messages)
+        again = again or (key in seen and len(seen) > 1)
+        if seen.setdefault(key, one.reply.outputs) != one.reply.outputs:
+            return False
+    return again
+
+
+def _rounded(seconds: float) -> float:
+    """Return no less, with one digit that counts."""
+    unit = 10.0 ** math.floor(math.log10(seconds))
+    return math.ceil(seconds / unit) * unit
