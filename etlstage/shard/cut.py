@@ -55,7 +55,7 @@ class Cut:
         count: Shards.
         key: A JSON pointer: messages that have the same there are in one shard, in
             their order; None: a hash of the message.
-        sequence: To a number that rises within a shard; None: whoever reads has some.
+        sequence: To a number that rises within a shard; None: the reader has some.
         arrival: To the time when it arrived, in milliseconds since 1970 or as ISO 8601
             has it; None: it is not known.
 

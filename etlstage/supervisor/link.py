@@ -129,7 +129,10 @@ class Link:
         )
         session = self._session
         self._paired = session if isinstance(session, Paired) else None
-        self._step, self._bound = False, math.inf  # as the session was told
+        self._step, self._bound = (
+            False,
+            math.inf,
+        )  # as last given to the session
         self._in_order = session.in_order
         self._unprompted = session.unprompted and self._paired is None
         self.dispatch: Dispatcher = Dispatcher(

@@ -311,7 +311,7 @@ class ProcessorUnderTest:
                         error = SHUTDOWN
         self.asked.append(Asked(position, error))
         if self.killed is not None:
-            # It is stored, and nobody is left to hear of it.
+            # It is stored, and the processor is gone.
             self.session.send(CommitAnswered(position, error), now)
             self._process.signal(SIGKILL)
         elif answered:

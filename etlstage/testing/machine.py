@@ -34,7 +34,7 @@ T = TypeVar("T")
 Entered = TypeVar("Entered", bound=AbstractAsyncContextManager[Any])
 Expected: TypeAlias = list[bytes] | worker.Refuse
 
-_PATIENCE: Final = 60.0  # seconds for one step
+_TIMEOUT: Final = 60.0  # seconds for one step
 _PATIENT: Final[Mapping[str, Any]] = {
     "restart": RestartPolicy(max=1_000_000, delay=0.001, max_delay=0.001),
     "on_error": ErrorPolicy(budget=ErrorBudget(share=1.0)),
@@ -146,7 +146,7 @@ class WorkerMachine(RuleBasedStateMachine):
     # --- how ----------------------------------------------------------------
 
     async def _submitted(self, messages: Sequence[bytes]) -> list[Result]:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             return await self._supervisor.entered.submit(messages)
 
     async def _killed(self, messages: Sequence[bytes], steps: int) -> list[Result]:

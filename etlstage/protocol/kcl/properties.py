@@ -177,7 +177,7 @@ def translated(text: str) -> tuple[_Keys, list[str], _Keys]:
         raise ConfigError("executableName: expected the command of a processor")
     keys: _Keys = {"worker": {"command": command}, "dialect": {"name": "kcl"}}
     if stream := properties.get("streamArn") or properties.get("streamName"):
-        # A daemon begins at the end of a stream, if it is told nothing.
+        # A daemon begins at the end of a stream by default.
         keys["kinesis"] = {"stream": stream, "from": "latest"}
     dropped = []
     for name, value in properties.items():

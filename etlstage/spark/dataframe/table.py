@@ -44,7 +44,7 @@ _COLUMNS: Final = (
 )
 _BEFORE: Final = re.compile(r"""(?:(?:"[^"]*"|`[^`]*`|[^."`])+\.)*""")
 """What stands before the name of a table: its schema, with the dot."""
-_PATIENCE: Final = 30  # seconds for the row of a load, which another start may hold
+_TIMEOUT: Final = 30  # seconds for the row of a load, which another start may hold
 
 
 class EpochTable:
@@ -213,7 +213,7 @@ class EpochTable:
         changed = connection.execute(
             f"UPDATE {self._epochs} SET fence = ? WHERE load_id = ? AND fence <= ?",
             *(self._fence, self._load, self._fence),
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
         )
         if changed != 1:
             raise self._taken(found)

@@ -28,7 +28,7 @@ OLDEST: Final = 17
 VECTOR_MODULE: Final = "jdk.incubator.vector"
 """What Spark's launcher adds to every JVM, and trimmed images lack."""
 
-_PATIENCE: Final = 30.0
+_TIMEOUT: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _ask(executable: Path, *options: str) -> str | Exception:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -142,7 +142,7 @@ class _Refused(Exception):
             case subprocess.CalledProcessError():
                 text = f"exit status {cause.returncode}"
             case subprocess.TimeoutExpired():
-                text = f"no answer within {_PATIENCE} s"
+                text = f"no answer within {_TIMEOUT} s"
             case OSError():
                 text = cause.strerror or str(cause)
             case _:

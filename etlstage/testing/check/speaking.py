@@ -199,7 +199,7 @@ async def _is_equal_when_cut(
             worker.fail(f"{difference}, when the messages {how}")
 
 
-# --- batches, whoever closes them -----------------------------------------------------
+# --- batches, whichever side closes them ----------------------------------------------
 
 
 async def accepts_batches_of_any_size(subject: Subject) -> None:

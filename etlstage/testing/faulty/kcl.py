@@ -49,14 +49,14 @@ class KclWire(FaultyWire):
         self._unsent = b""  # answers of ours
         self._asked = 0  # checkpoints
         self._in_action = False
-        self._unready = False  # nobody hears that it has initialized
+        self._unready = False  # its status for initialize is withheld
         self._shapes: list[Fault] = []  # of the status to come
 
     @property
     def _idle(self) -> bool:
         return not self._in_action
 
-    # --- what the processor is told -----------------------------------------
+    # --- what the processor is sent -----------------------------------------
 
     def _pass_on(self, data: memoryview | bytes) -> int:
         if not self._sent():
@@ -101,7 +101,7 @@ class KclWire(FaultyWire):
         return rest
 
     def _fails(self, ask: Ask) -> bool:
-        """Do what happens at a checkpoint; return whether nobody hears of it."""
+        """Do what happens at a checkpoint; return whether it is withheld."""
         self._asked += 1
         unheard = False
         for fault in self._plan.due(Moment.CHECKPOINT, self._asked, b""):
