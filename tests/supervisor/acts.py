@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from random import Random
 from signal import SIGTERM
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import anyio
+import pytest
 
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -22,9 +23,16 @@ from etlstage.testing.scripted import Script
 from etlstage.testing.simulated import SimulatedWorker, Work
 from tests.supervisor.workers import PROGRAM
 
-__all__ = ("acting", "script_of")
+__all__ = ("acting", "in_memory", "script_of")
+
+Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
 
 EOM, EOP, EOB, BNC = b"\n", b"\0", b"\x17", b"\x05"
+
+
+def in_memory(test: Test) -> Test:
+    """Mark a test that starts no process, and takes no time."""
+    return pytest.mark.core(pytest.mark.virtual(test))
 
 
 def acting(

@@ -69,12 +69,6 @@ def batches() -> Iterator[list[bytes]]:
             yield batch.removeprefix(EOM).split(EOM)[:-1] if batch else []
 
 
-def wait_for_ever() -> None:
-    """Wait until killed."""
-    while True:
-        time.sleep(3600)
-
-
 # --- workers that behave ---------------------------------------------------------
 
 
@@ -193,55 +187,6 @@ def batch() -> None:
     """Answer each batch with its messages, joined."""
     for messages in batches():
         reply(b" ".join(messages))
-
-
-def asking(size: str, style: str = "") -> None:
-    """
-    Fill batches with BNC; answer each with its messages, joined.
-
-    Styles: ``literal`` writes BNC also after the last message, as the page does;
-    ``deaf`` sees EOB only when an EOM follows, and answers that with BNC.
-    """
-    buffer = b""
-    held: list[bytes] = []
-    for chunk in chunks():
-        buffer += chunk
-        while buffer:
-            if buffer.startswith(EOB):
-                if style == "deaf" and EOM not in buffer:
-                    break
-                buffer = buffer[len(EOB) :]
-                reply(b" ".join(held))
-                held = []
-                if style == "deaf":
-                    # The EOM behind it is an empty message to this worker.
-                    buffer = buffer[len(EOM) :]
-                    write(BNC)
-                continue
-            if EOM not in buffer:
-                break
-            message, buffer = buffer.split(EOM, 1)
-            held.append(message)
-            full = len(held) == int(size)
-            if not full or style == "literal":
-                write(BNC)
-            if full:
-                reply(b" ".join(held))
-                held = []
-
-
-def answers_too_late() -> None:
-    """Answer all messages when told to go."""
-    held: list[bytes] = []
-
-    def answer(number: int, frame: object) -> None:
-        for message in held:
-            reply(message)
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, answer)
-    for message in messages():
-        held.append(message)  # noqa: PERF402 - one at a time, as they come
 
 
 # --- workers that don't want to go -------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from etlstage import errors as faults
 from etlstage.messages import Result
 from etlstage.stage import RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerFailed
+from tests.supervisor.acts import acting, in_memory
 from tests.supervisor.workers import (
     QUICK,
     ends,
@@ -40,10 +42,14 @@ def story(fate: str, run: Stage, stderr: str = "no stderr output") -> str:
     )
 
 
-async def submit(run: Stage, messages: list[bytes]) -> list[Result]:
+async def submit(
+    run: Stage,
+    messages: list[bytes],
+    supervised: Callable[[Stage], AsyncSupervisor] = AsyncSupervisor,
+) -> list[Result]:
     """Return the results, one for each message, of a supervisor that must not hang."""
     with anyio.fail_after(10):
-        async with AsyncSupervisor(run) as supervisor:
+        async with supervised(run) as supervisor:
             results = await supervisor.submit(messages)
             assert [r.message for r in results] == messages
             again = await supervisor.submit([b"later"])
@@ -90,9 +96,10 @@ async def test_what_a_dead_worker_held_is_lost(run: Stage, fate: str) -> None:
     assert {type(r.error) for r in results[1:]} == {faults.StageFailed}
 
 
+@in_memory
 async def test_lone_message_of_a_dead_worker_is_blamed() -> None:
     """It was all that the process was ever given."""
-    results = await submit(stage("exits_at", 1, 1, window=1), numbers(2))
+    results = await submit(stage("exits_at", 1, 1, window=1), numbers(2), acting)
 
     assert [type(r.error) for r in results] == [faults.WorkerLost, faults.StageFailed]
     assert errors(results)[0].startswith(
@@ -100,14 +107,16 @@ async def test_lone_message_of_a_dead_worker_is_blamed() -> None:
     )
 
 
+@in_memory
 async def test_what_was_sent_ahead_is_not_blamed() -> None:
     """A worker that held several is gone: nobody knows which of them it was."""
-    results = await submit(stage("exits_at", 3, 1, window=5), numbers(5))
+    results = await submit(stage("exits_at", 3, 1, window=5), numbers(5), acting)
 
     assert {type(r.error) for r in results} == {faults.StageFailed}
     assert "exited with status 1 while it held 5 messages" in errors(results)[4]
 
 
+@in_memory
 async def test_other_workers_go_on() -> None:
     """One of two dies of a message: that one is lost, all else is answered."""
     messages = [b"x", b"end", *numbers(500)]
@@ -115,7 +124,7 @@ async def test_other_workers_go_on() -> None:
         run = stage(
             "exits_at_word", "end", workers=2, window=2, restart=RestartPolicy()
         )
-        async with AsyncSupervisor(run) as supervisor:
+        async with acting(run) as supervisor:
             results = await supervisor.submit(messages)
             again = await supervisor.submit([b"later"])
 
@@ -126,10 +135,11 @@ async def test_other_workers_go_on() -> None:
     assert outputs(again) == [(b"later",)]
 
 
+@in_memory
 async def test_worker_that_exits_at_once() -> None:
     """It is noticed although nothing was asked."""
     run = stage("exits", 5)
-    results = await submit(run, [b"one"])
+    results = await submit(run, [b"one"], acting)
 
     assert re.search(
         story("exited with status 5(?: while it held 1 message)?", run),
@@ -194,11 +204,12 @@ async def test_worker_that_closes_its_stdin_and_lives() -> None:
         )
 
 
+@in_memory
 async def test_worker_that_never_answers() -> None:
     """The text says how long it was waited for, and what may be wrong."""
     # One that has not started would have read nothing.
     run = stage("never_answers", window=1, timeout=SHORT, ready=True)
-    results = await submit(run, numbers(3))
+    results = await submit(run, numbers(3), acting)
 
     for text in errors(results):
         assert re.search(
@@ -217,10 +228,11 @@ async def test_worker_that_never_answers() -> None:
     ]
 
 
+@in_memory
 async def test_worker_that_writes_no_eop() -> None:
     """The text says how much it wrote, and which marker is missing."""
     run = stage("writes_no_eop_at", 2, timeout=ONE, window=1)
-    results = await submit(run, [b"123456789", b"12345"])
+    results = await submit(run, [b"123456789", b"12345"], acting)
 
     assert outputs(results[:1]) == [(b"123456789",)]
     assert re.search(
@@ -233,28 +245,31 @@ async def test_worker_that_writes_no_eop() -> None:
     )
 
 
+@in_memory
 async def test_answers_that_come_too_late_are_not_taken() -> None:
     """The messages have an outcome already, and have no second one."""
     run = stage("answers_too_late", timeout=SHORT, window=3)
-    results = await submit(run, numbers(3))
+    results = await submit(run, numbers(3), acting)
 
     assert "did not answer a message within 0.2 s" in errors(results)[0]
     assert all(errors(results))
 
 
+@in_memory
 async def test_worker_that_skips_a_bad_message() -> None:
     """A real worker's fault: no EOP after bad input. Its stderr says what it was."""
     run = stage("skips_bad", timeout=ONE, window=1)
-    results = await submit(run, [b"good", b"bad", b"good"])
+    results = await submit(run, [b"good", b"bad", b"good"], acting)
 
     assert outputs(results[:1]) == [(b"good",)]
     assert "stderr: (WARN) bad message\nevent: " in errors(results)[1]
 
 
+@in_memory
 async def test_slow_answers_in_a_row_are_not_late() -> None:
     """The time runs for the message whose turn it is, not for those behind it."""
     run = stage("uneven", 1, window=500, timeout=Timeouts(message=0.6))
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         results = await supervisor.submit(numbers(500))
 
     assert len(outputs(results)) == 500
@@ -265,6 +280,7 @@ def breaking(behaviour: str, *arguments: object) -> Stage:
     return stage(behaviour, *arguments, max_message=99, window=1)
 
 
+@in_memory
 @pytest.mark.parametrize(
     ("run", "fault"),
     [
@@ -299,7 +315,7 @@ def breaking(behaviour: str, *arguments: object) -> Stage:
 async def test_worker_that_breaks_the_protocol(run: Stage, fault: str) -> None:
     """It is stopped; the text says what it did and where."""
     with anyio.fail_after(10):
-        async with AsyncSupervisor(run) as supervisor:
+        async with acting(run) as supervisor:
             with supervisor.events() as events:
                 await events.receive()
                 if "Hello" in fault:
@@ -316,10 +332,11 @@ async def test_worker_that_breaks_the_protocol(run: Stage, fault: str) -> None:
     assert re.search(story(f"broke the protocol: {fault}", run), told(error))
 
 
+@in_memory
 async def test_answer_with_one_too_many_behind_it_does_not_count() -> None:
     """Nobody knows which of the two it is (issue 10)."""
     run = stage("answers_twice", window=1)
-    results = await submit(run, numbers(3))
+    results = await submit(run, numbers(3), acting)
 
     assert "wrote 1 reply too many: 0<EOM><EOP>" in errors(results)[0]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
 
 import anyio
 import pytest
@@ -40,18 +39,8 @@ from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import ScriptedWorker
 from etlstage.testing.scripted import Script
 from tests.staged import staged
-from tests.supervisor.acts import acting, script_of
+from tests.supervisor.acts import acting, in_memory, script_of
 from tests.supervisor.workers import numbers, outputs, stage
-
-Test = TypeVar("Test", bound=Callable[..., Awaitable[None]])
-
-
-def in_memory(test: Test) -> Test:
-    """Mark a test that starts no process, and takes no time."""
-    for mark in (pytest.mark.core, pytest.mark.virtual):
-        test = mark(test)
-    return test
-
 
 ECHO = """
 import os, sys, time

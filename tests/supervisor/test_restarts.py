@@ -400,7 +400,8 @@ def test_every_message_has_one_outcome_whatever_workers_do(
     """Restarts are as the policy says, and nothing is left running."""
 
     async def live_all() -> None:
-        for number in range(SCENARIOS):
+        # What is decided is the same on both loops: each has every other life.
+        for number in range(backend == "trio", SCENARIOS, 2):
             try:
                 with anyio.fail_after(3600):
                     record = await live(Scenario(number, dialect))
