@@ -32,7 +32,9 @@ EOM, EOP, EOB, BNC = b"\n", b"\0", b"\x17", b"\x05"
 
 def in_memory(test: Test) -> Test:
     """Mark a test that starts no process, and takes no time."""
-    return pytest.mark.core(pytest.mark.virtual(test))
+    for mark in (pytest.mark.core, pytest.mark.virtual):
+        test = mark(test)
+    return test
 
 
 def acting(
