@@ -42,7 +42,7 @@ def test_every_metric_has_an_entry() -> None:
     named = whole | {f"etlstage_{part}_total" for part in parts}
     named |= set(
         re.findall(
-            r'"(etlstage_(?:messages_waiting|workers_running|journal_unread_bytes))"',
+            r'"(etlstage_(?:messages_waiting|workers_running|journal_unread_bytes|leases_held))"',
             SOURCE,
         )
     )

@@ -18,6 +18,7 @@ from etlstage.messages import counted
 from etlstage.shard.lease import Lease
 from etlstage.shard.table import (
     LEASES_FILE,
+    NEWS,
     TABLE,
     News,
     PostgresLeases,
@@ -105,7 +106,7 @@ def _take(where: Where, shard: Shard, *, table: Table = None) -> int:
     """Take a shard from its owner, who can't commit it any more."""
     with _opened(where, table) as leases:
         lease = _owned(leases, shard)
-        _swap(leases, lease, lease._replace(owner=None, claimant=None))
+        _swap(leases, lease, lease._replace(owner=None, claimant=None), News(lag=0))
     typer.echo(f"{lease.shard} is free: {lease.owner} can't commit it any more")
     return 0
 
@@ -136,7 +137,7 @@ def _reset(
         if lease is None:
             leases.forget()
         else:
-            _swap(leases, lease, Lease(lease.shard, lease.parents))
+            _swap(leases, lease, Lease(lease.shard, lease.parents), News(lag=0))
     typer.echo("the next run begins at the beginning")
     return 0
 
@@ -192,10 +193,15 @@ def _owned(leases: SQLiteLeases | PostgresLeases, shard: str) -> Lease:
     return lease
 
 
-def _swap(leases: SQLiteLeases | PostgresLeases, before: Lease, after: Lease) -> None:
+def _swap(
+    leases: SQLiteLeases | PostgresLeases,
+    before: Lease,
+    after: Lease,
+    news: News = NEWS,
+) -> None:
     """Change a lease, in whatever state a runner has it meanwhile."""
     changed = after._replace(counter=before.counter + 1)
-    while not leases.swap(before, changed):
+    while not leases.swap(before, changed, news):
         now = _found(leases.read(), before.shard)
         if now.owner != before.owner:
             raise ConfigError(

@@ -184,6 +184,7 @@ class LeasedSink(ShardSink):
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
+            self._metrics.close()
             self._read_out.close()
             self._read_in.close()
             with anyio.CancelScope(shield=True):
@@ -195,7 +196,8 @@ class LeasedSink(ShardSink):
             for row in table.read():
                 if row.owner == self._keeper.owner:
                     free = row._replace(owner=None, claimant=None)
-                    table.swap(row, free._replace(counter=row.counter + 1))
+                    free = free._replace(counter=row.counter + 1)
+                    table.swap(row, free, News(lag=0))
 
     async def write(self, run: Run) -> None:
         """
@@ -525,8 +527,16 @@ class LeasedSink(ShardSink):
     def _news(self, before: Lease, after: Lease) -> News:
         """Return what to say of a shard, beside its lease."""
         shard, failure = self._shards.get(after.shard), self._failures.get(after.shard)
+        lag = None  # of a shard of another runner, which says it itself
+        if shard is not None:
+            lag = shard.held + shard.coming
+            if self._stream is not None:
+                behind = self._stream.behind.get(shard.name, 0.0)
+                self._metrics.behind(shard.name, behind)
+        elif self._keeper.owner in (before.owner, after.owner):
+            lag = 0
         return News(
-            lag=shard.held + shard.coming if shard is not None else None,
+            lag=lag,
             moved=time.time() if after.position != before.position else None,
             error=str(failure) if failure is not None else None,
         )
@@ -566,6 +576,7 @@ class LeasedSink(ShardSink):
                 worker = await stack.enter_async_context(shard.worker)
                 await anyio.lowlevel.checkpoint()
             self._shards[shard.name] = shard
+            self._metrics.leases(len(self._shards))
             self._change()
             if self._stream is not None:
                 self._tasks.start_soon(self._feed, self._stream, shard)
@@ -613,6 +624,9 @@ class LeasedSink(ShardSink):
         else:
             self._leave_unprocessed(shard)
         self._shards.pop(shard.name, None)
+        self._metrics.leases(len(self._shards))
+        if self._stream is not None:
+            self._metrics.behind(shard.name, 0)
         self._report(WorkerEnded(shard.name, failed=over))
         self._change()
 

@@ -33,11 +33,16 @@ class ShardedSource(Source):
     Attributes:
         follow: Whether to wait for more where there is no more, until stopped.
         sync: Seconds between two looks for new shards.
+        behind: Seconds that the reader of each shard is behind its end.
 
     """
 
     follow: bool = True
     sync: float = 60.0
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.behind: dict[str, float] = {}
 
     @abstractmethod
     def shards(self) -> list[SourceShard]:

@@ -34,7 +34,7 @@ from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.lifecycle.worker import wait_time
 from etlstage.supervisor.pool import StoreCommit
 from etlstage.supervisor.stream import Signal
-from etlstage.telemetry import Meter
+from etlstage.telemetry import Meter, StageMetrics
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
@@ -265,6 +265,7 @@ class ShardSink(Sink):
             self.account, stage.on_error, config_of(stage), dead_letters
         )
         self._settling = anyio.Lock(fast_acquire=True)
+        self._metrics = StageMetrics(meter, stage.name)
         self._of_supervisor: dict[str, Any] = {"meter": meter, "launch": launch}
         self._finished = False
 

@@ -165,6 +165,7 @@ class Link:
         self._paused_at = 0.0
         self._storing = 0  # positions that are being stored for the worker
         self._storing_since = 0.0
+        self._worked = 0.0  # seconds at what it is at, before it asked for that
         self._stored = anyio.Event()  # all of them are
         self._unshown = anyio.Event()  # whether replies are paired is to be shown
         self._given: anyio.Event | None = None  # who sleeps meanwhile is to look
@@ -503,7 +504,8 @@ class Link:
             if self._in_order and self._backlog.checker is not None:
                 self.dispatch.time_oldest(owed, took)
             if self._metrics is not None:
-                self._metrics.took(self._worker.name, took)
+                self._metrics.took(self._worker.name, self._worked + took)
+            self._worked = 0.0
             self._arm_deadlines(now)
         elif self._asks and session.room >= 1:
             self._arm_deadlines(now)  # nothing: it asks, and waits for us
@@ -582,6 +584,7 @@ class Link:
             case CommitAsked(position=position):
                 if not self._storing:
                     self._storing_since, self._stored = now, anyio.Event()
+                    self._worked += now - self.deadlines.turn_at
                 self._storing += 1
                 self._arm_deadlines(now)  # nothing: the worker waits for us
                 answer = partial(self._answer_commit, position)

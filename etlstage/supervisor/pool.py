@@ -374,7 +374,13 @@ class WorkerPool:
         answer: Callable[[str | None], None],
     ) -> None:
         """Have :attr:`commits` store a position; ``answer`` is called later."""
-        self._tasks.start_soon(self.commits.store, worker, asked, answer)
+
+        def count(error: str | None) -> None:
+            if self.metrics is not None:
+                self.metrics.committed(worker, stored=error is None)
+            answer(error)
+
+        self._tasks.start_soon(self.commits.store, worker, asked, count)
 
     def complete(self, why: FarewellReason) -> None:
         """Let the workers end once all is answered: nothing more will come."""

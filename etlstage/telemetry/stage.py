@@ -75,6 +75,8 @@ class StageMetrics:
         self._own: set[str] = set()  # names that workers gave to what they count
         self._in_flight: dict[str, GaugeLevel] = {}
         self._mismatched: Mapping[str, int] = {}
+        self._behind: dict[str, GaugeLevel] = {}
+        self._leases: GaugeLevel | None = None
         self._bind()
         if self._complained:
             self._meter = None
@@ -220,12 +222,43 @@ class StageMetrics:
         ).add(count)
 
     @_harmless
+    def committed(self, worker: str, *, stored: bool) -> None:
+        """Count a position that a worker asked to have stored."""
+        self._rare(
+            "etlstage_checkpoints_total",
+            "Positions that workers asked to have stored, by outcome.",
+            worker=worker,
+            outcome="stored" if stored else "refused",
+        )
+
+    @_harmless
+    def leases(self, count: int) -> None:
+        """Say how many shards this runner has."""
+        if self._leases is None:
+            what = "Shards of which a runner has the lease."
+            self._leases = GaugeLevel(self._gauge("etlstage_leases_held", what))
+        self._leases.set(count)
+
+    @_harmless
+    def behind(self, shard: str, seconds: float) -> None:
+        """Say how far the reader of a shard is behind the end of it."""
+        if (level := self._behind.get(shard)) is None:
+            name = "etlstage_shard_behind_seconds"
+            what = "How far the reader of a shard is behind its end."
+            level = self._behind[shard] = GaugeLevel(
+                self._gauge(name, what, shard=shard)
+            )
+        level.set(seconds)
+
+    @_harmless
     def close(self) -> None:
         """Take our part out of the gauges: the stage has ended."""
         for worker in list(self._in_flight):
             self._set_in_flight(worker, 0)
-        self._waiting.set(0)
-        self._running.set(0)
+        for level in (self._waiting, self._running, *self._behind.values()):
+            level.set(0)
+        if self._leases is not None:
+            self._leases.set(0)
 
     @_harmless
     def _bind(self) -> None:

@@ -21,8 +21,9 @@ from etlstage.shard.kinesis.aggregate import MAGIC, split
 from etlstage.shard.kinesis.source import KinesisSource, client_of
 from etlstage.shard.lease import Lease
 from etlstage.shard.leased import LeasedSink
-from etlstage.shard.table import LeaseTable, MemoryLeases
+from etlstage.shard.table import NEWS, LeaseTable, MemoryLeases, News
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage
+from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import MemorySource, ScriptedLaunch, ScriptedWorker
 from tests.shard.load import Processors, run_all, virtually
 from tests.shard.stream import MemoryKinesis, aggregated, refusal
@@ -57,6 +58,7 @@ def runner(
 ) -> Pipeline:
     """Return a runner; without more it ends where there is no more."""
     leases = table or MemoryLeases()
+    meter = settings.pop("meter", None)
     settings = {"follow": False, "idle": 0.5, "sync": 5.0, **settings}
     return Pipeline(
         name="p",
@@ -66,6 +68,7 @@ def runner(
             keeper=LeaseKeeper(name, "start", failover=3.0),
             leases=lambda _of: leases,
             launch=ScriptedLaunch(processors),
+            meter=meter,
         ),
     )
 
@@ -102,6 +105,49 @@ async def test_stream_is_read_to_where_there_is_no_more() -> None:
     (report,) = await run_all(runner(stream, processors, table))
     assert report.ledger[0].produced == 10
     check_all(processors, stream, 50)
+
+
+@virtually
+async def test_metrics_of_a_stream() -> None:
+    """How far it is behind, which leases are held, what became of checkpoints."""
+    stream, processors = stream_of(2, 40), Processors()
+    meter, seen = PrometheusMeter(), set[str]()
+    held = 'etlstage_leases_held{stage="load"} '
+    behind = f'etlstage_shard_behind_seconds{{shard="{FIRST}",stage="load"}} '
+
+    async def look() -> None:
+        while True:
+            await anyio.sleep(0.1)
+            lines = meter.render().splitlines()
+            seen.update(line for line in lines if line.startswith((held, behind)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        await run_all(runner(stream, processors, meter=meter, max_records=3))
+        tasks.cancel_scope.cancel()
+
+    assert {f"{held}2.0", f"{behind}0.0"} <= seen
+    assert any(line.startswith(behind) and not line.endswith(" 0.0") for line in seen)
+    rendered = meter.render().splitlines()
+    assert f"{held}0.0" in rendered
+    stored = [line for line in rendered if 'outcome="stored"' in line]
+    assert sum(float(line.split()[-1]) for line in stored) == len(processors.errors)
+
+
+@virtually
+async def test_shard_that_is_handed_over_waits_for_nothing() -> None:
+    """Nobody is told of records any more that a worker of before had (issue 25)."""
+    stream, processors = stream_of(1, 40), Processors(every=1000)
+    news = list[News]()
+
+    class Table(MemoryLeases):
+        def swap(self, before: Lease, after: Lease, news_: News = NEWS) -> bool:
+            news.append(news_)
+            return super().swap(before, after, news_)
+
+    await run_all(runner(stream, processors, Table()))
+    assert max(one.lag or 0 for one in news) > 0
+    assert news[-1].lag == 0
 
 
 @virtually

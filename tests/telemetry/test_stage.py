@@ -51,6 +51,11 @@ def busy(metrics: StageMetrics) -> None:
         metrics.mismatched(found)
     metrics.count_own("clean-1", "skipped", 4)
     metrics.noise("clean-1", 6)
+    metrics.committed("clean-1", stored=True)
+    metrics.committed("clean-1", stored=False)
+    metrics.leases(3)
+    metrics.behind("s", 8.0)
+    metrics.behind("s", 1.5)
 
 
 def test_everything() -> None:
@@ -79,6 +84,10 @@ def test_everything() -> None:
         "worker_counts_total metric=skipped worker=clean-1": 4,
         "stderr_lines_total worker=clean-1": 3,
         "noise_lines_total worker=clean-1": 6,
+        "checkpoints_total outcome=stored worker=clean-1": 1,
+        "checkpoints_total outcome=refused worker=clean-1": 1,
+        "leases_held": 3,
+        "shard_behind_seconds shard=s": 1.5,
     }
 
 

@@ -179,6 +179,7 @@ class KinesisSource(ShardedSource):
                 continue
             iterator = answer.get("NextShardIterator")
             behind = answer.get("MillisBehindLatest")
+            self.behind[shard] = (behind or 0) / 1000
             found = answer["Records"]
             if found:
                 start = _at(found[-1]["SequenceNumber"])
