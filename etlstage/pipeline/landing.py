@@ -172,6 +172,11 @@ class RowLanding(Landing):
         finally:
             self.activity = ""
 
+    def _show_tasks(self, done: int, total: int) -> None:
+        """Have the activity say how far the job that writes has come."""
+        what = self.activity.partition(": ")[0]
+        self.activity = f"{what}: {done:,} of {counted(total, 'task')}"
+
     @property
     def _empty(self) -> str:
         """What is to be said of columns in which there is nothing but null."""

@@ -44,7 +44,7 @@ from etlstage.spark.dataframe.schema import (
 )
 from etlstage.spark.dataframe.table import EpochTable
 from etlstage.spark.errors import explain
-from etlstage.spark.session.job import run_job
+from etlstage.spark.session.job import run_job, watch_job
 from etlstage.spark.session.session import Session
 from etlstage.spark.sink import SparkSink
 from etlstage.stage import ErrorPolicy
@@ -369,9 +369,10 @@ class DataFrameSink(RowSink, SparkSink):
             )
         if files is not None:
             rows = rows.coalesce(files)
-        await run_job(
+        await watch_job(
             rows.sparkSession,
             lambda: destination.write(rows, first=first, last=last),
+            self._show_tasks,
         )
         if first:
             await self._supersede()

@@ -10,17 +10,21 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-__all__ = ("over_connect", "run_job")
+__all__ = ("over_connect", "run_job", "watch_job")
 
 T = TypeVar("T")
 
 _AGAIN: Final = 0.2
+_LOOK: Final = 0.5  # seconds between two looks at the tasks of a job
+_GROUP: Final = "spark.jobGroup.id"
 
 
 def over_connect(spark: SparkSession) -> bool:
@@ -71,3 +75,62 @@ async def run_job(spark: SparkSession, job: Callable[[], T]) -> T:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(call_off)
         raise
+
+
+async def watch_job(
+    spark: SparkSession, job: Callable[[], T], progress: Callable[[int, int], None]
+) -> T:
+    """
+    Return what ``job`` returns, as :func:`run_job`.
+
+    Args:
+        spark: The session.
+        job: Blocks.
+        progress: Called now and then, in a thread, with how many tasks of the job are
+            done, and how many it has; over Connect nothing counts them.
+
+    """
+    if over_connect(spark):
+        return await run_job(spark, job)
+    context, group = spark.sparkContext, f"etlstage-{uuid.uuid4().hex}"
+
+    def grouped() -> T:
+        context.setLocalProperty(_GROUP, group)
+        try:
+            return job()
+        finally:
+            context.setLocalProperty(_GROUP, None)  # type: ignore[arg-type] # removes
+
+    made: list[T] = []
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch, context, group, progress)
+        try:
+            made.append(await run_job(spark, grouped))
+        except Exception as error:  # not in a group of one
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return made[0]
+
+
+async def _watch(
+    context: SparkContext, group: str, progress: Callable[[int, int], None]
+) -> None:
+    """Tell the progress of a group of jobs until cancelled."""
+
+    def look() -> None:
+        tracker = context.statusTracker()
+        jobs = [tracker.getJobInfo(n) for n in tracker.getJobIdsForGroup(group)]
+        ids = {number for job in jobs if job is not None for number in job.stageIds}
+        stages = [s for s in map(tracker.getStageInfo, ids) if s is not None]
+        if total := sum(stage.numTasks for stage in stages):
+            progress(sum(stage.numCompletedTasks for stage in stages), total)
+
+    # It is for show: a JVM that is gone fails elsewhere. In a thread of the pool, since
+    # each thread that talks to the JVM has one there.
+    with suppress(Exception):
+        while True:
+            await anyio.sleep(_LOOK)
+            await anyio.to_thread.run_sync(look)
