@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 EOM, EOP, EOB, BNC, ERR = (
@@ -138,46 +137,6 @@ def answers_early(size: str) -> None:
             write(EOP)
             if rest:
                 write(b"x" * int(size) + EOM)
-
-
-def gated(gate: str) -> None:
-    """Answer each message once the gate lets one byte through."""
-    with open(gate, "rb", buffering=0) as turnstile:
-        for message in messages():
-            turnstile.read(1)
-            reply(message)
-
-
-def lock_step() -> None:
-    """Answer each message with how many bytes came behind it unasked."""
-    rest = b""
-    while chunk := os.read(0, 65536):
-        rest += chunk
-        if EOM in rest:
-            _, rest = rest.split(EOM, 1)
-            time.sleep(0.01)
-            os.set_blocking(0, False)
-            with suppress(BlockingIOError):
-                rest += os.read(0, 65536)
-            os.set_blocking(0, True)
-            reply(str(len(rest)).encode())
-
-
-def ahead(count: str) -> None:
-    """Answer only when ``count`` messages are here: with how many those are."""
-    held = 0
-    for _ in messages():
-        held += 1
-        if held == int(count):
-            time.sleep(0.01)
-            os.set_blocking(0, False)
-            more = 0
-            with suppress(BlockingIOError):
-                more = os.read(0, 65536).count(EOM)
-            os.set_blocking(0, True)
-            for _ in range(held):
-                reply(str(held + more).encode())
-            held = 0
 
 
 # --- batches ---------------------------------------------------------------------

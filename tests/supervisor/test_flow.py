@@ -1,4 +1,4 @@
-"""How far ahead anything runs: windows, pipes, back-pressure, memory."""
+"""How far ahead anything runs: windows, pipes, back-pressure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from pathlib import Path
 
 import anyio
 import pytest
@@ -16,26 +15,31 @@ from etlstage.messages import Position, Run, StageKind
 from etlstage.stage import Order
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.exchange import Outcome
-from tests.supervisor.workers import cyclic, memory, numbers, outputs, plain, stage
+from etlstage.testing import ScriptedWorker
+from tests.supervisor.acts import acting, in_memory
+from tests.supervisor.workers import cyclic, numbers, outputs, plain, stage
 
 # --- windows -------------------------------------------------------------------------
 
 
+@in_memory
 async def test_window_of_one_is_lock_step() -> None:
     """Nothing is behind a message before it is answered."""
-    async with AsyncSupervisor(stage("lock_step", window=1)) as supervisor:
+    async with acting(stage("lock_step", window=1)) as supervisor:
         assert outputs(await supervisor.submit(numbers(20))) == [(b"0",)] * 20
 
 
+@in_memory
 async def test_load_stage_is_lock_step_by_default() -> None:
     """What a worker holds when it dies may be loaded or not: that is one message."""
-    async with AsyncSupervisor(stage("lock_step", kind=StageKind.LOAD)) as supervisor:
+    async with acting(stage("lock_step", kind=StageKind.LOAD)) as supervisor:
         assert outputs(await supervisor.submit(numbers(20))) == [(b"0",)] * 20
 
 
+@in_memory
 async def test_window_of_five_is_five_ahead() -> None:
     """A worker that waits for five gets five, and never more."""
-    async with AsyncSupervisor(stage("ahead", 5, window=5)) as supervisor:
+    async with acting(stage("ahead", 5, window=5)) as supervisor:
         with anyio.fail_after(10):
             results = await supervisor.submit(numbers(20))
 
@@ -174,11 +178,12 @@ async def settle() -> None:
         await anyio.wait_all_tasks_blocked()
 
 
+@in_memory
 @pytest.mark.parametrize("plainly", [True, False], ids=["plain", "async"])
 async def test_slow_consumer_stops_the_reading_of_input(plainly: bool) -> None:
     """No more is read than ``max_messages``, and a slice, beyond what is consumed."""
     tap = Tap()
-    async with AsyncSupervisor(stage("fast"), max_messages=1000) as supervisor:
+    async with acting(stage("fast"), max_messages=1000) as supervisor:
         messages = tap if plainly else tap.flow()
         async with aclosing(supervisor.stream(messages)) as stream:
             for consumed in range(1, 4):
@@ -189,29 +194,33 @@ async def test_slow_consumer_stops_the_reading_of_input(plainly: bool) -> None:
                 assert tap.pulled <= (4096 if plainly else consumed + 2001)
 
 
-async def test_slow_worker_stops_the_reading_of_input(tmp_path: Path) -> None:
+@in_memory
+async def test_slow_worker_stops_the_reading_of_input() -> None:
     """It answers nothing yet: only what may be held is read."""
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    tap = Tap()
-    turnstile = os.open(gate, os.O_RDWR)
-    try:
-        run = stage("gated", gate, window=3)
-        async with (
-            AsyncSupervisor(run, max_messages=10) as supervisor,
-            aclosing(supervisor.stream(tap.flow())) as stream,
-        ):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(anext, stream)
-                await settle()
-                assert tap.pulled <= 11
-                # Their replies are held back until the worker has answered all three.
-                os.write(turnstile, b"...")
-            os.write(turnstile, b".." * 20)
+    tap, answered = Tap(), 0
+
+    async def slow(worker: ScriptedWorker) -> None:
+        nonlocal answered
+        async for message in worker.messages():
+            await gates[answered >= 3].wait()
+            await worker.reply(message)
+            answered += 1
+
+    gates = anyio.Event(), anyio.Event()
+    async with (
+        acting(stage("echo", window=3), slow, max_messages=10) as supervisor,
+        aclosing(supervisor.stream(tap.flow())) as stream,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, stream)
             await settle()
-            assert tap.pulled <= 14
-    finally:
-        os.close(turnstile)
+            assert tap.pulled <= 11
+            assert not answered
+            # Their replies are held back until the worker has answered all three.
+            gates[0].set()
+        gates[1].set()
+        await settle()
+        assert tap.pulled <= 14
 
 
 async def test_bytes_bound_what_is_read_ahead() -> None:
@@ -219,7 +228,7 @@ async def test_bytes_bound_what_is_read_ahead() -> None:
     tap = Tap(b"x" * 100_000)
     run = stage("echo")
     async with (
-        AsyncSupervisor(run, max_bytes=1_000_000) as supervisor,
+        acting(run, max_bytes=1_000_000) as supervisor,
         aclosing(supervisor.stream(tap.flow())) as stream,
     ):
         with anyio.fail_after(10):
@@ -230,51 +239,11 @@ async def test_bytes_bound_what_is_read_ahead() -> None:
     assert tap.pulled <= 10 + 10 + 2
 
 
-async def test_answers_that_nobody_takes_stop_the_workers() -> None:
-    """Short messages are all read; their long answers are not, until there is room."""
-    before = memory()
-    messages = [b"1"] * 300
-    run = stage("long_answer", 1_000_000)
-    async with (
-        AsyncSupervisor(run, max_bytes=5_000_000) as supervisor,
-        aclosing(supervisor.stream(messages)) as stream,
-    ):
-        with anyio.fail_after(15):
-            first = await anext(stream)
-            while True:
-                held = memory()
-                for _ in range(5):
-                    await settle()
-                if memory() <= held:
-                    break
-            rest = [len(result.outputs[0]) async for result in stream]
-
-    assert len(first.outputs[0]) == 1_000_000
-    assert rest == [1_000_000] * 299
-    assert held - before < 100_000_000
-
-
-async def test_memory_is_bounded_for_big_messages() -> None:
-    """Four hundred megabytes pass through, and a fraction of them is held."""
-    tap = Tap(b"x" * 2_000_000)
-    most = before = memory()
-    run = stage("echo")
-    async with (
-        AsyncSupervisor(run, max_bytes=8_000_000) as supervisor,
-        aclosing(supervisor.stream(tap.flow())) as stream,
-    ):
-        for _ in range(200):
-            result = await anext(stream)
-            assert result.outputs == (tap.message,)
-            most = max(most, memory())
-
-    assert most - before < 100_000_000
-
-
+@in_memory
 async def test_one_slow_caller_does_not_stop_another() -> None:
     """Each stream has a bound of its own."""
     async with (
-        AsyncSupervisor(stage("fast"), max_messages=10) as supervisor,
+        acting(stage("fast"), max_messages=10) as supervisor,
         aclosing(supervisor.stream(Tap().flow())) as slow,
     ):
         await anext(slow)
@@ -288,6 +257,7 @@ async def test_one_slow_caller_does_not_stop_another() -> None:
 # --- positions -----------------------------------------------------------------------
 
 
+@in_memory
 @pytest.mark.parametrize("order", Order)
 async def test_position_stays_behind_the_messages_before_it(order: Order) -> None:
     """However the answers are ordered; positions keep their order, none is lost."""
@@ -299,7 +269,7 @@ async def test_position_stays_behind_the_messages_before_it(order: Order) -> Non
     answered: set[int] = set()
     positions: list[float] = []
     async with (
-        AsyncSupervisor(slow) as supervisor,
+        acting(slow) as supervisor,
         aclosing(supervisor.answers(items)) as answers,
     ):
         with anyio.fail_after(10):
@@ -315,6 +285,7 @@ async def test_position_stays_behind_the_messages_before_it(order: Order) -> Non
     assert positions == [item.value for item in items if isinstance(item, Position)]
 
 
+@in_memory
 async def test_position_is_passed_while_nothing_else_comes() -> None:
     """It wakes the consumer; the input may stay open for ever."""
     gate = anyio.Event()
@@ -326,7 +297,7 @@ async def test_position_is_passed_while_nothing_else_comes() -> None:
         yield Position(2)
 
     async with (
-        AsyncSupervisor(stage("echo")) as supervisor,
+        acting(stage("echo")) as supervisor,
         aclosing(supervisor.answers(items())) as answers,
     ):
         with anyio.fail_after(10):

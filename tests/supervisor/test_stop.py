@@ -248,7 +248,7 @@ async def test_error_of_our_own_leaves_no_process(
 @pytest.mark.asyncio
 async def test_embedded_in_plain_asyncio() -> None:
     """Tasks of asyncio submit side by side, and one of them is cancelled."""
-    async with AsyncSupervisor(stage("gated", "/dev/zero")) as supervisor:
+    async with AsyncSupervisor(stage("echo")) as supervisor:
         tasks = [asyncio.create_task(supervisor.submit(numbers(n))) for n in range(10)]
         doomed = asyncio.create_task(supervisor.submit(numbers(100)))
         await asyncio.sleep(0)

@@ -43,7 +43,6 @@ __all__ = (
     "ends",
     "errors",
     "load",
-    "memory",
     "numbers",
     "open_files",
     "outputs",
@@ -244,12 +243,6 @@ def runs(pid: int) -> bool:
         return False
     # The name of the program, in parentheses, may be anything.
     return status.rpartition(")")[2].split()[0] not in ("Z", "X")
-
-
-def memory() -> int:
-    """Return how much memory we take, in bytes."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def collect(seen: list[T], items: AsyncIterable[T]) -> None:
