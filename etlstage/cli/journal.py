@@ -240,9 +240,7 @@ def _messages(
 ) -> Iterator[Envelope]:
     if uncommitted:
         for name, begin in offsets.items():
-            yield from journals.read_uncommitted(
-                name, begin, on_error=_report, passes=True
-            )
+            yield from journals.read_uncommitted(name, begin, on_error=_report)
         return
     start: Any = "end" if follow else offsets
     yield from journals.read_committed(follow=follow, start=start, on_error=_report)

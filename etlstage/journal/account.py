@@ -11,7 +11,6 @@ from etlstage.errors import EtlstageError
 from etlstage.journal.journals import Journals
 from etlstage.sequencing import (
     Flags,
-    FrameError,
     MustStartReplay,
     QueueOutcome,
     ReadUncommitted,
@@ -79,14 +78,7 @@ def verify(
     # By producer, how many messages its open span has.
     spans: dict[int, int] = {}
     messages = journals.read_uncommitted(journal, begin, end, on_error=damaged)
-    while True:
-        try:
-            envelope = next(messages)
-        except StopIteration:
-            break
-        except FrameError as error:
-            damaged(error)
-            continue
+    for envelope in messages:
         uuid = envelope.message.uuid
         producer = uuid.int & 0xFFFFFFFFFFFF
         outcome = sequencer.queue_uncommitted(envelope)
@@ -117,7 +109,7 @@ def _delivered(
             found = sequencer.deque_committed()
         except MustStartReplay:
             replay: ReadUncommitted = journals.read_uncommitted(
-                *sequencer.replay_range(), on_error=lambda _: None, passes=True
+                *sequencer.replay_range(), on_error=lambda _: None
             )
             sequencer.start_replay(replay)
             continue
@@ -139,7 +131,7 @@ def lags(journals: Journals, *, now: float | None = None) -> list[Lag]:
             seconds = 0.0 if first is None else max(0.0, now - first.time / 1e9)
             count = 0
             messages = journals.read_uncommitted(
-                spec.name, offset, end, on_error=lambda _: None, passes=True
+                spec.name, offset, end, on_error=lambda _: None
             )
             for envelope in messages:
                 count += flags_of(envelope.message.uuid) != Flags.ACK_TXN

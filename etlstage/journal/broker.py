@@ -204,13 +204,16 @@ class BrokerLog:
         self._bells.pop(offset).close()
         return True
 
-    def groups(self, offset: int, *, skip: bool = False) -> Iterator[Group]:
+    def groups(
+        self, offset: int, *, skip: bool = False, heads: bool = False
+    ) -> Iterator[Group]:
         """
         Iterate over what there is from ``offset`` on, as it comes.
 
         Args:
             offset: Where to begin; from 0 on that is the first that is kept.
             skip: As a folder has it; what a broker sends was checked there.
+            heads: Likewise; all is sent.
 
         Raises:
             OffsetGone: If that offset was dropped.

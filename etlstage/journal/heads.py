@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Final, Self
 from uuid import UUID
 
+from etlstage.journal.errors import JournalDamaged
 from etlstage.journal.journals import Journals
-from etlstage.journal.log import HEAD, JournalLog
-from etlstage.journal.reader import LogReader
+from etlstage.journal.log import HEAD, Group, JournalLog
+from etlstage.journal.reader import LogReader, OnError, SoundMessages
 from etlstage.journal.run import RunFraming
 from etlstage.sequencing import (
     FIXED_FRAME_HEADER_LENGTH,
@@ -22,6 +23,7 @@ from etlstage.sequencing import (
     DesyncDetected,
     Envelope,
     FixedFraming,
+    FrameError,
     JournalSpec,
     ReadUncommitted,
     UnexpectedEnd,
@@ -86,6 +88,7 @@ class FrameHeads:
         spec: What is known of it.
         offset: Where to begin.
         end: Where to end; without it :meth:`poll` returns what comes later, too.
+        on_error: Is given what is passed over; without it that is raised.
 
     Raises:
         FrameError: While iterating, where no frame begins.
@@ -93,15 +96,22 @@ class FrameHeads:
     """
 
     def __init__(
-        self, log: JournalLog, spec: JournalSpec, offset: int, end: int | None = None
+        self,
+        log: JournalLog,
+        spec: JournalSpec,
+        offset: int,
+        end: int | None = None,
+        on_error: OnError | None = None,
     ) -> None:
         self._log = log
         self._spec = spec
         self._at = self._before = offset
         self._end = end
+        self._on_error = on_error
+        passed = None if on_error is None else self._pass_over
+        self._groups = LogReader(log, spec, offset, on_error=passed, heads=True)
         self._runs = spec.content_type == RunFraming.content_type
         self._found: Iterator[Envelope] = iter(())
-        self._ended = False
 
     def __iter__(self) -> Self:
         return self
@@ -113,34 +123,46 @@ class FrameHeads:
 
     def poll(self) -> Envelope | None:
         """Return the next, or None if there is none yet."""
-        found = next(self._found, None)
-        if found is None and (not self._ended or self._log.grown(self._at)):
-            self._found = self._frames()
-            found = next(self._found, None)
-        self._ended = found is None
-        if found is not None and self._end is not None and found.begin >= self._end:
-            return None
-        return found
+        while True:
+            try:
+                found = next(self._found, None)
+            except FrameError as error:
+                if self._on_error is None:
+                    raise
+                self._pass_over(error)
+                continue
+            if found is not None:
+                break
+            if (group := self._groups.group()) is None:
+                return None
+            self._found = self._frames(group)
+        return None if self._end is not None and found.begin >= self._end else found
 
-    def _frames(self) -> Iterator[Envelope]:
-        for group in self._log.groups(self._at, heads=True):
-            begin = at = max(self._at, group.begin + HEAD)
-            held = group.data[begin - group.begin - HEAD :]
-            while at < group.end:
-                head = held[at - begin : at - begin + _SIZE]
-                if len(head) < min(_SIZE, group.end - at):
-                    head = self._log.peek(at, min(_SIZE, group.end - at))
-                end = at + FIXED_FRAME_HEADER_LENGTH
-                end += int.from_bytes(head[4:FIXED_FRAME_HEADER_LENGTH], "little")
-                self._check(head, at, end, group.end)
-                # As RunMessage has it: without a block it is an acknowledgement.
-                count = int.from_bytes(head[_UUID + 4 : end - at], "little")
-                uuid = UUID(bytes=head[FIXED_FRAME_HEADER_LENGTH:_UUID])
-                found = FrameHead(uuid, count if self._runs else 1, self._before)
-                self._at = self._before = end
-                yield Envelope(self._spec.name, at, end, found)
-                at = end
-            self._at = group.end
+    def _frames(self, group: Group) -> Iterator[Envelope]:
+        begin = at = max(self._at, group.begin + HEAD)
+        held = group.data[begin - group.begin - HEAD :]
+        while at < group.end:
+            head = held[at - begin : at - begin + _SIZE]
+            if len(head) < min(_SIZE, group.end - at):
+                head = self._log.peek(at, min(_SIZE, group.end - at))
+            end = at + FIXED_FRAME_HEADER_LENGTH
+            end += int.from_bytes(head[4:FIXED_FRAME_HEADER_LENGTH], "little")
+            self._check(head, at, end, group.end)
+            # As RunMessage has it: without a block it is an acknowledgement.
+            count = int.from_bytes(head[_UUID + 4 : end - at], "little")
+            uuid = UUID(bytes=head[FIXED_FRAME_HEADER_LENGTH:_UUID])
+            found = FrameHead(uuid, count if self._runs else 1, self._before)
+            self._at = self._before = end
+            yield Envelope(self._spec.name, at, end, found)
+            at = end
+        self._at = group.end
+
+    def _pass_over(self, error: FrameError | JournalDamaged) -> None:
+        """Have no range of frames go across it."""
+        assert error.end is not None
+        assert self._on_error is not None
+        self._before = error.end
+        self._on_error(error)
 
     def _check(self, head: bytes, at: int, end: int, stop: int) -> None:
         error: DesyncDetected | UnexpectedEnd
@@ -151,11 +173,16 @@ class FrameHeads:
         else:
             return
         error.framing, error.journal = self._spec.content_type, self._spec.name
+        error.end = stop
         raise error
 
 
 def heads_of(
-    journals: Journals, spec: JournalSpec, offset: int, end: int | None = None
+    journals: Journals,
+    spec: JournalSpec,
+    offset: int,
+    end: int | None = None,
+    on_error: OnError | None = None,
 ) -> FrameHeads | MessageHeads:
     """
     Return the heads of a journal's frames; where these have none, messages are read.
@@ -165,10 +192,12 @@ def heads_of(
         spec: Which journal.
         offset: Where to begin.
         end: Where to end; without it there may be more later.
+        on_error: Is given what is passed over; without it that is raised.
 
     """
     log = journals.log(spec.name)
     if spec.content_type in (RunFraming.content_type, FixedFraming.content_type):
-        return FrameHeads(log, spec, offset, end)
-    reader = LogReader(log, spec, offset, end=end)
-    return MessageHeads(ReadUncommitted(reader, journals.new_message), offset)
+        return FrameHeads(log, spec, offset, end, on_error)
+    reader = LogReader(log, spec, offset, end=end, on_error=on_error)
+    messages = SoundMessages(reader, journals.new_message, on_error)
+    return MessageHeads(messages, offset)

@@ -532,7 +532,6 @@ class Journals:
         *,
         new_message: NewMessage | None = None,
         on_error: OnError | None = None,
-        passes: bool = False,
     ) -> ReadUncommitted:
         """
         Return an iterator over all messages of one journal, up to its end now.
@@ -542,8 +541,8 @@ class Journals:
             begin: Offset of the first message; by default all are read.
             end: Offset behind the last.
             new_message: Makes the messages; by content type if it is not given.
-            on_error: Is given damage that is passed over; without it that is raised.
-            passes: Whether frames that are no message are passed over, too.
+            on_error: Is given what is passed over, damage and frames that are none;
+                without it that is raised.
 
         """
         log = self.byte_log(journal)
@@ -554,7 +553,7 @@ class Journals:
             end=log.end() if end is None else end,
             on_error=on_error,
         )
-        return SoundMessages(reader, new_message or self.new_message, passes)
+        return SoundMessages(reader, new_message or self.new_message, on_error)
 
     def readers(self) -> list[Registered]:
         """Return all readers that have names."""

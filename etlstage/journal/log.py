@@ -93,7 +93,9 @@ class ByteLog(Protocol):
     def sync(self) -> None:
         """Return when what was appended would outlive a crash of the machine."""
 
-    def groups(self, offset: int, *, skip: bool = False) -> Iterator[Group]:
+    def groups(
+        self, offset: int, *, skip: bool = False, heads: bool = False
+    ) -> Iterator[Group]:
         """Iterate over what was appended, from an offset on."""
 
     def at_time(self, time: int) -> int:
@@ -422,8 +424,10 @@ class JournalLog:
                 end = at + HEAD + size
                 data = held[place : place + size]
                 if end <= wanted:
-                    there = self._storage.size(path) or 0
-                    if len(data) < size and there < end - segment:
+                    if len(data) == size:
+                        # A damaged acknowledgement would commit something else.
+                        _check(data, crc)
+                    elif (self._storage.size(path) or 0) < end - segment:
                         break
                 else:
                     if len(data) < size:

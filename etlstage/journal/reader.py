@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -59,6 +59,8 @@ Start = Literal["beginning", "end"] | float | Mapping[str, int]
 """From where a reader that has no position begins: also a time, in seconds since 1970,
 and offsets by journal."""
 
+T = TypeVar("T")
+
 OnError = Callable[[FrameError | JournalDamaged], object]
 """Is given what is passed over. What it raises, the reader does: the next call goes on
 behind what was passed over."""
@@ -75,6 +77,7 @@ class LogReader:
         end: Where to end; without it reading never ends, and returns None where there
             is nothing yet.
         on_error: Is given damage that is passed over; without it that is raised.
+        heads: Whether of groups only the beginnings are read.
 
     Attributes:
         at: The end of the last group that was looked at.
@@ -89,12 +92,14 @@ class LogReader:
         *,
         end: int | None = None,
         on_error: OnError | None = None,
+        heads: bool = False,
     ) -> None:
         self.spec = spec
         self.offset: int = offset
         self._log = log
         self._end = end
         self._on_error = on_error
+        self._heads = heads
         self.at: int = offset
         self._groups: Iterator[Group] = iter(())
         self._ended = False
@@ -102,32 +107,34 @@ class LogReader:
     def read(self, size: int) -> bytes | None:
         """Return the rest of a group; ``size`` is not looked at, for groups are whole."""
         while self._end is None or self.at < self._end:
-            group = self._next()
+            group = self.group()
             if group is None:
                 return b"" if self._end is not None else None
             first = group.end - len(group.data)
             begin = max(self.offset, first)
             stop = group.end if self._end is None else min(group.end, self._end)
-            self.at = group.end
             if begin < stop:
                 self.offset = stop
                 return group.data[begin - first : stop - first]
         return b""
 
-    def _next(self) -> Group | None:
+    def group(self) -> Group | None:
+        """Return the next group, or None if there is none yet."""
+        heads = self._heads
         try:
             group = next(self._groups, None)
             if group is None:
                 if self._ended and not self._log.grown(self.at):
                     return None
-                self._groups = self._log.groups(self.at)
+                self._groups = self._log.groups(self.at, heads=heads)
                 group = next(self._groups, None)
                 self._ended = group is None
         except JournalDamaged as error:
             self._groups = iter(())
             if self._on_error is None:
                 raise
-            group = next(self._log.groups(error.offset, skip=True), None)
+            groups = self._log.groups(error.offset, skip=True, heads=heads)
+            group = next(groups, None)
             if group is None:
                 # While following, it is reported when something stands behind it.
                 if self._end is not None:
@@ -135,6 +142,8 @@ class LogReader:
                 return None
             error.end = self.at = group.begin
             self._on_error(error)
+        if group is not None:
+            self.at = group.end
         return group
 
 
@@ -418,7 +427,8 @@ class CommittedReader:
             on_error = None if self._on_error is None else self._pass_over
             reader = LogReader(log, spec, self._offsets[spec.name], on_error=on_error)
             self._readers[spec.name] = reader
-            self._iterators[spec.name] = ReadUncommitted(reader, self._new_message)
+            messages = SoundMessages(reader, self._new_message, on_error)
+            self._iterators[spec.name] = messages
             self._turn.append(spec.name)
         self._specs = specs
 
@@ -455,16 +465,8 @@ class CommittedReader:
     def _read(self) -> Envelope | None:
         """Return the next message of any journal; one goes on while it has some."""
         for _ in range(len(self._turn)):
-            name = self._turn[0]
-            while True:
-                try:
-                    if (found := self._iterators[name].poll()) is not None:
-                        return found
-                    break
-                except FrameError as error:
-                    if self._on_error is None:
-                        raise
-                    self._pass_over(error)
+            if (found := self._iterators[self._turn[0]].poll()) is not None:
+                return found
             self._turn.append(self._turn.pop(0))
         now = time.monotonic()
         if self._follow and now >= self._refresh_at:
@@ -483,29 +485,41 @@ class CommittedReader:
         journal, begin, end = self._sequencer.replay_range()
         spec = self._readers[journal].spec
         # What is no message was reported when it was read for the first time.
-        reader = LogReader(
-            self._journals.byte_log(journal),
-            spec,
-            begin,
-            end=end,
-            on_error=None if self._on_error is None else lambda _: None,
-        )
-        return SoundMessages(reader, self._new_message, self._on_error is not None)
+        on_error = None if self._on_error is None else lambda _: None
+        log = self._journals.byte_log(journal)
+        reader = LogReader(log, spec, begin, end=end, on_error=on_error)
+        return SoundMessages(reader, self._new_message, on_error)
 
 
 class SoundMessages(ReadUncommitted):
-    """Iterates over all messages, and passes over what is none, if that is wanted."""
+    """
+    Iterates over all messages, and passes over what is none.
+
+    Args:
+        reader: Where the messages come from.
+        new_message: Makes them.
+        on_error: Is given what is passed over; without it that is raised.
+
+    """
 
     def __init__(
-        self, reader: LogReader, new_message: NewMessage, passes: bool
+        self, reader: LogReader, new_message: NewMessage, on_error: OnError | None
     ) -> None:
         super().__init__(reader, new_message)
-        self._passes = passes
+        self._on_error = on_error
 
     def __next__(self) -> Envelope:
+        return self._sound(super().__next__)
+
+    def poll(self) -> Envelope | None:
+        """Return the next message, or None if the reader has none yet."""
+        return self._sound(super().poll)
+
+    def _sound(self, read: Callable[[], T]) -> T:
         while True:
             try:
-                return super().__next__()
-            except FrameError:
-                if not self._passes:
+                return read()
+            except FrameError as error:
+                if self._on_error is None:
                     raise
+                self._on_error(error)

@@ -157,3 +157,42 @@ def test_messages_without_a_head_are_read() -> None:
         assert [h and h.message.uuid for h in heads] == [f.message.uuid for f in frames]
     runs = opened()
     assert isinstance(heads_of(runs, runs.select()[0], 0), FrameHeads)
+
+
+def test_acknowledgement_is_checked_though_its_head_alone_is_wanted() -> None:
+    """With another clock it would commit something else (issue 24)."""
+    journals = opened()
+    publisher = Publisher(journals, mapping=lambda _: one(journals))
+    publisher.publish_uncommitted(RunMessage([b"one"]))
+    ((journal, intent),) = publisher.build_ack_intents()
+    begin = journals.append(journal, intent).begin
+    publisher.publish_committed(RunMessage([b"two"]))
+    storage = journals.storage
+    assert isinstance(storage, MemoryStorage)
+    (file,) = [data for path, data in storage.files.items() if path.endswith(".log")]
+    file[begin + 12] ^= 1
+    with pytest.raises(JournalDamaged, match=f"offset {begin - HEAD}"):
+        list(heads(journals))
+    passed: list[Exception] = []
+    found = list(heads_of(journals, journals.select()[0], 0, on_error=passed.append))
+    assert len(found) == 2
+    assert [str(error) for error in passed] == [str(passed[0])]
+    head = found[1].message
+    assert isinstance(head, FrameHead)
+    # No range of frames goes across it.
+    assert head.before == found[1].begin - HEAD
+
+
+def test_frame_that_is_none_is_passed_over_with_its_group() -> None:
+    """What is behind it there may be no frame (issue 24)."""
+    journals = opened()
+    publisher = Publisher(journals, mapping=lambda _: one(journals))
+    publisher.publish_committed(RunMessage([b"one"]))
+    journals.append(one(journals)[0], b"no frame is this")
+    publisher.publish_committed(RunMessage([b"two"]))
+    (spec,), passed = journals.select(), list[Exception]()
+    found = list(heads_of(journals, spec, 0, on_error=passed.append))
+    assert len(found) == 2
+    assert [type(error) for error in passed] == [DesyncDetected]
+    with pytest.raises(DesyncDetected):
+        list(heads(journals))

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from etlstage.errors import ConfigError
 from etlstage.journal import Journals
-from etlstage.journal.errors import JournalError
+from etlstage.journal.errors import JournalDamaged, JournalError
+from etlstage.journal.reader import OnError
 from etlstage.pipeline.journal_settings import Appending, start_problems
+from etlstage.sequencing import FrameError
 from etlstage.settings.definition import Definition, Section, broken
 from etlstage.settings.problem import Invalid, Problem
 from etlstage.settings.units import Argument, Count, Pointer, Size
 from etlstage.spark.datasource.options import SPARKS_OWN, SharedFolder
 
-__all__ = ("NAME", "JournalReading", "JournalWriting", "SetFolder", "read_options")
+__all__ = (
+    "NAME",
+    "JournalReading",
+    "JournalWriting",
+    "SetFolder",
+    "log_damage",
+    "read_options",
+)
 
+_LOG: Final = logging.getLogger("etlstage.journal")
 NAME: Final = "etlstage-journal"
 
 T = TypeVar("T", bound="JournalReading | JournalWriting")
@@ -34,6 +45,9 @@ class JournalReading(Definition):
     """Where to begin: beginning, end, or a time such as 2026-11-23T18:00:00Z."""
     key: Pointer | None = None
     """A JSON pointer such as /customer: what the column key has of a message."""
+    on_damage: Literal["stop", "skip"] = "stop"
+    """What becomes of bytes that are not what was written, or no message: skip logs
+    them, and reads what follows."""
     read_uncommitted: bool = False
     """Whether all frames are read: also those of transactions that are open, or were
     rolled back, and duplicates."""
@@ -53,6 +67,16 @@ class JournalReading(Definition):
         if given.get("reader") and given.get("read_uncommitted") is True:
             text = "needs committed messages: a position among others means nothing"
             yield broken(("reader",), text)
+
+    @property
+    def on_error(self) -> OnError | None:
+        """What is done with what is passed over, if anything is."""
+        return log_damage if self.on_damage == "skip" else None
+
+
+def log_damage(error: FrameError | JournalDamaged) -> None:
+    """Log what is passed over."""
+    _LOG.warning("damage passed over: %s", error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,7 +95,11 @@ class _Lane:
     """
 
     def __init__(
-        self, journals: Journals, spec: JournalSpec, place: _LanePlace, *, all_: bool
+        self,
+        journals: Journals,
+        spec: JournalSpec,
+        place: _LanePlace,
+        reading: JournalReading,
     ) -> None:
         self.bound: float = inf
         self.frames: int = place.frames
@@ -104,9 +108,12 @@ class _Lane:
         self._spec = spec
         self._offset = place.offset
         self._sequencer = (
-            None if all_ else Sequencer({spec.name: place.offset}, place.states)
+            None
+            if reading.read_uncommitted
+            else Sequencer({spec.name: place.offset}, place.states)
         )
-        self._heads = heads_of(journals, spec, place.offset)
+        self._on_error = reading.on_error
+        self._heads = heads_of(journals, spec, place.offset, on_error=reading.on_error)
         # Read, and beyond the bound; returned, and not taken yet.
         self._held: Envelope | None = None
         self._last: Envelope | None = None
@@ -162,7 +169,9 @@ class _Lane:
                     return found
             except MustStartReplay:
                 _, begin, end = sequencer.replay_range()
-                replay = heads_of(self._journals, self._spec, begin, end)
+                replay = heads_of(
+                    self._journals, self._spec, begin, end, self._on_error
+                )
                 sequencer.start_replay(replay)
                 continue
             if (found := self._read()) is None:
@@ -313,9 +322,7 @@ class Planner:
             place = _LanePlace(self._journals.log(spec.name).first())
             if spec.name in start:
                 place = _LanePlace.of(spec.name, start[spec.name])
-            known[spec.name] = _Lane(
-                self._journals, spec, place, all_=self._reading.read_uncommitted
-            )
+            known[spec.name] = _Lane(self._journals, spec, place, self._reading)
         return known
 
     def _batch(self, lanes: Mapping[str, _Lane], start: Offset) -> Batch:

@@ -28,11 +28,16 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from etlstage.errors import ConfigError, guess
-from etlstage.journal.errors import JournalError
+from etlstage.journal.errors import JournalDamaged, JournalError
 from etlstage.messages import Run, size_of
 from etlstage.pipeline.journal import messages_of
-from etlstage.sequencing import Envelope, Flags, clock_of, flags_of
-from etlstage.spark.journal.options import NAME, JournalReading, SetFolder
+from etlstage.sequencing import Envelope, Flags, FrameError, clock_of, flags_of
+from etlstage.spark.journal.options import (
+    NAME,
+    JournalReading,
+    SetFolder,
+    log_damage,
+)
 from etlstage.spark.journal.plan import FrameRange, Planner
 from etlstage.spark.task.rows import binary_of
 from etlstage.supervisor.exchange.keyed import key_text, point
@@ -85,6 +90,7 @@ class JournalRows:
                     f" {field.dataType.simpleString()}, expected {kind}"
                 )
         self._place = place
+        self._skips = reading.on_damage == "skip"
         self._names = schema.names
         self._key = None if reading.key is None else point(reading.key)
 
@@ -117,12 +123,14 @@ class JournalRows:
     def _frames(self, ranges: list[FrameRange]) -> Iterator[Envelope]:
         with self._place.opened() as journals:
             for journal, begin, end, frames in ranges:
-                found = 0
-                for envelope in journals.read_uncommitted(journal, begin, end):
+                found, damage = 0, _Damage()
+                for envelope in journals.read_uncommitted(
+                    journal, begin, end, on_error=damage.add if self._skips else None
+                ):
                     if flags_of(envelope.message.uuid) != Flags.ACK_TXN:
                         found += 1
                         yield envelope
-                if found != frames:
+                if found != frames and not (damage.found and found < frames):
                     raise JournalError(
                         f"{journal}: {found} frames from offset {begin} to {end},"
                         f" {frames} were planned: it is not the journal that the driver"
@@ -136,6 +144,17 @@ class JournalRows:
             [getattr(made, name) for name in self._names],
             schema=pa.schema(list(zip(self._names, types, strict=True))),
         )
+
+
+class _Damage:
+    """Logs what is passed over, and keeps in mind that there is some."""
+
+    found = False
+
+    def add(self, error: FrameError | JournalDamaged) -> None:
+        """Log it."""
+        self.found = True
+        log_damage(error)
 
 
 class _Columns:

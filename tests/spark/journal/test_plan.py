@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from etlstage.journal import JournalError, Journals, Publisher, RunMessage
+from etlstage.journal import (
+    JournalDamaged,
+    JournalError,
+    Journals,
+    Publisher,
+    RunMessage,
+)
 from etlstage.sequencing import AckIntent, Flags, flags_of
-from etlstage.spark.journal.options import JournalReading
+from etlstage.spark.journal.options import JournalReading, SetFolder
 from etlstage.spark.journal.plan import FrameRange, Offset, Planner
+from etlstage.spark.journal.reader import JournalRows
 
 RUNS = "application/x-etlstage-run"
 
@@ -218,3 +227,67 @@ def test_a_checkpoint_of_other_journals_is_refused(
     renamed = {f"other/{name}": place for name, place in end.items()}
     with pytest.raises(JournalError, match="it is in the checkpoint, and not there"):
         planner(fewer).between({}, renamed)
+
+
+def rows(
+    journals: Journals, tasks: list[list[FrameRange]], reading: JournalReading
+) -> list[int]:
+    """Return what tasks read."""
+    made = JournalRows(
+        SetFolder.seen(reading.path),
+        reading,
+        StructType([StructField("value", BinaryType())]),
+    )
+    batches = [batch for task in tasks for batch in made.read(task)]
+    return [number_of(value) for one in batches for value in one.column(0).to_pylist()]
+
+
+def number_of(value: bytes) -> int:
+    """Return the number that a message is."""
+    return json.loads(value)["n"] if value.startswith(b"{") else int(value)
+
+
+@pytest.mark.parametrize("on_damage", ["stop", "skip"])
+def test_damage_is_passed_over_or_stops(journals: Journals, on_damage: str) -> None:
+    """In heads, which the driver sees, and in messages, which tasks see (issue 24)."""
+    one, other = publisher(journals), publisher(journals)
+    for number in range(0, 24, 2):
+        one.publish_committed(message(journals, 1000 + number))
+    other.publish_uncommitted(message(journals, 1002))
+    one.publish_committed(message(journals, 1024))
+    for journal, intent in other.build_ack_intents():
+        journals.append(journal, intent)
+    bad = {1004: 40, 1006: 4, 1016: 40, 1022: 9}
+    files = [*journals.storage.root.glob("part-000/*.log")]  # type: ignore[attr-defined]
+    for number, place in bad.items():
+        for file in files:
+            data = bytearray(file.read_bytes())
+            at = data.find(b"%d" % number)
+            if at >= 0:
+                # Of its group, whose head is 32 bytes.
+                begin = data.rindex(b"ETJ1", 0, at)
+                data[begin + place] ^= 1
+                file.write_bytes(data)
+    root = journals.storage.root  # type: ignore[attr-defined]
+    reading = JournalReading(path=root, on_damage=on_damage, max_messages=4)  # type: ignore[arg-type]
+    made = Planner(reading)
+    offset, found = made.initial(), list[int]()
+
+    def batches() -> None:
+        nonlocal offset
+        while (batch := made.next(offset)).tasks:
+            found.extend(rows(journals, batch.tasks, reading))
+            # Planned again from the checkpoint, it is the same.
+            again = Planner(reading)
+            assert again.between(offset, batch.end) == batch.tasks
+            again.close()
+            offset = batch.end
+
+    if on_damage == "stop":
+        with pytest.raises(JournalDamaged):
+            batches()
+    else:
+        batches()
+        wanted = [*range(1000, 1026, 2), 1002]
+        assert sorted(found) == sorted(n for n in wanted if n not in bad)
+    made.close()
