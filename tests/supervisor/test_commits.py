@@ -6,8 +6,7 @@ Its workers run in memory and on a virtual clock.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from functools import wraps
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -39,25 +38,12 @@ from etlstage.supervisor import (
     FarewellReason,
     Outcome,
 )
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
-from etlstage.testing.clock import Backend
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.supervisor.toy_commits import SHARE, Committer, CommittingDialect
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 RECORDS = [f"{n}".encode() for n in range(10)]
-
-
-def virtually(test: Callable[[], Awaitable[None]]) -> Callable[[Backend], None]:
-    """Run a test in virtual time, on both event loops."""
-
-    @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-    @wraps(test)
-    def run(backend: Backend) -> None:
-        run_virtually(test, backend=backend)
-
-    del run.__wrapped__  # pytest would look there for arguments
-    return run
 
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
@@ -119,7 +105,6 @@ def ended(found: list[Outcome]) -> list[int]:
     ]
 
 
-@virtually
 async def test_messages_end_when_they_are_committed() -> None:
     """And not when they are answered; the last ones behind the farewell."""
     done: list[tuple[int, str]] = []
@@ -133,7 +118,6 @@ async def test_messages_end_when_they_are_committed() -> None:
     assert done == [(n, f"{n}") for n in range(10)]
 
 
-@virtually
 async def test_nothing_that_was_committed_is_given_again() -> None:
     """Killed at each step, with the store fast or slow (issue 22, done-when 2)."""
     for seconds in 0.0, 1.0:
@@ -157,7 +141,6 @@ async def test_nothing_that_was_committed_is_given_again() -> None:
                 assert lost is NotCommitted, step
 
 
-@virtually
 async def test_worker_that_never_commits_has_done_nothing() -> None:
     """Of what it has answered nothing counts, and it is not at fault."""
     supervisor = AsyncSupervisor(stage(), launch=ScriptedLaunch(Committer([])))
@@ -178,7 +161,6 @@ async def test_worker_that_never_commits_has_done_nothing() -> None:
     )
 
 
-@virtually
 async def test_worker_that_never_starts_fails_the_stage() -> None:
     """No message is at fault, also where nothing more will come (issue 25)."""
 
@@ -198,7 +180,6 @@ async def test_worker_that_never_starts_fails_the_stage() -> None:
     assert "no worker is left" in str(outcome.error)
 
 
-@virtually
 async def test_poison_is_found_in_order_and_stepped_over() -> None:
     """All in front of it is committed first, what is behind it comes later."""
     done: list[tuple[int, str]] = []
@@ -218,7 +199,6 @@ async def test_poison_is_found_in_order_and_stepped_over() -> None:
     assert all(b == a + 1 or b <= a or (a, b) == (4, 6) for a, b in pairwise(order))
 
 
-@virtually
 async def test_silence_is_that_of_one_record() -> None:
     """What is answered and not committed is not missing (issue 25)."""
 
@@ -247,7 +227,6 @@ async def test_silence_is_that_of_one_record() -> None:
     assert "missing" not in text
 
 
-@virtually
 async def test_record_that_cannot_be_sent_is_stepped_over() -> None:
     """What stands behind it waits its turn, also while a worker is lost."""
     quiet = Committer([], every=2)
@@ -264,7 +243,6 @@ async def test_record_that_cannot_be_sent_is_stepped_over() -> None:
         assert [*dict.fromkeys(r for _, r in done)] == ["0", "2", "3", "4"], step
 
 
-@virtually
 async def test_worker_ends_when_the_input_has_and_not_before() -> None:
     """Although all that came until now is committed (issue 22)."""
     done: list[tuple[int, str]] = []
@@ -289,7 +267,6 @@ async def test_worker_ends_when_the_input_has_and_not_before() -> None:
     assert ended(found) == [0, 1]
 
 
-@virtually
 async def test_slow_store_fails_in_time() -> None:
     """The worker is answered, and goes on; its own time does not pass (issue 25)."""
     store = Store(seconds=100)
@@ -305,7 +282,6 @@ async def test_slow_store_fails_in_time() -> None:
     assert {type(outcome.error) for outcome in found} == {NotCommitted}
 
 
-@virtually
 async def test_share_that_is_lost_is_not_committed() -> None:
     """A worker is told why it is to end."""
     committer = Committer([], every=None)
@@ -345,7 +321,6 @@ class Numbers(Source):
         self.reached.append(position.value)
 
 
-@virtually
 async def test_pipeline_records_what_is_committed() -> None:
     """Its worker killed at each step, and the load started until it has ended."""
     quiet = Committer([], every=3)
@@ -370,7 +345,6 @@ async def test_pipeline_records_what_is_committed() -> None:
         assert len(done) <= 13, step
 
 
-@virtually
 async def test_record_that_ends_the_load_is_never_passed() -> None:
     """Nor is anything loaded behind it that was not under way (issue 22)."""
     done: list[tuple[int, str]] = []

@@ -35,9 +35,9 @@ from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerSession
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from etlstage.testing.cocaine import CocaineWorker
-from tests.protocol.cocaine.test_stage import stage, virtually
+from tests.protocol.cocaine.test_stage import stage
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 Act = Callable[[CocaineWorker, Event], Awaitable[int | None]]
 
@@ -98,7 +98,6 @@ async def rest(session: WorkerSession) -> list[bytes]:
     return [chunk async for chunk in session]
 
 
-@virtually
 async def test_both_sides_speak_when_they_like() -> None:
     """Each chunk is answered before the next is sent; the worker is asked by name."""
     workers = Workers(echo)
@@ -119,7 +118,6 @@ async def test_both_sides_speak_when_they_like() -> None:
     assert workers.heard(Cancelled) == []
 
 
-@virtually
 async def test_worker_may_speak_first() -> None:
     """A session begins before anything is sent in it."""
 
@@ -136,7 +134,6 @@ async def test_worker_may_speak_first() -> None:
         await session.choke()
 
 
-@virtually
 async def test_sessions_go_to_the_worker_with_the_fewest() -> None:
     """No worker has more than it may; who comes then waits."""
     workers = Workers(echo)
@@ -165,7 +162,6 @@ async def test_sessions_go_to_the_worker_with_the_fewest() -> None:
     assert done == 7
 
 
-@virtually
 async def test_messages_and_sessions_share_a_worker() -> None:
     """Each is an exchange like the other."""
     run = stage(CocaineDialect(concurrency=2))
@@ -178,7 +174,6 @@ async def test_messages_and_sessions_share_a_worker() -> None:
     assert supervisor.faults.failures == 0
 
 
-@virtually
 async def test_session_does_not_wait_for_a_batch() -> None:
     """Nor is it ever a part of one."""
     run = stage(CocaineDialect(batches=True), batch=BatchPolicy(size=3, seconds=60))
@@ -191,7 +186,6 @@ async def test_session_does_not_wait_for_a_batch() -> None:
         assert anyio.current_time() < 60
 
 
-@virtually
 async def test_worker_says_no() -> None:
     """With its code and reason; it lives on, and nothing more is taken from us."""
 
@@ -214,7 +208,6 @@ async def test_worker_says_no() -> None:
     assert len(workers.workers) == 1
 
 
-@virtually
 async def test_session_that_takes_too_long_is_cancelled() -> None:
     """The worker is told, and lives on; no other is asked."""
     workers = Workers(ignore)
@@ -229,7 +222,6 @@ async def test_session_that_takes_too_long_is_cancelled() -> None:
     assert len(workers.heard(Cancelled)) == 1
 
 
-@virtually
 async def test_worker_dies_in_the_middle() -> None:
     """What was said to it is gone: nobody is asked again, and others go on."""
 
@@ -253,7 +245,6 @@ async def test_worker_dies_in_the_middle() -> None:
     assert len(workers.workers) == 2
 
 
-@virtually
 async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
     """With another worker, behind the one that died."""
     deaths = 0
@@ -275,7 +266,6 @@ async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
         assert await anext(session) == b"A"
 
 
-@virtually
 async def test_nobody_is_left() -> None:
     """The caller is told, and does not wait for ever."""
 
@@ -292,7 +282,6 @@ async def test_nobody_is_left() -> None:
             await anext(session)
 
 
-@virtually
 async def test_caller_cancels_with_a_code_and_a_reason() -> None:
     """The worker hears these, and who iterates is at the end."""
     workers = Workers(echo)
@@ -309,7 +298,6 @@ async def test_caller_cancels_with_a_code_and_a_reason() -> None:
         assert await supervisor.ask(b"y") == (b"Y",)
 
 
-@virtually
 async def test_caller_that_leaves_has_its_session_cancelled() -> None:
     """Also one that is cancelled itself; a worker never hears of one that waited."""
     workers = Workers(echo)
@@ -329,7 +317,6 @@ async def test_caller_that_leaves_has_its_session_cancelled() -> None:
     assert len(workers.heard(Cancelled)) == 2
 
 
-@virtually
 async def test_worker_that_does_not_read_stops_the_sender() -> None:
     """What waits is bounded; it goes on with the worker."""
     going_on = anyio.Event()
@@ -359,7 +346,6 @@ async def test_worker_that_does_not_read_stops_the_sender() -> None:
         assert sum(map(len, await rest(session))) == 200 * 64 * 1024
 
 
-@virtually
 async def test_caller_that_does_not_read_stops_the_worker() -> None:
     """That time is not the worker's, nor are its heartbeats missed."""
     said = 0
@@ -382,7 +368,6 @@ async def test_caller_that_does_not_read_stops_the_worker() -> None:
         assert supervisor.faults.failures == 0
 
 
-@virtually
 async def test_session_may_end_while_the_supervisor_drains() -> None:
     """One that is opened then has nobody."""
     async with (
@@ -401,7 +386,6 @@ async def test_session_may_end_while_the_supervisor_drains() -> None:
                 await anext(late)
 
 
-@virtually
 async def test_session_that_outlives_the_supervisor_is_lost() -> None:
     """What is said to a worker that was told to end is dropped."""
     lasting = stage(CocaineDialect(seal=1.0), timeout=Timeouts(stop=3))
@@ -422,7 +406,6 @@ async def test_session_that_outlives_the_supervisor_is_lost() -> None:
     assert [e.messages for e in workers.heard(Added)] == [[b"a"], [b"b"]]
 
 
-@virtually
 async def test_what_can_not_be_a_session_is_said() -> None:
     """By the dialect, by the kind of the stage, by how much is pending."""
     marker = Stage(name="m", worker=("w",))
@@ -442,7 +425,6 @@ async def test_what_can_not_be_a_session_is_said() -> None:
                 pass
 
 
-@virtually
 async def test_what_can_not_be_sent_is_the_callers_mistake() -> None:
     """And the session goes on."""
     small = stage(max_message=10)

@@ -7,9 +7,8 @@ Its workers run in memory and on a virtual clock.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from functools import partial, wraps
+from functools import partial
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
@@ -51,25 +50,10 @@ from etlstage.supervisor import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
-from etlstage.testing.clock import Backend
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.supervisor.toy import ToyDialect, ToySession, ToyWorker
 
-pytestmark = pytest.mark.core
-
-Test = Callable[[], Awaitable[None]]
-
-
-def virtually(test: Test) -> Callable[[Backend], None]:
-    """Run a test in virtual time, on both event loops."""
-
-    @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-    @wraps(test)
-    def run(backend: Backend) -> None:
-        run_virtually(test, backend=backend)
-
-    del run.__wrapped__  # pytest would look there for arguments
-    return run
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
@@ -102,7 +86,6 @@ async def backwards(worker: ScriptedWorker) -> int:
     return 0
 
 
-@virtually
 async def test_results_come_in_input_order_although_workers_answer_in_any() -> None:
     """Outputs that were passed on early are in front."""
     messages = [b"%d" % n for n in range(29)] + [b"30!"]
@@ -113,7 +96,6 @@ async def test_results_come_in_input_order_although_workers_answer_in_any() -> N
     assert [r.outputs for r in results] == [(b"<" + m, m + b">") for m in messages]
 
 
-@virtually
 async def test_order_of_keys_holds_with_exchanges_under_way() -> None:
     """Workers that answer in any order are no matter of the caller's."""
     count = 60
@@ -137,7 +119,6 @@ async def test_order_of_keys_holds_with_exchanges_under_way() -> None:
     assert all(places == sorted(places) for places in seen.values())
 
 
-@virtually
 async def test_exchanges_of_one_key_are_not_open_at_once() -> None:
     """A worker that has several may end them in any order (issue 22)."""
     count = 60
@@ -177,7 +158,6 @@ async def test_exchanges_of_one_key_are_not_open_at_once() -> None:
     assert most == dict.fromkeys(range(5), 1)
 
 
-@virtually
 async def test_worker_refuses_one_message_and_lives_on() -> None:
     """The refusal has the worker's own words, and costs no restart."""
 
@@ -203,7 +183,6 @@ async def test_worker_refuses_one_message_and_lives_on() -> None:
     assert len(scripted.workers) == 1
 
 
-@virtually
 async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
     """By whoever embeds the supervisor; an error of his is the answer, too."""
     answers: list[CommitAnswered] = []
@@ -244,7 +223,6 @@ async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
     ]
 
 
-@virtually
 async def test_question_behind_the_farewell_is_answered() -> None:
     """What a worker stores last it stores when it is told to end (issue 22)."""
     heard: list[object] = []
@@ -311,7 +289,6 @@ async def ask_while_it_stores(*, hangs: bool) -> tuple[tuple[bytes, ...], float]
     return result.outputs, took
 
 
-@virtually
 async def test_no_deadline_runs_while_a_position_is_stored() -> None:
     """It is we who are slow then (issue 22)."""
     outputs, took = await ask_while_it_stores(hangs=False)
@@ -319,7 +296,6 @@ async def test_no_deadline_runs_while_a_position_is_stored() -> None:
     assert took == pytest.approx(125, abs=0.1)
 
 
-@virtually
 async def test_deadline_runs_on_behind_a_position_that_was_stored() -> None:
     """What was left of it before is left."""
     outputs, took = await ask_while_it_stores(hangs=True)
@@ -327,7 +303,6 @@ async def test_deadline_runs_on_behind_a_position_that_was_stored() -> None:
     assert took == pytest.approx(130, abs=0.1)
 
 
-@virtually
 async def test_idle_heartbeat_is_answered_at_once() -> None:
     """Within one turn of the loop, and before any data."""
     times: list[float] = []
@@ -354,7 +329,6 @@ async def test_idle_heartbeat_is_answered_at_once() -> None:
     assert times == [0.0] * 5
 
 
-@virtually
 async def test_worker_without_heartbeat_is_replaced_while_it_is_busy() -> None:
     """The session has a timer of its own; what the worker held is tried again."""
     events: list[SupervisorEvent] = []
@@ -380,7 +354,6 @@ async def test_worker_without_heartbeat_is_replaced_while_it_is_busy() -> None:
     assert "broke the protocol: no heartbeat for 10 s" in str(failed.error)
 
 
-@virtually
 async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
     """The worker is told and lives on; the message has its retries, then its error."""
     cancelled: list[Cancelled] = []
@@ -418,7 +391,6 @@ async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
     assert len(scripted.workers) == 1
 
 
-@virtually
 async def test_all_that_was_open_when_a_worker_died_is_suspected() -> None:
     """Each is tried alone, so only the one at fault fails."""
 
@@ -446,7 +418,6 @@ async def test_all_that_was_open_when_a_worker_died_is_suspected() -> None:
     assert len(results[2].error.attempts) >= 2
 
 
-@virtually
 async def test_stop_ladder_begins_with_the_farewell() -> None:
     """Who leaves at that gets no signal; who does not gets them all."""
 
@@ -470,7 +441,6 @@ async def test_stop_ladder_begins_with_the_farewell() -> None:
     assert took == pytest.approx(6.0)
 
 
-@virtually
 async def test_worker_that_says_farewell_gets_no_more() -> None:
     """It ends what it has; another one does the rest."""
 
@@ -496,7 +466,6 @@ async def test_worker_that_says_farewell_gets_no_more() -> None:
     assert len(scripted.workers) == 2
 
 
-@virtually
 async def test_worn_worker_is_replaced_after_what_it_has() -> None:
     """Recycling knows no dialect."""
     events: list[SupervisorEvent] = []
@@ -511,7 +480,6 @@ async def test_worn_worker_is_replaced_after_what_it_has() -> None:
     assert sum(isinstance(e, WorkerWorn) for e in events) >= 2
 
 
-@virtually
 async def test_bytes_that_are_no_frame_end_the_worker_alone() -> None:
     """The supervisor says what it found, and goes on with another one."""
 
@@ -529,7 +497,6 @@ async def test_bytes_that_are_no_frame_end_the_worker_alone() -> None:
     assert result.outputs == (b"A",)
 
 
-@virtually
 async def test_reply_without_end_is_refused() -> None:
     """Its pieces are held until it is complete, within bounds (issue 10)."""
 
@@ -550,7 +517,6 @@ async def test_reply_without_end_is_refused() -> None:
     assert other.outputs == (b"a",)
 
 
-@virtually
 async def test_extraction_passes_outputs_on_as_they_come() -> None:
     """A round that nobody wants any more is cancelled, and its worker stays."""
     cancelled: list[int] = []
@@ -605,7 +571,6 @@ def _all(events: MemoryObjectReceiveStream[SupervisorEvent]) -> list[SupervisorE
             return found
 
 
-@virtually
 async def test_pool_grows_with_the_work_and_shrinks_when_it_is_done() -> None:
     """From one worker to four and back; no message is lost on the way."""
     pool = PoolPolicy(min=1, max=4, grow_at=2, idle=4.0)
@@ -622,7 +587,6 @@ async def test_pool_grows_with_the_work_and_shrinks_when_it_is_done() -> None:
     assert (most, least, later) == (4, 1, 4)
 
 
-@virtually
 async def test_scale_starts_and_stops_workers() -> None:
     """Who is too many finishes what he has."""
     scripted = ScriptedLaunch(takes_a_second)
@@ -647,7 +611,6 @@ async def test_scale_starts_and_stops_workers() -> None:
             supervisor.scale(0)
 
 
-@virtually
 async def test_worker_that_was_let_go_may_come_back() -> None:
     """Under its old name, as its next start."""
     starts: list[tuple[str, int]] = []

@@ -7,7 +7,6 @@ Nothing above the dialect knows of it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import wraps
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
@@ -30,26 +29,12 @@ from etlstage.stage import (
 )
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerFailed
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
-from etlstage.testing.clock import Backend
 from etlstage.testing.cocaine import CocaineWorker, SessionRequest
 from etlstage.transport import Child, LaunchRequest, Wire
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
-Test = Callable[[], Awaitable[None]]
 Answer = Callable[[CocaineWorker, SessionRequest], Awaitable[None]]
-
-
-def virtually(test: Test) -> Callable[[Backend], None]:
-    """Run a test in virtual time, on both event loops."""
-
-    @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-    @wraps(test)
-    def run(backend: Backend) -> None:
-        run_virtually(test, backend=backend)
-
-    del run.__wrapped__  # pytest would look there for arguments
-    return run
 
 
 def stage(
@@ -96,7 +81,6 @@ def test_message_is_a_session(version: CocaineVersion) -> None:
     run_virtually(main)
 
 
-@virtually
 async def test_sessions_that_there_is_room_for_are_one_write() -> None:
     """Each is a system call, and wakes the worker (issue 15)."""
     scripted, written = answering(capitals), []
@@ -119,7 +103,6 @@ async def test_sessions_that_there_is_room_for_are_one_write() -> None:
     assert [count for count in written if count] == [1, 10]
 
 
-@virtually
 async def test_results_come_in_order_though_sessions_end_in_any() -> None:
     """And a worker has no more of them than it may."""
     most = 0
@@ -154,7 +137,6 @@ async def test_results_come_in_order_though_sessions_end_in_any() -> None:
     assert most == 4
 
 
-@virtually
 async def test_worker_with_the_fewest_sessions_is_given_the_next() -> None:
     """Not one that has room, before another that has nothing."""
     asked: dict[str, int] = {}
@@ -175,7 +157,6 @@ async def test_worker_with_the_fewest_sessions_is_given_the_next() -> None:
     assert asked == {"t-1": 2, "t-2": 2, "t-3": 2, "t-4": 2}
 
 
-@virtually
 async def test_batch_is_one_session() -> None:
     """With an invoke of its own name; our choke is its end, and theirs of the reply."""
     seen: list[tuple[str, int]] = []
@@ -193,7 +174,6 @@ async def test_batch_is_one_session() -> None:
     assert seen == [("clean", 3), ("clean", 1)]
 
 
-@virtually
 async def test_chunks_are_outputs_or_one_message() -> None:
     """An HTTP response, say: a head, and slices of a body."""
 
@@ -210,7 +190,6 @@ async def test_chunks_are_outputs_or_one_message() -> None:
             assert await supervisor.ask(b"GET") == outputs
 
 
-@virtually
 async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
     """Its chunks are the data, its choke the end of the range."""
 
@@ -228,7 +207,6 @@ async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
     assert got == [b"2", b"3", b"4"]
 
 
-@virtually
 async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> None:
     """Its heartbeats lie unread meanwhile: it is told that we live all the same.
 
@@ -265,7 +243,6 @@ async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> 
     assert len(scripted.workers) == 1
 
 
-@virtually
 async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
     """An error is none: the batch was not loaded."""
 
@@ -287,7 +264,6 @@ async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
     assert bad.error.attempts[0].error == said
 
 
-@virtually
 async def test_session_that_takes_too_long_is_given_up_and_the_worker_lives() -> None:
     """What it answers after all hits no other session."""
 
@@ -310,7 +286,6 @@ async def test_session_that_takes_too_long_is_given_up_and_the_worker_lives() ->
     assert len(scripted.workers) == 1
 
 
-@virtually
 async def test_message_of_a_session_that_took_too_long_is_tried_again() -> None:
     """At once, by the same worker, which is as good as any other (issue 15)."""
     asked = 0
@@ -332,7 +307,6 @@ async def test_message_of_a_session_that_took_too_long_is_tried_again() -> None:
     assert (took, asked, len(scripted.workers)) == (5, 2, 1)
 
 
-@virtually
 async def test_sessions_of_a_worker_that_dies_are_others_matter() -> None:
     """Each message has one result."""
 
@@ -371,7 +345,6 @@ async def beginning(
     raise AssertionError("unreachable: nothing was wrong")
 
 
-@virtually
 async def test_worker_that_is_not_ready_in_time_is_not_waited_for() -> None:
     """From its start to its first heartbeat, and to its handshake if so wished."""
 
@@ -386,7 +359,6 @@ async def test_worker_that_is_not_ready_in_time_is_not_waited_for() -> None:
     assert "it did not say who it is within 2 s" in text
 
 
-@virtually
 async def test_worker_without_heartbeat_is_not_waited_for() -> None:
     """Although it has a session, whose own time is not over."""
 
@@ -400,7 +372,6 @@ async def test_worker_without_heartbeat_is_not_waited_for() -> None:
     assert "there was no heartbeat within 30 s" in text
 
 
-@virtually
 async def test_worker_that_beats_may_have_nothing_to_do_for_long() -> None:
     """It is the same worker after an hour."""
     scripted = answering(capitals)
@@ -412,7 +383,6 @@ async def test_worker_that_beats_may_have_nothing_to_do_for_long() -> None:
     assert len(scripted.workers) == 1
 
 
-@virtually
 async def test_exit_that_nobody_asked_for_is_a_failure() -> None:
     """Workers that think themselves abandoned leave with status 0."""
 
@@ -429,7 +399,6 @@ async def test_exit_that_nobody_asked_for_is_a_failure() -> None:
     assert len(scripted.workers) == 3
 
 
-@virtually
 async def test_malformed_frame_ends_the_worker_and_nobody_else() -> None:
     """The message is tried by another."""
 
@@ -450,7 +419,6 @@ async def test_malformed_frame_ends_the_worker_and_nobody_else() -> None:
     assert len(scripted.workers) == 2
 
 
-@virtually
 async def test_worker_that_ignores_terminate_is_killed() -> None:
     """A step of the ladder after the other."""
 
@@ -471,7 +439,6 @@ async def test_worker_that_ignores_terminate_is_killed() -> None:
     assert (worker.signals, worker.returncode) == ([SIGTERM], -SIGTERM)
 
 
-@virtually
 async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
     """Its version is not known before, nor how to say that it is to go (issue 22)."""
     told: list[Farewell | None] = []
@@ -496,7 +463,6 @@ async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
     assert told == [Farewell(1, "the stage is stopping")]
 
 
-@virtually
 async def test_worker_that_never_says_who_it_is_has_one_step_to_end() -> None:
     """There is nothing that it could be told by the end of its input (issue 22)."""
 
@@ -513,7 +479,6 @@ async def test_worker_that_never_says_who_it_is_has_one_step_to_end() -> None:
     assert (worker.signals, worker.returncode) == ([SIGTERM], -SIGTERM)
 
 
-@virtually
 async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
     """For so long as ``seal`` says; then the worker is told to terminate."""
     order: list[str] = []
@@ -539,7 +504,6 @@ async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
     assert [r.outputs for r in results] == [(b"ok",)]
 
 
-@virtually
 async def test_worker_whose_session_does_not_end_is_told_all_the_same() -> None:
     """Behind ``seal``, counted from now, and before any signal (issue 15)."""
     told: list[float] = []
@@ -598,7 +562,6 @@ def test_worker_that_terminates_loses_or_ends_its_sessions(
     run_virtually(main)
 
 
-@virtually
 async def test_workers_come_and_go_with_the_work() -> None:
     """The keys are those of any stage."""
     pool = PoolPolicy(min=1, max=4, grow_at=2, idle=20)
@@ -621,7 +584,6 @@ async def test_workers_come_and_go_with_the_work() -> None:
     assert {w.returncode for w in scripted.workers} == {0}
 
 
-@virtually
 async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
     """It goes by itself, and another comes."""
 
@@ -640,7 +602,6 @@ async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
     assert len(scripted.workers) >= 3
 
 
-@virtually
 async def test_worker_that_says_that_none_could_work_has_no_successor() -> None:
     """All that waits fails with its words; others end what they have (issue 15)."""
     seen: list[bytes] = []
@@ -673,7 +634,6 @@ async def test_worker_that_says_that_none_could_work_has_no_successor() -> None:
     assert len(scripted.workers) == 2
 
 
-@virtually
 async def test_worker_whose_last_session_was_cancelled_is_replaced() -> None:
     """Although it has not answered as many as it may be given (issue 22)."""
     stuck = True

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from etlstage.errors import LocalProtocolError, WorkerRefusal
 from etlstage.messages import AnnotatedRun, Position, Result
 from etlstage.stage import Order, RestartPolicy, Stage
-from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
 from etlstage.supervisor.exchange.submission import Collected
+from tests.supervisor.acts import acting, in_memory
 from tests.supervisor.exchange.test_dispatch import stage as silent
 from tests.supervisor.refusing import refusing
 from tests.supervisor.workers import QUICK, numbers, outputs, stage
@@ -239,7 +239,7 @@ def record(key: int, number: int) -> bytes:
     return json.dumps({"id": key, "n": number}).encode()
 
 
-@pytest.mark.process
+@in_memory
 async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
     """One worker holds one message forever; all others come out."""
     run = stage(
@@ -249,7 +249,7 @@ async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
     seen: list[Result] = []
     with anyio.fail_after(10):
         async with (
-            AsyncSupervisor(run) as supervisor,
+            acting(run) as supervisor,
             aclosing(supervisor.stream(messages)) as results,
         ):
             async for result in results:
@@ -259,7 +259,7 @@ async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
     assert sorted(outputs(seen)) == sorted((m,) for m in numbers(500))
 
 
-@pytest.mark.process
+@in_memory
 async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
     """A slow key holds up its own lane, and no other."""
     run = stage(
@@ -272,7 +272,7 @@ async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
     seen: list[Result] = []
     with anyio.fail_after(10):
         async with (
-            AsyncSupervisor(run) as supervisor,
+            acting(run) as supervisor,
             aclosing(supervisor.stream([b"stuck", *others])) as results,
         ):
             async for result in results:
@@ -287,38 +287,36 @@ async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
     assert {tuple(ns) for ns in by_key.values()} == {tuple(range(200))}
 
 
-@pytest.mark.process
+@in_memory
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_submit_returns_results_in_input_order(order: Order) -> None:
     """Whatever the stage promises to a stream."""
     key = "/id" if order is Order.KEY else None
     messages = [record(n * 7 % 11, n) for n in range(500)]
-    async with AsyncSupervisor(
-        stage("echo", workers=3, order=order, key=key)
-    ) as supervisor:
+    async with acting(stage("echo", workers=3, order=order, key=key)) as supervisor:
         results = await supervisor.submit(messages)
 
     assert [r.message for r in results] == messages
     assert outputs(results) == [(m,) for m in messages]
 
 
-@pytest.mark.process
+@in_memory
 async def test_key_that_is_missing_fails_the_stream() -> None:
     """The mistake is the caller's."""
     run = stage("echo", workers=2, order=Order.KEY)
-    async with AsyncSupervisor(run) as supervisor:
+    async with acting(run) as supervisor:
         with pytest.raises(LocalProtocolError, match="order key needs keys"):
             await supervisor.submit([b"one"])
 
 
-@pytest.mark.process
+@in_memory
 async def test_lane_of_a_worker_that_is_given_up_goes_to_others() -> None:
     """Its keys are not lost with it."""
     run = stage(
         "exits_at_word", "end", workers=2, order=Order.KEY, restart=RestartPolicy(max=0)
     )
     with anyio.fail_after(10):
-        async with AsyncSupervisor(run) as supervisor:
+        async with acting(run) as supervisor:
             (first,) = await supervisor.submit(AnnotatedRun([b"end"], key=[0]))
             assert first.error is not None
             results = await supervisor.submit(
