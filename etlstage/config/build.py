@@ -338,7 +338,8 @@ class Builder:
 
     def retry_sink(self, epochs: Epochs) -> Sink:
         """Return where retries end."""
-        sink = self._sink()
+        keys = self._keys.load
+        sink = keys.end.retry_sink(keys, self.site)
         if self._keys.delivery == "exactly-once":
             sink.begin(epochs)
         return sink

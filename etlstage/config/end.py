@@ -252,6 +252,10 @@ class SinkKeys(_EndKeys):
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what writes messages on engine local."""
 
+    def retry_sink(self, stage: LoadKeys, site: Site) -> Sink:
+        """Return what writes messages that are retried, whichever input they are of."""
+        return self.sink(stage, site)
+
     def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
         """Return what loads DataFrames of messages, on engines spark and streaming."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +90,86 @@ def test_shards_of_an_unmodified_processor(tmp_path: Path) -> None:
     # A record that comes again has the number that it had.
     assert len({number for number, _ in lines}) == 99
     assert (tmp_path / "effects.died").exists()
+
+
+PICKY = """\
+import json, os, sys
+from pathlib import Path
+from etlstage.worker import kcl
+
+class Picky(kcl.Processor):
+    def initialize(self, given):
+        self.shard = given.name
+
+    def process_records(self, records, checkpointer):
+        for record in records:
+            if json.loads(record.data)["n"] in json.loads(Path("bad").read_text()):
+                os._exit(1)
+            with open("effects", "a") as file:
+                print(self.shard, record.sequence_number, file=file)
+            checkpointer.checkpoint(record)
+
+kcl.run(Picky())
+"""
+RETRIED = """\
+name: clicks
+{state}
+extract: {{files: {{path: clicks.jsonl, format: json}}}}
+load:
+  worker: {{command: [python, processor.py]}}
+  dialect: kcl
+  restart: {{delay: 10ms}}
+  on_error: {{retries: 0}}
+  shards: {{count: 2, key: /user{shards}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "shards"),
+    [
+        ("state: state", ""),
+        ("state: state", ", sequence: /id"),
+        ("", ", sequence: /id, leases: leases.db"),
+        ("", ", leases: leases.db"),
+    ],
+)
+def test_dead_letters_of_shards_are_retried(
+    tmp_path: Path, state: str, shards: str
+) -> None:
+    """They are given to a processor, though checkpoints are beyond them (issue 25)."""
+
+    def etlstage(*words: str) -> str:
+        ended = subprocess.run(
+            [sys.executable, "-m", "etlstage", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    rows = [{"user": n % 3, "n": n, "id": 10 * n + 10} for n in range(12)]
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (tmp_path / "clicks.jsonl").write_text("".join(lines))
+    (tmp_path / "processor.py").write_text(PICKY)
+    (tmp_path / "clicks.yaml").write_text(RETRIED.format(state=state, shards=shards))
+    (tmp_path / "bad").write_text("[4]")
+    etlstage("run", "clicks.yaml")
+    effects = _lines(tmp_path / "effects")
+    assert len(effects) == 11
+    (tmp_path / "bad").write_text("[]")
+    assert "1 dead letter passed" in etlstage("dlq", "retry", "clicks.yaml")
+    (new,) = _lines(tmp_path / "effects")[11:]
+    shard, number = new.split()
+    if "sequence" in shards:
+        assert number == "50"
+        assert f"{shard} 20" in effects  # of the same user
+    elif not state:
+        assert shard not in {line.split()[0] for line in effects}
+    else:
+        assert new not in effects
+    assert "no dead letters" in etlstage("dlq", "ls", "clicks.yaml")
 
 
 def _lines(path: Path) -> list[str]:

@@ -204,6 +204,29 @@ async def test_shard_is_split_before_it_was_read() -> None:
 
 
 @virtually
+async def test_checkpoint_that_is_older_than_the_stream() -> None:
+    """It is read on with what there is, and the log has what may be lost (issue 25)."""
+    stream, table, processors = stream_of(1, 10), MemoryLeases(), Processors()
+    await run_all(runner(stream, processors, table))
+    for n in range(10, 20):
+        stream.put(n)
+    del stream.records[FIRST][:9]
+    with capture_logs() as logs:
+        await run_all(runner(stream, processors, table))
+    assert not [log for log in logs if "may be lost" in log["event"]]
+    for n in range(20, 30):
+        stream.put(n)
+    last = stream.records[FIRST][10]["SequenceNumber"]
+    del stream.records[FIRST][:13]
+    with capture_logs() as logs:
+        (report,) = await run_all(runner(stream, processors, table))
+    assert report.status == "done", report.error
+    (log,) = [log for log in logs if "may be lost" in log["event"]]
+    assert (log["shard"], str(log["checkpoint"])) == (FIRST, last)
+    assert processors.done[FIRST] == [*range(20), *range(22, 30)]
+
+
+@virtually
 async def test_api_is_asked_no_more_than_it_allows() -> None:
     """Five times a second and 2 MiB, and less often where there is nothing new."""
     stream, processors = stream_of(1, 30), Processors(pause=0.0, every=30)

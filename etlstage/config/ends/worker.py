@@ -154,6 +154,24 @@ class WorkerSinkKeys(SinkKeys):
             made, dead_letters=site.letters, meter=site.meter, launch=site.launch
         )
 
+    def retry_sink(self, stage: LoadKeys, site: Site) -> Sink:
+        """
+        Return the same, but for shards whose checkpoints are beyond what is retried.
+
+        With numbers of their own messages have the shards and numbers that they had;
+        else they are a shard of their own, for numbers of a stream are not in them.
+        """
+        shards, extract = stage.shards, site.pipeline.extract
+        made = stage_of(stage, site.folder)
+        if shards is not None and shards.sequence is not None:
+            return ShardedSink(made, cut=_cut(shards), **_settings(shards, site))
+        shared = shards is not None and shards.leases is not None
+        if shared or (extract is not None and extract.end.sharded):
+            return CommittingSink(
+                made, dead_letters=site.letters, meter=site.meter, launch=site.launch
+            )
+        return self.sink(stage, site)
+
     def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
         """Return what runs the workers in a job that reads what was staged."""
         from etlstage.spark.engine.load_workers import LoadWorkers

@@ -160,6 +160,7 @@ class KinesisSource(ShardedSource):
     ) -> AsyncGenerator[AnnotatedRun | None, None]:
         """Yield the records of a shard behind a position; None where it has ended."""
         after, start = _start_of(position)
+        begin, _ = after
         iterator = await self._iterator(shard, start)
         wait = 0.0
         while iterator is not None:
@@ -183,6 +184,17 @@ class KinesisSource(ShardedSource):
             found = answer["Records"]
             if found:
                 start = _at(found[-1]["SequenceNumber"])
+                if begin >= 0 and begin < int(found[0]["SequenceNumber"]):
+                    # It is asked for from that record on, which is not there any more.
+                    _log.warning(
+                        "records may be lost: the stream no longer has the record of the"
+                        " checkpoint, which is older than its retention",
+                        stage=self.name,
+                        shard=shard,
+                        checkpoint=begin,
+                        first=found[0]["SequenceNumber"],
+                    )
+                begin = -1
             run = _run(found, behind, after)
             if len(run):
                 after = int(run.columns["sequence"][-1]), run.columns["sub"][-1] or 0
