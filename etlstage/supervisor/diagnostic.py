@@ -38,6 +38,7 @@ __all__ = (
     "Throttle",
     "cause_of",
     "level_of",
+    "traceback_of",
 )
 
 _LINE: Final = 8192  # bytes of a line; a longer one comes in pieces
@@ -299,6 +300,13 @@ def cause_of(lines: Sequence[str]) -> str:
             framed = any(line.startswith(_FRAME) for line in lines[:at])
             return lines[at] if framed else ""
     return ""
+
+
+def traceback_of(lines: Sequence[str], error: str) -> tuple[str, ...]:
+    """Return the lines of the traceback that ends in ``error``, if it is the last."""
+    if error not in lines or cause_of(lines) != error:
+        return ()
+    return tuple(lines[: len(lines) - lines[::-1].index(error)])
 
 
 SKIPPED: Final = "skipped"

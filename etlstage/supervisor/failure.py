@@ -20,7 +20,7 @@ from etlstage.errors import (
 )
 from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.diagnostic import cause_of
+from etlstage.supervisor.diagnostic import cause_of, traceback_of
 from etlstage.supervisor.exchange.retry import LastError
 from etlstage.supervisor.lifecycle.worker import WorkerHistory
 from etlstage.supervisor.process import command_line
@@ -149,7 +149,18 @@ class WorkerErrors:
         fate = f"refused the {what}: {harmless(' '.join(given.split()))}"
         who = f"stage {self._stage.name}: worker {self._name} (pid {self._pid})"
         # The reason is its own. There may be thousands a second: its stderr is logged.
-        return f"{who} {fate}", (Attempt(self._name, self._pid, fate),)
+        trace = self._traceback(reason)
+        return f"{who} {fate}", (Attempt(self._name, self._pid, fate, stderr=trace),)
+
+    def _traceback(self, reason: str) -> tuple[str, ...]:
+        """
+        Return the traceback of a refusal, if its worker has just written it.
+
+        The SDK does so before it refuses, once for each place that an exception comes
+        from.
+        """
+        self._stderr.catch_up()
+        return traceback_of(self._stderr.tail, reason)
 
     def _describe(self, fate: str, tries: int) -> str:
         self._stderr.drain()

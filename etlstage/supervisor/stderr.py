@@ -137,6 +137,11 @@ class StderrLog(LineLog):
                 await anyio.lowlevel.checkpoint()
         self.finish()
 
+    def catch_up(self) -> None:
+        """Read what a worker that lives has written, without waiting."""
+        if data := self._stderr.read(_CHUNK):
+            self.take(data)
+
     def drain(self) -> None:
         """Read what is there, or some of it, without waiting."""
         for _ in range(_AT_ONCE // _CHUNK):

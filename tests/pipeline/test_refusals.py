@@ -78,6 +78,11 @@ async def test_refused_messages_are_dead_lettered(made: Made, tmp_path: Path) ->
         (attempt,) = letter.attempts
         assert attempt.error == "refused the message: ValueError: no date"
         assert attempt.worker == "clean-1"
+        # Where in its code: written once to stderr, and kept by each (issue 26).
+        *_, place, code, raised = attempt.stderr
+        assert place.endswith('clean.py", line 5, in f')
+        assert code.strip() == 'raise ValueError("no date")'
+        assert raised == "ValueError: no date"
     news = [log["event"] for log in logs if log["log_level"] != "debug"]
     assert not {"worker failed", "worker exited"} & {*news}
     letters.close()

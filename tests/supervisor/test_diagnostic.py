@@ -23,6 +23,7 @@ from etlstage.supervisor.diagnostic import (
     Throttle,
     cause_of,
     level_of,
+    traceback_of,
 )
 
 TEXT = st.lists(
@@ -371,6 +372,15 @@ ERROR = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
 def test_cause(lines: list[str], cause: str) -> None:
     """The last exception that ended with nothing behind it, if any (issue 11)."""
     assert cause_of(lines) == cause
+
+
+def test_traceback_of_an_error() -> None:
+    """Its end, as far as it was kept; what comes behind is a note (issue 26)."""
+    trace = ['  File "w.py", line 4, in f', "    return [m[9]]", "IndexError: no"]
+    lines = ["before", *trace, "message 1, 3 bytes long"]
+    assert traceback_of(lines, "IndexError: no") == ("before", *trace)
+    assert traceback_of(lines, "IndexError") == ()
+    assert traceback_of(["IndexError: no"], "IndexError: no") == ()
 
 
 @pytest.mark.process
