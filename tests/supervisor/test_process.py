@@ -6,7 +6,6 @@ import os
 import pwd
 import re
 import resource
-import shlex
 import stat
 import sys
 from pathlib import Path
@@ -69,83 +68,58 @@ async def test_path_is_that_of_the_worker() -> None:
     assert "there is no program 'sh' on PATH" in text
 
 
-async def test_file_that_does_not_exist(tmp_path: Path) -> None:
-    """The text names the file."""
-    file = tmp_path / "clean.sh"
+@pytest.mark.parametrize(
+    ("command", "cwd", "problem"),
+    [
+        ("{folder}/gone.sh", None, "there is no file {folder}/gone.sh; check the"),
+        (
+            "{folder}/not me.sh",
+            None,
+            "{folder}/not me.sh is not executable; run: chmod +x '{folder}/not me.sh';",
+        ),
+        ("{folder}", None, "{folder} is a folder, not a program; check the command"),
+        (
+            "{folder}/bare.py",
+            None,
+            (
+                "{folder}/bare.py has no #! line that names its interpreter; add one, or"
+                " name it in the command, as in [{python}, {folder}/bare.py]"
+            ),
+        ),
+        (
+            "{folder}/lost.sh",
+            None,
+            "the interpreter in the first line of {folder}/lost.sh does not exist",
+        ),
+        # A relative path is relative to ``cwd``, also in the text.
+        (
+            "./lost.sh",
+            "{folder}",
+            "the interpreter in the first line of ./lost.sh does not exist",
+        ),
+        ("sh", "{folder}/nowhere", "directory {folder}/nowhere does not exist; check"),
+        ("sh", "{folder}/bare.py", "directory {folder}/bare.py is not a folder; check"),
+    ],
+    ids=[
+        *("no file", "not executable", "folder", "no interpreter line"),
+        *("no interpreter", "in its folder", "no cwd", "cwd is a file"),
+    ],
+)
+async def test_file_that_can_not_be_run(
+    tmp_path: Path, command: str, cwd: str | None, problem: str
+) -> None:
+    """The text says what is wrong with what, and a remedy that can be copied."""
+    (tmp_path / "not me.sh").write_text("#!/bin/sh\n")
+    for name, text in {"bare.py": "print()\n", "lost.sh": "#!/no/such\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    names = {"folder": str(tmp_path), "python": Path(sys.executable).name}
+    folder = None if cwd is None else Path(cwd.format(**names))
 
-    assert await refusal(stage_of(file)) == (
-        f"stage clean: can't start worker clean-1: there is no file {file};"
-        f" check the command; command: {file}"
-    )
+    text = await refusal(stage_of(command.format(**names), cwd=folder))
 
-
-async def test_file_that_is_not_executable(tmp_path: Path) -> None:
-    """The remedy can be copied into a shell, whatever the name is."""
-    file = tmp_path / "my clean.sh"
-    file.write_text("#!/bin/sh\n")
-
-    assert f"{file} is not executable; run: chmod +x {shlex.quote(str(file))};" in (
-        await refusal(stage_of(file))
-    )
-
-
-async def test_folder_as_a_program(tmp_path: Path) -> None:
-    """No chmod helps."""
-    assert f"{tmp_path} is a folder, not a program; check the command" in (
-        await refusal(stage_of(tmp_path))
-    )
-
-
-async def test_script_without_interpreter_line(tmp_path: Path) -> None:
-    """The text says how to name the interpreter."""
-    file = tmp_path / "clean.py"
-    file.write_text("print()\n")
-    file.chmod(0o755)
-
-    assert (
-        f"{file} has no #! line that names its interpreter; add one, or name it in the"
-        f" command, as in [{Path(sys.executable).name}, {file}]"
-    ) in await refusal(stage_of(file))
-
-
-async def test_script_whose_interpreter_is_missing(tmp_path: Path) -> None:
-    """The file is there; the error is in its first line."""
-    file = tmp_path / "clean.sh"
-    file.write_text("#!/no/such/interpreter\n")
-    file.chmod(0o755)
-
-    assert f"the interpreter in the first line of {file} does not exist" in (
-        await refusal(stage_of(file))
-    )
-
-
-async def test_script_is_looked_for_in_the_working_directory(tmp_path: Path) -> None:
-    """A relative path is relative to ``cwd``, also in the text."""
-    file = tmp_path / "clean.sh"
-    file.write_text("#!/no/such/interpreter\n")
-    file.chmod(0o755)
-
-    assert "the interpreter in the first line of ./clean.sh does not exist" in (
-        await refusal(stage_of("./clean.sh", cwd=tmp_path))
-    )
-
-
-async def test_working_directory_that_does_not_exist(tmp_path: Path) -> None:
-    """It is not mistaken for a missing program."""
-    folder = tmp_path / "nowhere"
-
-    assert f"working directory {folder} does not exist; check cwd" in (
-        await refusal(stage_of("sh", cwd=folder))
-    )
-
-
-async def test_working_directory_that_is_a_file(tmp_path: Path) -> None:
-    """It exists, so that it does not would send the reader the wrong way."""
-    (file := tmp_path / "file").write_text("")
-
-    assert f"working directory {file} is not a folder; check cwd" in (
-        await refusal(stage_of("sh", cwd=file))
-    )
+    assert text.startswith("stage clean: can't start worker clean-1: ")
+    assert problem.format(**names) in text
 
 
 async def test_command_that_is_too_long() -> None:

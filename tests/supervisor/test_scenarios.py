@@ -112,90 +112,59 @@ async def test_load_single(language: Language, tools: Path, tmp_path: Path) -> N
     assert target.read_bytes() == b"".join(line + b"\n" for line in LINES[:200])
 
 
-# --- T and L, batches that the supervisor closes -------------------------------------
+# --- T and L, batches ----------------------------------------------------------------
 
 REPEATED = [b"a", b"b", b"a", b"", b"c", b"c", b"", b"d"]
 CLOSED = BatchPolicy(size=3, seconds=3600)
+OPEN = BatchPolicy(seconds=3600)
+
+
+def batching(
+    language: Language,
+    tools: Path,
+    *size: int,
+    markers: Markers = Markers(),  # noqa: B008 - never changed
+    **settings: Unpack[Settings],
+) -> Stage:
+    """Return a stage of batches; with a ``size`` its worker closes them."""
+    mode = Mode.BATCH_WORKER if size else Mode.BATCH_SUPERVISOR
+    settings["dialect"] = MarkerDialect(mode=mode, markers=markers)
+    return example(language, "transform_batch", tools, *size, **settings)
 
 
 @each_language
 async def test_transform_batch_by_supervisor(language: Language, tools: Path) -> None:
     """What is repeated in a batch is passed on once."""
-    stage = example(
-        language,
-        "transform_batch",
-        tools,
-        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
-        batch=CLOSED,
-    )
-
-    assert await submit(stage, REPEATED) == [
-        (),
-        (),
-        (b"a", b"b"),
-        (),
-        (),
-        (b"", b"c"),
-        (),
-        (b"", b"d"),
+    first, second, third = (b"a", b"b"), (b"", b"c"), (b"", b"d")
+    assert await submit(batching(language, tools, batch=CLOSED), REPEATED) == [
+        *((), (), first),
+        *((), (), second),
+        *((), third),
     ]
 
 
 @each_language
 async def test_batches_ahead_of_their_answers(language: Language, tools: Path) -> None:
     """Many batches are on the way; two workers; the order is kept."""
-    stage = example(
-        language,
-        "transform_batch",
-        tools,
-        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
-        batch=BatchPolicy(size=7),
-        workers=2,
-        window=9,
-    )
-    seen = await submit(stage, LINES)
+    batch = BatchPolicy(size=7)
+    stage = batching(language, tools, batch=batch, workers=2, window=9)
 
-    assert [message for group in seen for message in group] == LINES
+    assert [m for group in await submit(stage, LINES) for m in group] == LINES
 
 
-@each_with_any_markers
+@pytest.mark.parametrize(
+    ("language", "size"),
+    [*((found, ()) for found in ANY_MARKERS), *((found, (100,)) for found in PYTHONS)],
+    ids=str,
+)
 async def test_transform_batch_with_other_markers(
-    language: Language, tools: Path
+    language: Language, tools: Path, size: tuple[int, ...]
 ) -> None:
-    """EOB and EOM of several bytes, NUL among them."""
-    stage = example(
-        language,
-        "transform_batch",
-        tools,
-        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR, markers=ODD),
-        batch=CLOSED,
-    )
+    """EOB, EOM and BNC of several bytes, NUL among them; it is we who close both."""
+    stage = batching(language, tools, *size, batch=CLOSED, markers=ODD)
     seen = await submit(stage, REPEATED)
 
     assert [o for group in seen for o in group] == [b"a", b"b", b"", b"c", b"", b"d"]
-
-
-@each_python
-async def test_load_batch_by_supervisor(
-    language: Language, tools: Path, tmp_path: Path
-) -> None:
-    """Each batch is a transaction, and answered with EOP alone."""
-    target = tmp_path / "target.sqlite"
-    stage = example(
-        language,
-        "load_batch",
-        tools,
-        target,
-        kind=StageKind.LOAD,
-        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
-        batch=CLOSED,
-    )
-
-    assert await submit(stage, LINES[:20]) == [()] * 20
-    assert rows(target) == LINES[:20]
-
-
-# --- T and L, batches that the worker closes -----------------------------------------
 
 
 @each_python
@@ -204,15 +173,7 @@ async def test_transform_batch_by_worker(
     language: Language, tools: Path, size: int
 ) -> None:
     """It closes its batch when it holds ``size``; we close one at the end of input."""
-    stage = example(
-        language,
-        "transform_batch",
-        tools,
-        size,
-        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
-        batch=BatchPolicy(seconds=3600),
-    )
-    seen = await submit(stage, REPEATED)
+    seen = await submit(batching(language, tools, size, batch=OPEN), REPEATED)
 
     batches = [REPEATED[at : at + size] for at in range(0, len(REPEATED), size)]
     assert [group for group in seen if group] == [
@@ -221,39 +182,24 @@ async def test_transform_batch_by_worker(
 
 
 @each_python
-async def test_transform_batch_by_worker_with_other_markers(
-    language: Language, tools: Path
+@pytest.mark.parametrize(
+    ("size", "mode", "batch"),
+    [((), Mode.BATCH_SUPERVISOR, CLOSED), ((6,), Mode.BATCH_WORKER, OPEN)],
+    ids=["supervisor", "worker"],
+)
+async def test_load_batch(
+    language: Language,
+    tools: Path,
+    tmp_path: Path,
+    size: tuple[int, ...],
+    mode: Mode,
+    batch: BatchPolicy,
 ) -> None:
-    """BNC of several bytes; a batch that we close for the worker."""
-    stage = example(
-        language,
-        "transform_batch",
-        tools,
-        100,
-        dialect=MarkerDialect(mode=Mode.BATCH_WORKER, markers=ODD),
-        batch=CLOSED,
-    )
-    seen = await submit(stage, REPEATED)
-
-    assert [o for group in seen for o in group] == [b"a", b"b", b"", b"c", b"", b"d"]
-
-
-@each_python
-async def test_load_batch_by_worker(
-    language: Language, tools: Path, tmp_path: Path
-) -> None:
-    """Each batch is a transaction, the last one too."""
+    """Each batch is a transaction, the last one too, and answered with EOP alone."""
     target = tmp_path / "target.sqlite"
-    stage = example(
-        language,
-        "load_batch",
-        tools,
-        target,
-        6,
-        kind=StageKind.LOAD,
-        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
-        batch=BatchPolicy(seconds=3600),
-    )
+    settings: Settings = {"kind": StageKind.LOAD, "batch": batch}
+    settings["dialect"] = MarkerDialect(mode=mode)
+    stage = example(language, "load_batch", tools, target, *size, **settings)
 
     assert await submit(stage, LINES[:20]) == [()] * 20
     assert rows(target) == LINES[:20]
