@@ -141,7 +141,8 @@ class LeaseKeeper:
         max_steal: Leases that are claimed of a living runner at once.
         hand_over: Seconds that a worker has which may commit once more.
         alone: Whether other starts of the name have ended, as a lock says: what they
-            had is taken at once. One that lives all the same can't commit any more.
+            have at the first look is taken at once. One that lives all the same can't
+            commit any more, and finds that this one has its name.
 
     """
 
@@ -423,6 +424,7 @@ class LeaseKeeper:
             )
         elif not self._leaving:
             self._balance(rows)
+            self._alone = False  # who has our name later came behind us
 
     def _grow_old(self, rows: Mapping[str, Lease], looked: float) -> None:
         before, self._seen = self._seen, {}

@@ -552,7 +552,25 @@ def test_a_start_that_was_taken_for_ended_can_not_commit() -> None:
 
     world.check()
     assert world.rows["s0"].position == "5"
-    assert (first.alive, list(second.workers)) == (False, ["s0"])
+    assert "was renewed by blue/1" in first.refused
+    assert list(second.workers) == ["s0"]
+
+
+def test_a_start_that_had_nothing_does_not_rob_a_later_one() -> None:
+    """Only what is there when it looks first is of a start that has ended."""
+    world = World([])
+    first = world.begin("blue", alone=True)
+    world.work(first)
+    first.stopped = True
+    world.rows["s0"] = Lease("s0")
+    second = world.begin("blue", alone=True)
+    world.work(second)
+    first.stopped = False
+    world.go_on(FAILOVER)
+
+    assert not second.refused
+    assert world.rows["s0"].switches == 1
+    assert "was renewed by blue/1" in first.refused
 
 
 def test_a_claim_is_no_sign_of_another_start() -> None:
@@ -705,6 +723,16 @@ class Runners(RuleBasedStateMachine):
         """A runner dies; what it has sent may still arrive."""
         if runner := self.pick(which):
             runner.alive = False
+
+    @precondition(lambda self: self.born < 8)
+    @rule(which=st.integers(0, 7), dead=st.booleans())
+    def start_again(self, which: int, dead: bool) -> None:
+        """A runner is back under its name, and the one before is dead, or thought so."""
+        if runner := self.pick(which):
+            self.born += 1
+            runner.alive, runner.stopped = not dead, True
+            name = runner.keeper.owner.rpartition("/")[0]
+            self.world.begin(name, runner.rate, alone=True)
 
     @rule(which=st.integers(0, 7))
     def leave(self, which: int) -> None:
