@@ -38,11 +38,11 @@ from etlstage.cli.subject import (
     Program,
     lines_of,
     program_of,
-    refuse_who_commits,
 )
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind, counted
+from etlstage.protocol.base import Shape
 from etlstage.stage import ReplyContract, Stage
 from etlstage.stage.contract import Checker
 from etlstage.testing.check.subject import examine_sample
@@ -58,6 +58,7 @@ try:
         Progress,
         cases,
         large_cases,
+        processor_cases,
         session_cases,
     )
     from etlstage.testing.strategies import (
@@ -243,7 +244,6 @@ def _fuzz(
     silence()
     out = Screen()
     program = program_of(words, wanted.options)
-    refuse_who_commits(program, "fuzzed")
     _examine(program.stage, wanted)
     fuzzer = _fuzzer(program.stage, wanted)
     kept = Failures(find=stage_from_yaml)
@@ -288,8 +288,13 @@ def _fuzz(
 def _examine(stage: Stage, wanted: FuzzRequest) -> None:
     """Raise ConfigError for what can't be asked of such a worker."""
     oracles = wanted.oracles
-    if wanted.vary_markers and has_sessions(stage.dialect):
+    if wanted.vary_markers and not hasattr(stage.dialect, "markers"):
         raise ConfigError(f"--vary-markers: dialect {stage.dialect.name} has none")
+    if stage.dialect.shape is Shape.COMMITTED and oracles.given:
+        raise ConfigError(
+            f"--{next(iter(oracles.given)).replace('_', '-')}: a worker of dialect"
+            f" {stage.dialect.name} commits, and has no replies"
+        )
     if stage.kind is StageKind.EXTRACT:
         raise ConfigError(
             "fuzz draws messages, and an extract worker is given none; 'etlstage check'"
@@ -314,9 +319,12 @@ def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
     full = stage.batch.size if written or wanted.options.stage else _SIZE
     dialect, size = stage.dialect, full if written else min(full, _SIZE)
     searched: st.SearchStrategy[Any]
-    if has_sessions(dialect):
-        own = None if drawn is messages else drawn()
-        searched = session_cases(dialect, size=size, drawn=own)
+    own = None if drawn is messages else drawn
+    commits = dialect.shape is Shape.COMMITTED
+    if commits:
+        searched = processor_cases(size=size, drawn=own and own())
+    elif has_sessions(dialect):
+        searched = session_cases(dialect, size=size, drawn=own and own())
     else:
         searched = cases(
             dialect,
@@ -332,7 +340,7 @@ def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
         as_json=as_json,
         given=(
             large_cases(dialect, as_json=as_json)
-            if drawn in (messages, json_messages, text_messages)
+            if drawn in (messages, json_messages, text_messages) and not commits
             else ()
         ),
         valid=wanted.drawn.valid,

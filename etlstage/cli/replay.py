@@ -21,7 +21,7 @@ from etlstage.cli.signals import interruptible
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.protocol.base import Dialect, Limits, Side
+from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import kit_of
@@ -88,6 +88,11 @@ def _replay(
     if smallest and target.exists():
         raise ConfigError(f"{target}: is there already; remove it, or rename it")
     one = recording.dialect.open(Side.SUPERVISOR, Limits())
+    if smallest and recording.dialect.shape is Shape.COMMITTED:
+        raise ConfigError(
+            "--shrink: what is checkpointed depends on all before, and no action can be"
+            " left out; etlstage fuzz finds a short one"
+        )
     if smallest and not one.in_order:
         raise ConfigError("--shrink: sessions overlap, and none can be left out alone")
     if recording.cut:

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from etlstage.testing.fuzzing.oracle import verify as verify
     from etlstage.testing.fuzzing.steps import Call as Call
     from etlstage.testing.fuzzing.steps import Calls as Calls
+    from etlstage.testing.fuzzing.steps import Records as Records
     from etlstage.testing.fuzzing.steps import Step as Step
     from etlstage.testing.machine import WorkerMachine as WorkerMachine
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
@@ -108,6 +109,7 @@ __all__ = (
     "RecordedLaunch",
     "Recording",
     "RecordingFolder",
+    "Records",
     "Reply",
     "Scenario",
     "ScriptedLaunch",
@@ -168,6 +170,7 @@ _HOMES = {
     "verify": "etlstage.testing.fuzzing.oracle",
     "Call": "etlstage.testing.fuzzing.steps",
     "Calls": "etlstage.testing.fuzzing.steps",
+    "Records": "etlstage.testing.fuzzing.steps",
     "SessionCase": "etlstage.testing.fuzzing.case",
     "hostile_worker": "etlstage.testing.worker",
     "run_virtually": "etlstage.testing.clock",

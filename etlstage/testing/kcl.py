@@ -15,6 +15,7 @@ what goes wrong at one of them a plan of faults says.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from signal import SIGKILL
@@ -36,6 +37,7 @@ from etlstage.protocol.events import (
     Opened,
 )
 from etlstage.protocol.kcl.checkpoint import (
+    ILLEGAL_ARGUMENT,
     SHUTDOWN,
     THROTTLING,
     ShardPosition,
@@ -94,6 +96,7 @@ class ProcessorUnderTest:
         noise: Lines that mean nothing.
         given: Records that it was given.
         number: Checkpoints of its shard that would have been stored, to count faults.
+        errors: Names of exceptions with which its next checkpoints are answered.
         parted: What ends its life, of what went wrong at a checkpoint.
         killed: It was, for such a fault: where the next one is to begin, or nothing:
             at the last that was stored.
@@ -121,6 +124,7 @@ class ProcessorUnderTest:
         self.noise: list[bytes] = []
         self.given: int = 0
         self.number: int = 0
+        self.errors: deque[str] = deque()
         self.parted: FaultKind | None = None
         self.killed: str | None = None
         self._faults = (faults or FaultPlan()).due({"ETLSTAGE_WORKER": assignment.name})
@@ -128,6 +132,7 @@ class ProcessorUnderTest:
         self._on_data = on_data
         self._shown = 0  # entries of the transcript that were passed on
         self._fault = ""
+        self._left = False  # by the end of its stdout
         self._answers: list[tuple[float, CommitAnswered]] = []
         self._cut = False  # stdin was closed in place of an answer
         self._due = anyio.Event()
@@ -158,7 +163,7 @@ class ProcessorUnderTest:
     @property
     def broken(self) -> str:
         """How it has broken the protocol, as a part of a sentence; empty: it has not."""
-        return self._fault
+        return "" if self._left else self._fault
 
     @property
     def status(self) -> int | None:
@@ -167,13 +172,7 @@ class ProcessorUnderTest:
 
     async def __aenter__(self) -> Self:
         await self._process.start()
-        try:
-            self._process.accompany(self._write)
-            async with self._deadline("did not answer initialize"):
-                await self._until(lambda: self.session.state is not State.INITIALIZING)
-        except BaseException:
-            await self._process.end()
-            raise
+        self._process.accompany(self._write)
         return self
 
     async def __aexit__(
@@ -185,6 +184,19 @@ class ProcessorUnderTest:
         await self._process.end()
         self._tell()
 
+    async def initialized(self) -> None:
+        """
+        Wait until it has initialized; all else does it, too.
+
+        Raises:
+            WorkerMisbehaved: If it breaks the protocol, exits or takes too long.
+
+        """
+        await self.until(
+            lambda: self.session.state is not State.INITIALIZING,
+            "did not answer initialize",
+        )
+
     async def give(self, records: Run) -> None:
         """
         Give records as one action, and wait for its status.
@@ -193,9 +205,12 @@ class ProcessorUnderTest:
             WorkerMisbehaved: If it breaks the protocol, exits or takes too long.
 
         """
+        await self.initialized()
         self.begin(records)
-        async with self._deadline("did not answer processRecords"):
-            await self._until(lambda: self.session.state is not State.PROCESSING)
+        await self.until(
+            lambda: self.session.state is not State.PROCESSING,
+            "did not answer processRecords",
+        )
 
     def begin(self, records: Run) -> None:
         """Give records as one action, and wait for nothing."""
@@ -215,17 +230,29 @@ class ProcessorUnderTest:
             WorkerMisbehaved: If it breaks the protocol or takes too long.
 
         """
+        await self.initialized()
         self.session.send(Farewell(why=why), anyio.current_time())
         self._due.set()
-        async with self._deadline(f"did not answer {self.session.state.value}"):
-            await self._until(lambda: self.session.state is State.ENDED)
+        await self.until(
+            lambda: self.session.state is State.ENDED,
+            f"did not answer {self.session.state.value}",
+        )
         return await self.exited()
+
+    async def close(self) -> int:
+        """End its life, unless it has ended, and return the exit status."""
+        if self.session.state is State.ENDED:
+            return await self.exited()
+        if self._process.closed:
+            # Nobody has asked it to end: only a signal is not well.
+            return min(0, await self.exited())
+        return await self.end()
 
     async def restart(self, begin: str = "") -> NoReturn:
         """Kill it; the next one is to begin at a checkpoint, or at the last stored."""
         self.killed = begin
         self._process.signal(SIGKILL)
-        await self._until(lambda: False)
+        await self.until(lambda: False, "did not exit")
         raise AssertionError("unreachable: it was killed")
 
     async def exited(self) -> int:
@@ -238,6 +265,51 @@ class ProcessorUnderTest:
         assert self.status is not None
         self._tell()
         return self.status
+
+    async def until(self, done: Callable[[], bool], otherwise: str) -> None:
+        """
+        Wait for something, or raise WorkerMisbehaved: that it ``otherwise``.
+
+        Raises:
+            WorkerMisbehaved: If it breaks the protocol, exits or takes too long.
+
+        """
+        async with self._deadline(otherwise):
+            while not self._fault and not done():
+                await self._process.changed()
+                self._tell()
+        self._tell()
+        if self._fault:
+            # How it exited tells more than that its output has ended.
+            with anyio.move_on_after(0.5 if self._left else 0.0):
+                while not self._process.gone:
+                    await self._process.changed()
+            self._tell()
+            fate = f"; it {self._process.fate}" if self._process.gone else ""
+            self.fail(self._fault + fate)
+
+    def blame_illegal(self) -> None:
+        """
+        Do nothing, unless a checkpoint was refused as an illegal argument.
+
+        Raises:
+            WorkerMisbehaved: If one was.
+
+        """
+        if illegal := self.refused(ILLEGAL_ARGUMENT):
+            self._fault = (
+                f"asked for a checkpoint at {illegal[0]}, which was not delivered or is"
+                f" behind the last one: {ILLEGAL_ARGUMENT}"
+            )
+            self.fail(self._fault)
+
+    def refused(self, error: str) -> list[str]:
+        """Return the checkpoints that were answered with the name of an exception."""
+        return [
+            text.removeprefix("> checkpoint ").partition(":")[0]
+            for text in self.said
+            if text.startswith("> checkpoint ") and text.endswith(f": {error}")
+        ]
 
     def fail(self, what: str) -> NoReturn:
         """Raise :class:`WorkerMisbehaved` with what it did, and all that was said."""
@@ -253,19 +325,6 @@ class ProcessorUnderTest:
             yield
         if scope.cancelled_caught:
             self.fail(f"{otherwise} for {self.timeout:g} seconds")
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        while not self._fault and not done():
-            await self._process.changed()
-            self._tell()
-        self._tell()
-        if self._fault:
-            # How it exited tells more than that its output has ended.
-            with anyio.move_on_after(0.5):
-                while not self._process.gone:
-                    await self._process.changed()
-            fate = f"; it {self._process.fate}" if self._process.gone else ""
-            self.fail(self._fault + fate)
 
     def _take(self, data: bytes) -> bool:
         now = anyio.current_time()
@@ -285,6 +344,7 @@ class ProcessorUnderTest:
                 case Failed(error=error):
                     self._fault = self._fault or _part(str(error))
                 case Farewell(reason=reason):
+                    self._left = not self._fault
                     self._fault = self._fault or _part(reason)
                 case Noise(data):
                     self.noise += data.splitlines()
@@ -293,7 +353,10 @@ class ProcessorUnderTest:
 
     def _ask(self, position: ShardPosition, now: float) -> None:
         self.number += 1
-        error, late, answered = None, 0.0, True
+        error = self.errors.popleft() if self.errors else None
+        if error == SHUTDOWN:
+            self.session.send(Farewell(why=FarewellReason.LOST), now)
+        late, answered = 0.0, True
         for fault in self._faults.due(Moment.CHECKPOINT, self.number, b""):
             match FaultKind(fault["kind"]):
                 case FaultKind.FAIL_CHECKPOINT:

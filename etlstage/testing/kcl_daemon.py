@@ -403,6 +403,7 @@ class _ShardRun:
 
     async def _live(self, processor: ProcessorUnderTest) -> None:
         """Give what is not checkpointed, an action for so many, and end it."""
+        await processor.initialized()
         shard, end = self._shard, await self._before(processor)
         place = shard.covered(processor.stored)
         while end is None and place < len(shard.records):

@@ -380,3 +380,52 @@ def test_arrow_is_not_needed(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("passed: answers, protocol. ")
+
+
+PROCESSOR = """\
+import json, sys
+
+def say(**said):
+    print(json.dumps(said), flush=True)
+
+for line in sys.stdin:
+    action = json.loads(line)
+    name = action["action"]
+    if name == "checkpoint":
+        if action["error"]:
+            sys.exit(4)
+        continue
+    if name in ("processRecords", "shardEnded"):
+        say(action="checkpoint", sequenceNumber=None)
+        if json.loads(next(sys.stdin))["error"]:
+            sys.exit(4)
+    say(action="status", responseFor=name)
+"""
+
+
+def test_processor_is_searched_kept_and_played(
+    etlstage: Etlstage, tmp_path: Path
+) -> None:
+    """As any worker: the case is short, and a recording of it is played (issue 25)."""
+    (tmp_path / "processor.py").write_text(PROCESSOR)
+    command = (*("--dialect", "kcl", "--", sys.executable, "-S", "processor.py"),)
+    found = etlstage("fuzz", "--seed", "1", "--max-examples", "12", *command)
+    assert found.returncode == 1, found.stderr
+    assert "it exited with status 4" in found.stdout
+    assert "1 record ''; checkpoint: " in found.stdout
+    assert "verify(stage, Case([Records([b''], errors=['" in found.stdout
+    again = etlstage("replay")
+    assert (again.returncode, again.stdout.count("1 failed")) == (1, 1)
+    (kept,) = (tmp_path / ".etlstage" / "failures").glob("*.rec")
+    played = etlstage("replay", str(kept))
+    assert (played.returncode, played.stdout) == (0, "2 replies, all equal\n")
+    shrunk = etlstage("replay", "--shrink", str(kept))
+    assert shrunk.returncode == 2
+    assert "no action can be left out" in shrunk.stderr
+
+
+def test_processor_has_no_replies_to_be_compared(etlstage: Etlstage) -> None:
+    """Oracles are refused in words (issue 25)."""
+    done = etlstage("fuzz", "--dialect", "kcl", "--stateless", "--", "cat")
+    assert done.returncode == 2
+    assert "--stateless: a worker of dialect kcl commits" in done.stderr

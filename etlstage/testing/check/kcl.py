@@ -16,7 +16,6 @@ from etlstage.messages import AnnotatedRun, counted
 from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.protocol.kcl.checkpoint import (
     DEPENDENCY,
-    ILLEGAL_ARGUMENT,
     INVALID_STATE,
     SHUTDOWN,
     THROTTLING,
@@ -76,15 +75,6 @@ def _records(
         RecordColumn.BEHIND: [0] * count,
     }
     return AnnotatedRun(subject.messages(count), **{**named, **(columns or {})})
-
-
-def _refused(processor: ProcessorUnderTest, error: str) -> list[str]:
-    """Return the checkpoints that were answered so."""
-    return [
-        text.removeprefix("> checkpoint ").partition(":")[0]
-        for text in processor.said
-        if text.startswith("> checkpoint ") and text.endswith(f": {error}")
-    ]
 
 
 async def _ended(processor: ProcessorUnderTest, why: FarewellReason) -> None:
@@ -148,15 +138,7 @@ async def checkpoints_what_was_delivered(subject: Subject) -> None:
         for place in range(3):
             await processor.give(_records(subject, 4, 4 * place))
         await processor.end()
-        _blame_illegal(processor)
-
-
-def _blame_illegal(processor: ProcessorUnderTest) -> None:
-    if illegal := _refused(processor, ILLEGAL_ARGUMENT):
-        processor.fail(
-            f"asked for a checkpoint at {illegal[0]}, which was not delivered or is"
-            f" behind the last one: {ILLEGAL_ARGUMENT}"
-        )
+        processor.blame_illegal()
 
 
 async def checkpoints_the_end_of_a_shard(subject: Subject) -> None:
@@ -238,7 +220,7 @@ async def lets_go_of_a_lost_lease(subject: Subject) -> None:
         await processor.give(_records(subject))
         await _ended(processor, FarewellReason.LOST)
         for error in INVALID_STATE, SHUTDOWN:
-            if _refused(processor, error):
+            if processor.refused(error):
                 processor.fail(f"asked for a checkpoint behind leaseLost: {error}")
 
 
@@ -277,7 +259,7 @@ async def begins_at_any_checkpoint(subject: Subject) -> None:
             if begin < total:
                 await processor.give(_records(subject, total - begin, begin))
             await processor.end()
-            _blame_illegal(processor)
+            processor.blame_illegal()
 
 
 async def exits_when_stdin_ends(subject: Subject) -> None:
@@ -292,6 +274,7 @@ async def exits_when_an_answer_does_not_come(subject: Subject) -> None:
     async with _daemon(
         subject, None, Fault(FaultKind.END_INPUT, number=1)
     ) as processor:
+        await processor.initialized()
         for place in range(0, _ENOUGH, 3):
             processor.begin(_records(subject, 3, place))
             with anyio.move_on_after(subject.timeout):
@@ -319,7 +302,7 @@ async def accepts_no_records(subject: Subject) -> None:
         await processor.give(_records(subject))
         await processor.give(_records(subject, 0))
         await processor.end()
-        _blame_illegal(processor)
+        processor.blame_illegal()
 
 
 async def accepts_many_records(subject: Subject) -> None:
@@ -348,7 +331,7 @@ async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
     async with _daemon(subject) as processor:
         await processor.give(_records(subject, 3, columns=numbers))
         await processor.end()
-        _blame_illegal(processor)
+        processor.blame_illegal()
 
 
 async def begins_within_records_that_were_put_as_one(subject: Subject) -> None:
@@ -360,7 +343,7 @@ async def begins_within_records_that_were_put_as_one(subject: Subject) -> None:
     async with _daemon(subject, ShardPosition(str(_FIRST), 1)) as processor:
         await processor.give(_records(subject, 2, columns=numbers))
         await processor.end()
-        _blame_illegal(processor)
+        processor.blame_illegal()
 
 
 CHECKS: Final = (

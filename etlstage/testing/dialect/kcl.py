@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from binascii import Error, a2b_base64
 from collections.abc import Sequence
 from typing import Any, Final
 
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Opened
-from etlstage.protocol.kcl.lines import Lines, read_object, status_line, text_of
+from etlstage.protocol.kcl.lines import (
+    Lines,
+    read_object,
+    read_reply,
+    status_line,
+    text_of,
+)
 from etlstage.protocol.kcl.session import KclSession
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.testing.dialect.kit import DialectKit
@@ -17,6 +24,8 @@ __all__ = ("KclKit", "KclReader")
 
 _LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
 _LONG: Final = 48  # bytes of data that are shown, half of them from its end
+_PRINTED: Final = re.compile(rb"[^\r\n]")
+_HIDDEN: Final = re.compile(rb'("data":")([\w+/]*)|("partitionKey":")((?:[^"\\]|\\.)*)')
 _SHOWN: Final = 6  # records that are shown, half of them the last ones
 
 
@@ -26,6 +35,35 @@ class KclKit(DialectKit[KclDialect]):
     def reader(self) -> KclReader:
         """Return what names actions, and shows their records decoded."""
         return KclReader()
+
+    def cut(self, side: Side, data: bytes) -> list[bytes]:
+        """
+        Return what a side wrote, cut behind each line that has a reply, or is one.
+
+        An action has a checkpoint or a status for a reply, and so has the answer to a
+        checkpoint. What a processor prints is a part of what comes next.
+        """
+        understood = read_object if side is Side.SUPERVISOR else read_reply
+        pieces, begun = [], b""
+        for line in data.splitlines(keepends=True):
+            begun += line
+            if line[-1:] in b"\r\n" and understood(line) is not None:
+                pieces.append(begun)
+                begun = b""
+        return [*pieces, begun]
+
+    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
+        """Return what a side wrote with other data and keys of records, and no prints."""
+        lines = data.splitlines(keepends=True)
+        if lines and not last and lines[-1][-1:] not in b"\r\n":
+            lines.pop()
+        understood = read_object if side is Side.SUPERVISOR else read_reply
+        return b"".join(
+            _HIDDEN.sub(_blanked, line)
+            if understood(line) is not None
+            else _PRINTED.sub(b"x", line)
+            for line in lines
+        )
 
     def raw(self, messages: Sequence[bytes]) -> bytes:
         """Return the messages as a processor reads them, in its first action."""
@@ -48,6 +86,13 @@ class KclReader:
         """Return what is complete now; what is no message comes as it is."""
         lines = self._lines[side].feed(data)
         return [text for line in lines for text in _texts(side, line)]
+
+
+def _blanked(found: re.Match[bytes]) -> bytes:
+    """Return data, or a key, of the same length: base64 stays what it is."""
+    if found[1] is not None:
+        return found[1] + b"A" * len(found[2])
+    return found[3] + b"x" * len(found[4])
 
 
 def _texts(side: Side, line: bytes) -> list[str]:

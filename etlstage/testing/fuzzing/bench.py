@@ -17,10 +17,9 @@ import anyio
 import anyio.abc
 
 from etlstage.stage import Stage
-from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import Case, CaseFailed, Said, converse, end
 from etlstage.testing.fuzzing.oracle import Oracles, compare, judge
-from etlstage.testing.fuzzing.steps import Saying
+from etlstage.testing.fuzzing.steps import Saying, UnderTest, under_test
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("Bench",)
@@ -30,7 +29,7 @@ class _Place(NamedTuple):
     """A process, and who ends it."""
 
     stage: Stage
-    worker: WorkerUnderTest
+    worker: UnderTest
     left: anyio.Event
     case: Case
     """One of those that it is for."""
@@ -149,7 +148,7 @@ class Bench:
             self.refused += sum(reply.refused is not None for reply in replies)
 
     @asynccontextmanager
-    async def _fresh(self, stage: Stage, case: Case) -> AsyncIterator[WorkerUnderTest]:
+    async def _fresh(self, stage: Stage, case: Case) -> AsyncIterator[UnderTest]:
         place, self._next = self._next, None
         if place is not None and place.stage != stage:
             place.left.set()
@@ -163,7 +162,7 @@ class Bench:
             place.left.set()
 
     async def _start(self, stage: Stage, case: Case) -> _Place:
-        worker = WorkerUnderTest(stage, launch=self._launch)
+        worker = under_test(stage, launch=self._launch)
         place = _Place(stage, worker, anyio.Event(), case, [])
         await self._tasks.start(self._host, place)
         return place

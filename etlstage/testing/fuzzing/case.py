@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Self, TypeAlias
 
-from etlstage.protocol.base import Dialect
+from etlstage.protocol.base import Dialect, Shape
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
-from etlstage.testing.fuzzing.steps import Saying, shown_steps, step_of
+from etlstage.testing.fuzzing.steps import Saying, UnderTest, shown_steps, step_of
 from etlstage.testing.replies import Reply
+from etlstage.testing.transcript import WorkerMisbehaved
 from etlstage.transport.base import describe_status
 
 __all__ = (
@@ -121,6 +121,11 @@ class Case:
         """How many messages there are."""
         return sum(len(step.messages) for step in self.steps)
 
+    @property
+    def fresh(self) -> bool:
+        """Whether only a process that has seen nothing else can be given it."""
+        return any(step.fresh for step in self.steps)
+
     def on(self, stage: Stage) -> Stage:
         """Return a stage whose workers speak with the case's markers, if with any."""
         if not isinstance(stage.dialect, MarkerDialect):
@@ -137,6 +142,9 @@ class Case:
         for step in self.steps:
             yield step.shown(dialect, first)
             first += step.exchanges
+        if dialect.shape is Shape.COMMITTED:
+            yield "the end of the shard"
+            return
         connected = dialect.connection is not None
         yield "a terminate" if connected else "the end of the input"
 
@@ -163,7 +171,7 @@ SessionCase: TypeAlias = Case
 """The same, by the name that it once had for sessions."""
 
 
-async def converse(worker: WorkerUnderTest, steps: Iterable[Saying]) -> Said:
+async def converse(worker: UnderTest, steps: Iterable[Saying]) -> Said:
     """
     Say what a case says, and return the replies to each step.
 
@@ -180,7 +188,7 @@ async def converse(worker: WorkerUnderTest, steps: Iterable[Saying]) -> Said:
     return replies
 
 
-async def end(worker: WorkerUnderTest) -> None:
+async def end(worker: UnderTest) -> None:
     """
     Have it end, and see it to its end.
 
@@ -195,7 +203,7 @@ async def end(worker: WorkerUnderTest) -> None:
         fail(worker, FailureKind.CRASHES, what)
 
 
-async def _classified(worker: WorkerUnderTest, doing: Awaitable[Any]) -> Any:  # noqa: ANN401
+async def _classified(worker: UnderTest, doing: Awaitable[Any]) -> Any:  # noqa: ANN401
     try:
         return await doing
     except CaseFailed:
@@ -208,7 +216,7 @@ async def _classified(worker: WorkerUnderTest, doing: Awaitable[Any]) -> Any:  #
         ) from None
 
 
-def fail(worker: WorkerUnderTest, kind: FailureKind, what: str) -> NoReturn:
+def fail(worker: UnderTest, kind: FailureKind, what: str) -> NoReturn:
     """Raise :class:`CaseFailed` with all that went both ways."""
     try:
         worker.fail("")

@@ -26,7 +26,6 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.stage import Stage
-from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import (
     Case,
     CaseFailed,
@@ -35,6 +34,7 @@ from etlstage.testing.fuzzing.case import (
     end,
 )
 from etlstage.testing.fuzzing.oracle import Oracles, verify
+from etlstage.testing.fuzzing.steps import under_test
 from etlstage.testing.recording.recorder import RecordedLaunch
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.transcript import Entry
@@ -290,9 +290,7 @@ async def _record(failure: Failure, secrets: Secrets) -> Recording:
     stage = failure.case.on(failure.stage)
     launch = RecordedLaunch(launch_worker, begin)
     with suppress(CaseFailed):
-        async with WorkerUnderTest(
-            stage, launch=launch, timeout=failure.timeout
-        ) as worker:
+        async with under_test(stage, launch=launch, timeout=failure.timeout) as worker:
             await converse(worker, failure.case.steps)
             await end(worker)
     return Recording(

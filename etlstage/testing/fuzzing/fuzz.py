@@ -21,6 +21,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
 from etlstage.protocol.base import Dialect
+from etlstage.protocol.events import FarewellReason
+from etlstage.protocol.kcl.checkpoint import DEPENDENCY, SHUTDOWN, THROTTLING
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
@@ -29,7 +31,14 @@ from etlstage.testing.fuzzing.bench import Bench
 from etlstage.testing.fuzzing.case import Case, CaseFailed, FailureKind
 from etlstage.testing.fuzzing.oracle import Oracles
 from etlstage.testing.fuzzing.shortening import shorten
-from etlstage.testing.fuzzing.steps import Call, Calls, Step, has_sessions, ready
+from etlstage.testing.fuzzing.steps import (
+    Call,
+    Calls,
+    Records,
+    Step,
+    has_sessions,
+    ready,
+)
 from etlstage.testing.sessions import chunks
 from etlstage.testing.strategies import cuts, messages
 from etlstage.transport import Launch, launch_worker
@@ -41,6 +50,7 @@ __all__ = (
     "Progress",
     "cases",
     "large_cases",
+    "processor_cases",
     "session_cases",
 )
 
@@ -224,7 +234,7 @@ class Fuzzer:
         self.progress.examples += 1
         self.progress.messages += case.count
         number = self.progress.examples
-        if number <= _ALONE:
+        if number <= _ALONE or case.fresh:
             failure = self.play(case)
             if failure is not None:
                 self._note(Found(case, failure))
@@ -393,6 +403,36 @@ def session_cases(
         step = Calls(tuple(calls), tuple(turns))
         places = draw(cuts(len(step.wire(dialect))))
         steps.append(replace(step, cuts=tuple(places)))
+    return Case(tuple(steps))
+
+
+@st.composite
+def processor_cases(
+    draw: st.DrawFn, *, size: int = 3, drawn: st.SearchStrategy[bytes] | None = None
+) -> Case:
+    """
+    Draw a case for a record processor: actions, and errors of its checkpoints.
+
+    None has more than two errors in turn: a client may give up then.
+
+    Args:
+        draw: Is given by Hypothesis.
+        size: Records of an action, at most.
+        drawn: Draws the data of one.
+
+    """
+    data = chunks() if drawn is None else drawn
+    error = st.sampled_from([THROTTLING, DEPENDENCY, SHUTDOWN])
+    action = st.builds(
+        Records,
+        st.lists(data, max_size=size).map(tuple),
+        st.lists(error, max_size=2).map(tuple),
+        st.booleans(),
+    )
+    steps = draw(st.lists(action, max_size=5))
+    if steps:
+        end = draw(st.sampled_from(["", "eof", *(why.value for why in FarewellReason)]))
+        steps[-1] = replace(steps[-1], end=end)
     return Case(tuple(steps))
 
 

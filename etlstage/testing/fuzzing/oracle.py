@@ -25,7 +25,6 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ReplyContract, Stage
 from etlstage.supervisor.contract import checker_of
-from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import (
     Case,
     FailureKind,
@@ -34,12 +33,12 @@ from etlstage.testing.fuzzing.case import (
     end,
     fail,
 )
-from etlstage.testing.fuzzing.steps import Saying
+from etlstage.testing.fuzzing.steps import Saying, UnderTest, under_test
 from etlstage.testing.replies import Reply
 
 __all__ = ("Open", "Oracles", "compare", "judge", "model_of", "named", "verify")
 
-Open: TypeAlias = Callable[[], AbstractAsyncContextManager[WorkerUnderTest]]
+Open: TypeAlias = Callable[[], AbstractAsyncContextManager[UnderTest]]
 """Gives a fresh process to talk to."""
 
 _MODES: Final = {
@@ -131,8 +130,8 @@ def verify(
         )
     stage = case.on(command)
 
-    def start() -> WorkerUnderTest:
-        return WorkerUnderTest(stage, timeout=timeout)
+    def start() -> UnderTest:
+        return under_test(stage, timeout=timeout)
 
     anyio.run(judge, start, case, Oracles(**oracles))
 
@@ -153,7 +152,7 @@ async def judge(start: Open, case: Case, oracles: Oracles) -> Said:
 
 
 async def compare(
-    start: Open, worker: WorkerUnderTest, exchanged: Said, oracles: Oracles
+    start: Open, worker: UnderTest, exchanged: Said, oracles: Oracles
 ) -> None:
     """
     Ask the oracles about what was said.
@@ -224,7 +223,7 @@ async def _alone(start: Open, step: Saying) -> list[Reply]:
 
 
 async def _turn_round(
-    start: Open, worker: WorkerUnderTest, exchanged: Said, *, batches: bool
+    start: Open, worker: UnderTest, exchanged: Said, *, batches: bool
 ) -> None:
     """Say the same in the opposite order: within batches, if there are any."""
     turned = [step.turned() for step, _ in exchanged[::-1]]
@@ -237,7 +236,7 @@ async def _turn_round(
             _differ(worker, FailureKind.ORDER_FREE, step, replies, others, how)
 
 
-async def _repeat(worker: WorkerUnderTest, exchanged: Said) -> None:
+async def _repeat(worker: UnderTest, exchanged: Said) -> None:
     """Send outputs again."""
     batches = worker.stage.dialect.shape.batches
     for asked, replies in exchanged:
@@ -254,7 +253,7 @@ async def _repeat(worker: WorkerUnderTest, exchanged: Said) -> None:
 
 
 def _follow(
-    worker: WorkerUnderTest,
+    worker: UnderTest,
     model: Callable[..., Iterable[bytes] | None],
     exchanged: Said,
     *,
@@ -275,7 +274,7 @@ def _follow(
 
 
 def _modelled(
-    worker: WorkerUnderTest,
+    worker: UnderTest,
     model: Callable[..., Iterable[bytes] | None],
     asked: bytes | list[bytes],
 ) -> Reply:
@@ -322,7 +321,7 @@ def named(name: str, what: str, kind: str = "name") -> Any:  # noqa: ANN401
 
 
 def _differ(
-    worker: WorkerUnderTest,
+    worker: UnderTest,
     kind: FailureKind,
     step: Saying,
     replies: Sequence[Reply],

@@ -14,11 +14,11 @@ from typing import Any, Final, Generic, TypeVar
 
 from etlstage.testing.fewest import fewest
 from etlstage.testing.fuzzing.case import Case
-from etlstage.testing.fuzzing.steps import Call, Calls, Saying, Step
+from etlstage.testing.fuzzing.steps import Call, Calls, Records, Saying, Step
 
 __all__ = ("shorten",)
 
-S = TypeVar("S", Step, Calls)
+S = TypeVar("S", Step, Calls, Records)
 T = TypeVar("T")
 _SIMPLE: Final = (b"", b"x")
 _LONG: Final = 4096  # bytes of a message from which on it is halved only
@@ -89,6 +89,8 @@ class _Shortening:
                 self._simplify_messages(_StepAt(self, at, step))
             case Calls() as step:
                 self._simplify_calls(_StepAt(self, at, step))
+            case Records() as step:
+                self._simplify_records(_StepAt(self, at, step))
 
     def _takes(self, steps: Sequence[Saying]) -> bool:
         """Go on with these steps if they fail, too."""
@@ -123,12 +125,24 @@ class _Shortening:
             )
         place.puts(messages=tuple(sorted(place.step.messages, key=len)))
         place.cut_less()
+        self._simplify_each(place)
+
+    def _simplify_each(self, place: _StepAt[Step] | _StepAt[Records]) -> None:
         for number in range(len(place.step.messages)):
 
             def puts(message: bytes, number: int = number) -> bool:
                 return place.puts(messages=_with(place.step.messages, number, message))
 
             _simplify(place.step.messages[number], puts, as_json=self._as_json)
+
+    # --- records ------------------------------------------------------------
+
+    def _simplify_records(self, place: _StepAt[Records]) -> None:
+        place.puts(end="")
+        place.puts(put_as_one=False)
+        fewest(place.step.errors, lambda left: place.puts(errors=(*left,)))
+        fewest(place.step.messages, lambda left: place.puts(messages=(*left,)))
+        self._simplify_each(place)
 
     # --- sessions -----------------------------------------------------------
 
@@ -189,8 +203,9 @@ class _StepAt(Generic[S]):
 
     def cut_less(self) -> None:
         """Have it cut at fewer places."""
-        if self.step.cuts and not self.puts(cuts=(1,)):
-            fewest(self.step.cuts, lambda left: self.puts(cuts=(*left,)))
+        cuts = getattr(self.step, "cuts", ())
+        if cuts and not self.puts(cuts=(1,)):
+            fewest(cuts, lambda left: self.puts(cuts=(*left,)))
 
 
 def _with(items: Sequence[T], at: int, item: T) -> tuple[T, ...]:

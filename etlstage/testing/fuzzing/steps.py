@@ -1,37 +1,60 @@
 """
 What is said to a worker at once, before the replies to all of it are waited for.
 
-A dialect whose exchanges come in order has messages (``Step``), and one whose exchanges
-have names has sessions, which overlap (``Calls``). All else about a case, from how it is
+A dialect whose exchanges come in order has messages (``Step``), one whose exchanges have
+names has sessions, which overlap (``Calls``), and one whose workers commit has records,
+with what its checkpoints are answered with (``Records``). All else about a case, from how it is
 drawn to how it is kept, is the same for both.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Protocol, TypeAlias
 
-from etlstage.protocol.base import Dialect, DialectSession, Limits, Side
-from etlstage.protocol.events import Added, Cancelled, Event, Opened, Ready
+from etlstage.messages import AnnotatedRun, counted
+from etlstage.protocol.base import Dialect, DialectSession, Limits, Shape, Side
+from etlstage.protocol.events import (
+    Added,
+    Assignment,
+    Cancelled,
+    Event,
+    FarewellReason,
+    Opened,
+    Ready,
+)
+from etlstage.protocol.kcl.lines import RecordColumn
+from etlstage.protocol.kcl.session import State
+from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.dialect import kit_of
+from etlstage.testing.kcl import ProcessorUnderTest
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import clipped, cut
+from etlstage.transport import Launch, launch_worker
 
 __all__ = (
     "Call",
     "Calls",
+    "Records",
     "Saying",
     "Step",
+    "UnderTest",
     "has_sessions",
     "literal",
     "ready",
     "shown_steps",
     "step_of",
+    "under_test",
 )
 
+UnderTest: TypeAlias = WorkerUnderTest | ProcessorUnderTest
+"""A process, and what talks to it as its dialect does."""
+
+_SHARD: Final = Assignment("shardId-000000000000")
 _UNWANTED: Final = (7, "not wanted any more")
 _LIMITS: Final = Limits()
 _RUN: Final = re.compile(rb"(.)\1{99,}", re.DOTALL)
@@ -50,7 +73,12 @@ class Saying(Protocol):
         """How many exchanges with numbers of their own there are."""
         ...
 
-    async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
+    @property
+    def fresh(self) -> bool:
+        """Whether only a process that has seen nothing else can be given it."""
+        ...
+
+    async def exchange(self, worker: UnderTest) -> list[Reply]:
         """Say it; return the replies."""
         ...
 
@@ -111,8 +139,14 @@ class Step:
         """None is numbered."""
         return 0
 
-    async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
+    @property
+    def fresh(self) -> bool:
+        """Any may be."""
+        return False
+
+    async def exchange(self, worker: UnderTest) -> list[Reply]:
         """Say it; return the replies."""
+        assert isinstance(worker, WorkerUnderTest)
         return await worker.exchange(self.messages, cuts=self.cuts)
 
     def alone(
@@ -236,8 +270,14 @@ class Calls:
             session.send(event, 0.0)
         return b"".join(iter(lambda: b"".join(session.data_to_send()), b""))
 
-    async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
+    @property
+    def fresh(self) -> bool:
+        """Any may be."""
+        return False
+
+    async def exchange(self, worker: UnderTest) -> list[Reply]:
         """Say it; return the replies to what was not cancelled."""
+        assert isinstance(worker, WorkerUnderTest)
         begun = list(dict.fromkeys(self.order))
         events = self.events(worker.last + 1, worker.stage.kind.value)
         await worker.send(*events, cuts=self.cuts)
@@ -297,8 +337,114 @@ class Calls:
         return {"calls": calls, "turns": [*self.turns], "cuts": [*self.cuts]}
 
 
+@dataclass(frozen=True)
+class Records:
+    """What a record processor is given as one action, and what comes behind it."""
+
+    messages: Sequence[bytes] = ()
+    errors: Sequence[str] = ()
+    """Names of exceptions with which its first checkpoints in the action are answered;
+    behind ShutdownException the lease is lost. All others are stored."""
+    put_as_one: bool = False
+    """They have one sequence number, and sub-sequence numbers."""
+    end: str = ""
+    """Why its life ends behind the action: lost, drain or ended; eof: the daemon is gone
+    without a word; empty: it goes on."""
+
+    def __repr__(self) -> str:
+        more = "".join(
+            f", {name}={value!r}"
+            for name, value in (
+                ("errors", [*self.errors]),
+                ("put_as_one", self.put_as_one),
+                ("end", self.end),
+            )
+            if value
+        )
+        return f"Records([{', '.join(map(literal, self.messages))}]{more})"
+
+    @property
+    def exchanges(self) -> int:
+        """None is numbered."""
+        return 0
+
+    @property
+    def fresh(self) -> bool:
+        """A processor has one life."""
+        return True
+
+    async def exchange(self, worker: UnderTest) -> list[Reply]:
+        """Give it; there are no replies but checkpoints."""
+        assert isinstance(worker, ProcessorUnderTest)
+        await worker.initialized()
+        if worker.session.state is not State.READY or worker.status is not None:
+            return []  # its life has ended
+        worker.errors = deque(self.errors)
+        await worker.give(self.run(worker.given + 1))
+        worker.errors.clear()
+        if self.end == "eof":
+            await worker.exited()
+        elif self.end:
+            await worker.end(FarewellReason(self.end))
+        worker.blame_illegal()
+        return []
+
+    def run(self, first: int) -> AnnotatedRun:
+        """Return the records, from a sequence number on."""
+        count = len(self.messages)
+        numbers = [first] * count if self.put_as_one else range(first, first + count)
+        columns: dict[str, Sequence[Any]] = {
+            RecordColumn.SEQUENCE: [str(number) for number in numbers],
+            RecordColumn.PARTITION: [f"k\u00e4y-{n}" for n in range(count)],
+            RecordColumn.ARRIVAL: [1476889707000] * count,
+            RecordColumn.BEHIND: [0] * count,
+        }
+        if self.put_as_one:
+            columns[RecordColumn.SUB] = list(range(count))
+        return AnnotatedRun([*self.messages], **columns)
+
+    def alone(
+        self, replies: Sequence[Reply], *, batches: bool
+    ) -> Iterator[tuple[Records, list[Reply]]]:
+        """Yield nothing: there are no replies."""
+        yield from ()
+
+    def uncut(self) -> Records:
+        """Return the same: a line is written at once."""
+        return self
+
+    def turned(self) -> Records:
+        """Return the same: a shard has an order."""
+        return self
+
+    def of(self, outputs: Sequence[bytes], *, batches: bool) -> Records:
+        """Return what gives outputs again."""
+        return Records(tuple(outputs))
+
+    def shown(self, dialect: Dialect, first: int) -> str:
+        """Return what is given, as text."""
+        given = counted(len(self.messages), "record")
+        if self.messages:
+            given += f" {', '.join(literal(message)[1:] for message in self.messages)}"
+        parts = [given + " put as one" * self.put_as_one]
+        parts += [f"checkpoint: {error}" for error in self.errors]
+        return "; ".join([*parts, *([f"end: {self.end}"] if self.end else [])])
+
+    def names(self) -> set[str]:
+        """Return what a program imports that has it."""
+        return {"Records"}
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        messages = [message.decode("latin-1") for message in self.messages]
+        return {**asdict(self), "messages": messages, "errors": [*self.errors]}
+
+
 def step_of(plain: Mapping[str, Any]) -> Saying:
     """Build from plain JSON."""
+    if "errors" in plain:
+        given = {**plain, "errors": tuple(plain["errors"])}
+        return Records(**{**given, "messages": _encoded(plain["messages"])})
     cuts = tuple(plain["cuts"])
     if "calls" not in plain:
         return Step(_encoded(plain["messages"]), cuts)
@@ -308,6 +454,15 @@ def step_of(plain: Mapping[str, Any]) -> Saying:
 
 def _encoded(texts: Sequence[str]) -> tuple[bytes, ...]:
     return tuple(text.encode("latin-1") for text in texts)
+
+
+def under_test(
+    stage: Stage, *, launch: Launch = launch_worker, timeout: float = 10.0
+) -> UnderTest:
+    """Return what talks to a worker of a stage."""
+    if stage.dialect.shape is Shape.COMMITTED:
+        return ProcessorUnderTest(stage, _SHARD, launch=launch, timeout=timeout)
+    return WorkerUnderTest(stage, launch=launch, timeout=timeout)
 
 
 def has_sessions(dialect: Dialect) -> bool:

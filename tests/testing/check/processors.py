@@ -68,6 +68,8 @@ class Processor:
             if self._has("checkpoints None"):
                 await self._checkpoint("None")
             return
+        if len({record["sequenceNumber"] for record in records}) < len(records) - 1:
+            self._exit_if("dies of three together")
         if len(records) > 1000:
             self._exit_if("dies of many")
         if any(not record["partitionKey"].isascii() for record in records):

@@ -1,0 +1,125 @@
+"""
+Planted bugs of record processors, each found and shown by the shortest case.
+
+The processors are scripts: a try takes milliseconds, and no process.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from etlstage.messages import StageKind
+from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.stage import Stage
+from etlstage.testing import Case, Records, ScriptedLaunch
+from etlstage.testing.fuzzing.case import FailureKind
+from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, processor_cases
+from etlstage.testing.fuzzing.oracle import Oracles
+from tests.testing.check.processors import Processor
+
+pytestmark = pytest.mark.core
+
+ONE: Final = Records((b"",))
+
+
+def search(*bugs: str, examples: int = 60) -> list[Found]:
+    """Return what is found in a script."""
+    fuzzer = Fuzzer(
+        Stage(
+            name="worker",
+            kind=StageKind.LOAD,
+            worker=("no-such-program",),
+            dialect=KclDialect(),
+        ),
+        processor_cases(),
+        Oracles(),
+        timeout=0.1,
+        launch=ScriptedLaunch(lambda worker: Processor(*bugs)(worker)),
+    )
+    with fuzzer.running():
+        return fuzzer.search(Budget(examples, seconds=30, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("bug", "kind", "shortest", "said"),
+    [
+        ("names another", FailureKind.BREAKS, [], "expected one for initialize"),
+        ("answers twice", FailureKind.BREAKS, [Records()], "called twice?"),
+        ("invents numbers", FailureKind.BREAKS, [ONE], "was not delivered"),
+        (
+            "ignores the end of a shard",
+            FailureKind.BREAKS,
+            [],
+            "answered shardEnded without a checkpoint",
+        ),
+        (
+            "ends with a number",
+            FailureKind.BREAKS,
+            [ONE],
+            "was stored before, and does not count",
+        ),
+        ("dies of no records", FailureKind.CRASHES, [Records()], "status 3"),
+        (
+            "dies of ThrottlingException",
+            FailureKind.CRASHES,
+            [Records((b"",), ("ThrottlingException",))],
+            "status 3",
+        ),
+        (
+            "dies of ShutdownException",
+            FailureKind.CRASHES,
+            [Records((b"",), ("ShutdownException",))],
+            "status 3",
+        ),
+        (
+            "ignores the end",
+            FailureKind.HANGS,
+            [Records(end="eof")],
+            "did not exit behind the end of its stdin",
+        ),
+        (
+            "exits badly",
+            FailureKind.CRASHES,
+            [Records((b"",), ("ShutdownException",))],
+            "status 3",
+        ),
+        (
+            "dies of three together",
+            FailureKind.CRASHES,
+            [Records((b"",) * 3, put_as_one=True)],
+            "status 3",
+        ),
+    ],
+)
+def test_bug_is_found(
+    bug: str, kind: FailureKind, shortest: list[Records], said: str
+) -> None:
+    """And shrunk to its known minimum, which fails from a fresh start (issue 25)."""
+    found = search(bug)[0]
+    assert (found.failure.kind, found.steady) == (kind, True), found
+    assert found.case == Case((*shortest,))
+    assert said in found.failure.what
+
+
+def test_sound_processor_passes() -> None:
+    """Whatever its checkpoints are answered with, and however its life ends."""
+    assert search() == []
+
+
+def test_case_reads_as_a_program() -> None:
+    """What is printed, and what is kept, is the case (issue 25)."""
+    step = Records((b"a", b"b"), ("ThrottlingException",), put_as_one=True, end="lost")
+    case = Case((ONE, step))
+    assert eval(repr(case)).to_plain() == case.to_plain()  # noqa: S307
+    assert repr(case) == (
+        "Case([Records([b'']), Records([b'a', b'b'],"
+        " errors=['ThrottlingException'], put_as_one=True, end='lost')])"
+    )
+    assert Case.from_plain(case.to_plain()) == case
+    assert [*case.written(KclDialect())] == [
+        "1 record ''",
+        "2 records 'a', 'b' put as one; checkpoint: ThrottlingException; end: lost",
+        "the end of the shard",
+    ]
