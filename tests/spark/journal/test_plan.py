@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from etlstage.journal import (
     JournalDamaged,
@@ -291,3 +291,37 @@ def test_damage_is_passed_over_or_stops(journals: Journals, on_damage: str) -> N
         wanted = [*range(1000, 1026, 2), 1002]
         assert sorted(found) == sorted(n for n in wanted if n not in bad)
     made.close()
+
+
+def test_task_checks_what_it_reads(tmp_path: Path) -> None:
+    """Of large frames the driver sees the heads; a task has to find all (issue 24)."""
+    path = tmp_path / "set"
+    with Journals.open(path, content_type=RUNS) as journals:
+        (spec,) = journals.select()
+        writer = Publisher(journals, mapping=lambda _: (spec.name, RUNS))
+        for number in range(3):
+            writer.publish_committed(RunMessage([b"%d" % number * (2 << 20)]))
+        stops = JournalReading(path=path)
+        skips = JournalReading(path=path, on_damage="skip")
+        (file,) = path.glob("part-000/*.log")
+        data = bytearray(file.read_bytes())
+        data[data.index(b"1" * 99) + (1 << 20)] ^= 1
+        file.write_bytes(data)
+        made = Planner(stops)
+        tasks = made.next(made.initial()).tasks
+        made.close()
+        (planned,) = tasks[0]
+        assert planned.frames == 3
+        with pytest.raises(JournalDamaged):
+            rows(journals, tasks, stops)
+        schema = StructType([StructField("offset", LongType())])
+        made_rows = JournalRows(SetFolder.seen(path), skips, schema)
+        assert sum(batch.num_rows for batch in made_rows.read(tasks[0])) == 2
+        sound = journals.read_uncommitted(spec.name, on_error=lambda _: None)
+        *_, third = [envelope.begin for envelope in sound]
+        more = [planned._replace(begin=third, frames=2)]
+        with pytest.raises(JournalError, match=r"1 frames from .* 2 were planned"):
+            list(made_rows.read(more))
+        fewer = [planned._replace(frames=1)]
+        with pytest.raises(JournalError, match=r"2 frames from .* 1 were planned"):
+            list(made_rows.read(fewer))
