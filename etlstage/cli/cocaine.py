@@ -10,7 +10,7 @@ import typer
 
 from etlstage.cli.imported import written
 from etlstage.cli.options import new_app
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.protocol.registry import translation
 
 __all__ = ("app",)
@@ -43,7 +43,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {os_reason(error)}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: expected JSON: {error}") from None
     if not isinstance(document, dict):

@@ -12,7 +12,7 @@ import typer
 from etlstage.cli.failure import complain
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
-from etlstage.errors import ConfigError, guess
+from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.messages import StageKind, counted
 from etlstage.testing.recording.inference import inferred, schema_of
 from etlstage.testing.recording.recording import Recording
@@ -65,7 +65,7 @@ def _infer(
             with schema.open("x", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            raise ConfigError(f"{schema}: {error.strerror}") from None
+            raise ConfigError(f"{schema}: {os_reason(error)}") from None
         lines["schema"] = str(schema)
     of = f"{counted(made.replies, 'reply', 'replies')} of stage {found[0].stage}"
     out = Screen()
@@ -83,7 +83,7 @@ def _of_stage(place: Path, name: str | None) -> Sequence[Recording]:
     try:
         found = [Recording.load(path) for path in paths]
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+        raise ConfigError(f"{error.filename}: {os_reason(error)}") from None
     found = [one for one in found if one.kind is StageKind.TRANSFORM]
     names = list(dict.fromkeys(recording.stage for recording in found))
     if not names:

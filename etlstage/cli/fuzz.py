@@ -40,7 +40,7 @@ from etlstage.cli.subject import (
     program_of,
 )
 from etlstage.config.lookup import stage_from_yaml
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
 from etlstage.stage import ReplyContract, Stage
@@ -145,7 +145,7 @@ class DrawnInput(NamedTuple):
         try:
             schema = json.loads(path.read_bytes())
         except OSError as error:
-            raise ConfigError(f"--json-schema {path}: {error.strerror}") from None
+            raise ConfigError(f"--json-schema {path}: {os_reason(error)}") from None
         except ValueError as error:
             text = f"--json-schema {path} is no JSON document: {error}"
             raise ConfigError(text) from None

@@ -144,6 +144,9 @@ def _write(folder: Path, files: Mapping[Path, bytes], *, yes: bool) -> None:
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+            if content.startswith(b"#!"):
+                # What is installed has no such mode, and workers are tried by hand.
+                path.chmod(0o755)
     except OSError as error:
         raise ConfigError(f"{folder} can't be written: {os_reason(error)}") from None
 

@@ -16,7 +16,7 @@ from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import Options, lines_of, program_of
 from etlstage.config.fault import fault_plan
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.protocol.registry import translation
 from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
 
@@ -40,7 +40,7 @@ def _import(
     try:
         text = file.read_text(encoding="latin-1")  # as Java has it
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
+        raise ConfigError(f"{file}: {os_reason(error)}") from None
     for line in written(translation("kcl", text), [file], "load"):
         typer.echo(line)
     return 0

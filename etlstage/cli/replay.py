@@ -19,7 +19,7 @@ from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.config.lookup import stage_from_yaml
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.messages import counted
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.stage import Stage
@@ -83,7 +83,7 @@ def _replay(
     try:
         recording = Recording.load(file)
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
+        raise ConfigError(f"{file}: {os_reason(error)}") from None
     target = file.with_suffix(f".min{file.suffix}")
     if smallest and target.exists():
         raise ConfigError(f"{target}: is there already; remove it, or rename it")
@@ -151,7 +151,7 @@ def _keep(path: Path, whole: Recording, smallest: Recording) -> None:
     try:
         smallest.save(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {os_reason(error)}") from None
     before, after = (len(_requests(r)) for r in (whole, smallest))
     line = f"{path}: {after:,} of {counted(before, 'request')} are enough"
     Screen(stderr=True).print(line, soft_wrap=True, highlight=False, markup=False)

@@ -13,7 +13,7 @@ from etlstage.config.build import WHOLE, Only, pipeline_from_here
 from etlstage.config.fault import StageFaultKeys
 from etlstage.config.reading import Changes
 from etlstage.config.variant import DryRun
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, os_reason
 from etlstage.messages import counted
 from etlstage.pipeline.descriptor import DescriptorSink
 from etlstage.pipeline.interfaces import Output
@@ -154,7 +154,7 @@ def _recording_folder(path: Path, limit: int, *, blank: bool) -> RecordingFolder
                 " another folder"
             )
     except OSError as error:
-        raise ConfigError(f"--record {path}: {error.strerror or error}") from None
+        raise ConfigError(f"--record {path}: {os_reason(error)}") from None
     return folder
 
 

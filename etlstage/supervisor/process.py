@@ -208,8 +208,8 @@ def _reason(stage: Stage, program: str, error: Exception) -> str:
         problem = "is not a folder" if cwd.exists() else "does not exist"
         return f"working directory {cwd} {problem}; check cwd"
     if isinstance(error, FileNotFoundError):
-        if os.sep not in program:
-            return f"there is no program {program!r} on PATH; check the command"
+        if (text := missing(stage)) is not None:
+            return f"{text}; check the command"
         if os.path.exists(os.path.join(cwd or "", program)):
             return f"the interpreter in the first line of {program} does not exist"
         return f"there is no file {program}; check the command"

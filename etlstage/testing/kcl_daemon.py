@@ -451,6 +451,7 @@ class _Log:
         self._reader = reader
         self._tell = tell
         self._lead = lead
+        self._begun = b""  # of a line on stderr
 
     def add(self, channel: Channel, data: bytes) -> None:
         """Show what went one way."""
@@ -459,9 +460,13 @@ class _Log:
             for text in self._reader.read(side, data):
                 self.show(f"{mark} {text}")
         elif channel is Channel.STDERR:
-            for line in data.decode(errors="replace").splitlines():
-                self.show(f"! {line}")
+            # A print() to a pipe may be a write for each of its arguments.
+            *lines, self._begun = (self._begun + data).split(b"\n")
+            for line in lines:
+                self.show(f"! {line.decode(errors='replace')}")
         else:
+            if self._begun:
+                self.add(Channel.STDERR, b"\n")
             self.show(f"- {data.decode(errors='replace')}")
 
     def show(self, text: str) -> None:

@@ -46,7 +46,7 @@ def test_what_is_no_profile_is_named(etlstage: Etlstage, tmp_path: Path) -> None
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "half.json").write_text("{")
     for name, text in (
-        ("none.json", "none.json: No such file or directory"),
+        ("none.json", "none.json: no such file or directory"),
         ("list.json", "list.json: expected an object of JSON"),
         ("half.json", "half.json: expected JSON: Expecting property name"),
     ):

@@ -23,7 +23,7 @@ def test_init_copies_all_examples(
     folder = tmp_path / "new" / "place"
     assert init(folder) == 0
     assert (folder / "demo" / "pipeline.yaml").is_file()
-    assert (folder / "workers" / "shell" / "transform.sh").is_file()
+    assert os.access(folder / "workers" / "shell" / "transform.sh", os.X_OK)
     assert not list(folder.rglob("__*"))
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"examples are in {folder}; run one:"

@@ -40,4 +40,4 @@ def test_file_that_is_not_there(etlstage: Etlstage) -> None:
     """One line, and the exit code of a wrong file."""
     result = etlstage("kcl", "import", "none.properties")
     assert result.returncode == 2
-    assert "none.properties: No such file or directory" in result.stderr
+    assert "none.properties: no such file or directory" in result.stderr

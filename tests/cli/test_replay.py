@@ -111,7 +111,7 @@ def test_recording_that_is_not_complete_says_so(
     ("name", "error"),
     [
         ("pipeline.yaml", "pipeline.yaml:1: is no line of a recording"),
-        ("nowhere.rec", "nowhere.rec: No such file or directory"),
+        ("nowhere.rec", "nowhere.rec: no such file or directory"),
     ],
 )
 def test_other_files_are_refused(

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -335,18 +334,6 @@ def _simulation(here: Here, _: pytest.MonkeyPatch) -> Iterator[None]:
     here.names["test_stages_come_through"]()
 
 
-@around(
-    "how-to/filter.md#Filter in the shell",
-    "how-to/test-a-worker.md#Fuzz it",
-    "how-to/test-a-worker.md#Try a few messages",
-)
-def _first_worker_in_shell(here: Here, _: pytest.MonkeyPatch) -> Iterator[None]:
-    """It is what ``etlstage init`` writes; it refuses the empty line."""
-    start = files("etlstage.examples") / "start"
-    here.write("worker.sh", (start / "worker.sh").read_text())
-    yield
-
-
 @around("how-to/test-a-worker.md#Write a model of it")
 def _model(here: Here, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
@@ -421,31 +408,8 @@ def _journals(here: Here, _: pytest.MonkeyPatch) -> Iterator[None]:
 
 @around("how-to/journals.md#Journals between pipelines")
 def _journals_between(here: Here, _: pytest.MonkeyPatch) -> Iterator[None]:
-    """What one appends the other reads, once; the next run has nothing new."""
+    """What one appends the other reads, once and in the order of each customer."""
     yield
-    here.write(
-        "fetch.py",
-        "from etlstage import worker\n"
-        "def some(start, end):\n"
-        "    for n in range(start, end):\n"
-        '        yield b\'{"customer": %d, "n": %d}\' % (n % 9, n)\n'
-        "worker.extract_cycle(some, offsets='supervisor')\n",
-    )
-    here.write("dear.py", UPPER.replace("message.upper()", "message"))
-    here.write(
-        "bill.py",
-        "from etlstage import worker\n"
-        "billed = open('billed', 'ab')\n"
-        "worker.load(lambda m: billed.write(m + b'\\n') and None)\n",
-    )
-    for name, printed in (
-        ("translate", "1,000 messages appended to journals in"),
-        ("bill", "1,000 messages loaded"),
-        ("bill", "0 messages loaded"),
-    ):
-        command = ["etlstage", "run", f"{name}.yaml"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert printed in ended.stdout, ended.stderr
     lines = (here.folder / "billed").read_text().splitlines()
     found = [YAML(typ="safe").load(line) for line in lines]
     assert sorted(m["n"] for m in found) == [*range(1000)]

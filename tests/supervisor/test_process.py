@@ -61,6 +61,13 @@ async def test_program_that_is_not_on_the_path() -> None:
     )
 
 
+async def test_program_in_the_folder_is_what_was_meant(tmp_path: Path) -> None:
+    """As by ``etlstage try worker.py`` (issue 27)."""
+    (tmp_path / "clean.py").touch()
+    text = await refusal(stage_of("clean.py", cwd=tmp_path))
+    assert "no program 'clean.py' on PATH (did you mean './clean.py'?); check" in text
+
+
 async def test_path_is_that_of_the_worker() -> None:
     """A PATH given by ``env`` is the one that is searched."""
     text = await refusal(stage_of("sh", env={"PATH": "/nowhere"}))
