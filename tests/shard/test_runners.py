@@ -153,12 +153,7 @@ def test_runners_are_stopped_and_killed(tmp_path: Path, leases: str) -> None:
     The one that was stopped commits nothing when it is continued; then it takes part
     again, and has all when the other is killed.
     """
-    (tmp_path / "loaded").mkdir()
-    messages = [f'{{"n":{n},"user":{n % 37}}}' for n in range(COUNT)]
-    (tmp_path / "clicks.jsonl").write_text("\n".join(messages))
-    (tmp_path / "processor.py").write_text(PROCESSOR)
-    (tmp_path / "clicks.yaml").write_text(FILE.format(count=SHARDS, leases=leases))
-
+    messages = write(tmp_path, leases)
     with ExitStack() as stack:
         first_gate, second_gate = (
             stack.enter_context(Gate(tmp_path, n)) for n in GATES
@@ -179,9 +174,7 @@ def test_runners_are_stopped_and_killed(tmp_path: Path, leases: str) -> None:
 
     assert status == 0, report
     assert "output complete" in report
-    assert sorted(messages) == sorted(
-        path.read_text() for path in (tmp_path / "loaded").iterdir()
-    )
+    assert loaded(tmp_path) == messages
     answers = check_lives(tmp_path)
     assert answers >= {None, "ShutdownException"}
     again = subprocess.run(
@@ -194,7 +187,80 @@ def test_runners_are_stopped_and_killed(tmp_path: Path, leases: str) -> None:
     assert "0 messages loaded by this runner; output complete" in again.stdout
 
 
-def check_lives(folder: Path) -> set[str | None]:
+def write(
+    folder: Path, leases: str, processor: str = PROCESSOR, shards: int = SHARDS
+) -> list[str]:
+    """Write a pipeline; return its messages."""
+    (folder / "loaded").mkdir()
+    messages = [f'{{"n":{n},"user":{n % 37}}}' for n in range(COUNT)]
+    (folder / "clicks.jsonl").write_text("\n".join(messages))
+    (folder / "processor.py").write_text(processor)
+    (folder / "clicks.yaml").write_text(FILE.format(count=shards, leases=leases))
+    return sorted(messages)
+
+
+def loaded(folder: Path) -> list[str]:
+    """Return what was loaded: a file by each sequence number."""
+    return sorted(path.read_text() for path in (folder / "loaded").iterdir())
+
+
+def test_database_is_restarted_in_the_middle(tmp_path: Path) -> None:
+    """Work stops in time, and goes on behind each checkpoint (issue 25)."""
+    with ExitStack() as stack:
+        server = stack.enter_context(postgresql())
+        messages = write(tmp_path, url_of(server))
+        first_gate, second_gate = (
+            stack.enter_context(Gate(tmp_path, n)) for n in GATES
+        )
+        runner = stack.enter_context(Runner(tmp_path))
+        runner.read_events("worker wrote to stderr", SHARDS)
+        server.stop()
+        runner.read_events("shard lost", SHARDS)
+        first_gate.open()
+        server.start()
+        runner.read_events("shard taken", SHARDS)
+        second_gate.open()
+        status, report = runner.end()
+
+    assert status == 0, report
+    assert loaded(tmp_path) == messages
+    check_lives(tmp_path)
+
+
+def test_runners_are_killed_at_records(tmp_path: Path) -> None:
+    """In front of a record, behind it, and behind its checkpoint: there is no gap."""
+    dying = PROCESSOR.replace(
+        "def pass_gates(number):",
+        "def pass_gates(number, place=0):\n"
+        "    if (number, place) in ((95, 0), (205, 1), (405, 2)):\n"
+        "        try:\n"
+        "            os.mkdir(f'killed-{number}')\n"
+        "        except FileExistsError:\n"
+        "            return\n"
+        "        os.kill(os.getppid(), 9)\n"
+        "    return\n",
+    )
+    dying = dying.replace(
+        '            note("record", int(number))\n',
+        '            note("record", int(number))\n'
+        "            pass_gates(int(number), 1)\n",
+    ).replace(
+        "                checkpoint(number)\n",
+        "                checkpoint(number)\n"
+        "                pass_gates(int(number), 2)\n",
+    )
+    messages = write(tmp_path, "leases.db", dying, shards=2)
+    ends = list[int]()
+    while 0 not in ends and len(ends) < 9:
+        with Runner(tmp_path) as runner:
+            ends.append(runner.end()[0])
+
+    assert ends == [-9, -9, -9, 0]
+    assert loaded(tmp_path) == messages
+    check_lives(tmp_path, 2)
+
+
+def check_lives(folder: Path, shards: int = SHARDS) -> set[str | None]:
     """Assert that each worker goes on behind its checkpoint; return their answers."""
     notes = [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
     shard_of: dict[int, str] = {}
@@ -213,5 +279,5 @@ def check_lives(folder: Path) -> set[str | None]:
         behind = dict(pairwise([-1, *rising]))
         for before, after in pairwise(numbers):
             assert behind[before] == after, (pid, before, after)
-    assert len(everything) == SHARDS
+    assert len(everything) == shards
     return {more[0] for _, what, *more in notes if what == "answer"}
