@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,39 +67,43 @@ def forks() -> Iterator[Forks]:
         yield running
 
 
+def run_in(
+    folder: Path,
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    given: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a directory; wait for its end."""
+    return subprocess.run(
+        command(arguments),
+        cwd=folder,
+        env=environment(**(env or {})),
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.fixture
-def etlstage(tmp_path: Path, forks: Forks) -> Etlstage:
+def etlstage(tmp_path: Path) -> Etlstage:
     """Run the command line in a directory of its own; wait for its end."""
+    return partial(run_in, tmp_path)
 
-    def run(
-        *arguments: str | Path,
-        env: Mapping[str, str] | None = None,
-        given: str = "",
-    ) -> subprocess.CompletedProcess[str]:
-        if env is None:
-            words = [*map(str, arguments)]
-            return forks.run(words, tmp_path, environment(), given)
-        return subprocess.run(
-            command(arguments),
-            cwd=tmp_path,
-            env=environment(**env),
-            input=given,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
 
-    return run
+def write_pipeline(folder: Path) -> Path:
+    """Write a pipeline of three workers that needs no Spark."""
+    (folder / "upper.py").write_text(UPPER)
+    (folder / "keep.py").write_text(KEEP)
+    path = folder / "pipeline.yaml"
+    path.write_text(PIPELINE)
+    return path
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Path:
-    """Write a pipeline of three workers that needs no Spark."""
-    (tmp_path / "upper.py").write_text(UPPER)
-    (tmp_path / "keep.py").write_text(KEEP)
-    path = tmp_path / "pipeline.yaml"
-    path.write_text(PIPELINE)
-    return path
+    """Write such a pipeline into the directory of the test."""
+    return write_pipeline(tmp_path)
 
 
 Started = Callable[..., "subprocess.Popen[str]"]

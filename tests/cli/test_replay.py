@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.transcript import Channel
-from tests.cli.conftest import Etlstage
+from tests.cli.conftest import Etlstage, run_in, write_pipeline
 
 V2 = """\
 import sys
@@ -20,14 +21,22 @@ for line in sys.stdin.buffer:
 """The next version of upper.py; it has something wrong with b."""
 
 
-@pytest.fixture
-def recordings(etlstage: Etlstage, pipeline: Path) -> Path:
-    """Record a run of the pipeline."""
-    result = etlstage("run", pipeline, "--record", "recordings")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Record a run of the pipeline once for all tests."""
+    folder = tmp_path_factory.mktemp("recorded")
+    result = run_in(folder, "run", write_pipeline(folder), "--record", "recordings")
     assert result.returncode == 0
     assert result.stdout.endswith("3 conversations recorded in recordings\n")
-    (pipeline.parent / "v2.py").write_text(V2)
-    return pipeline.parent / "recordings"
+    (folder / "v2.py").write_text(V2)
+    return folder
+
+
+@pytest.fixture
+def recordings(recorded: Path, tmp_path: Path) -> Path:
+    """Give a copy of its recordings, beside the workers."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "recordings"
 
 
 def test_each_worker_of_a_run_is_recorded(recordings: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from etlstage.journal import Journals, Publisher
 from etlstage.pipeline.dead_letter.policy import letter_time
 from etlstage.pipeline.dead_letter.store import supersede
 from etlstage.pipeline.delivery.delivery import Delivery
-from tests.cli.conftest import Etlstage, worker
+from tests.cli.conftest import Etlstage, run_in, worker, write_pipeline
 
 pytestmark = pytest.mark.process
 
@@ -34,14 +35,22 @@ load: {worker: {command: [python, keep.py]}}
 """
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run a pipeline whose workers do not like some messages, once for all tests."""
+    folder = tmp_path_factory.mktemp("ran")
+    write_pipeline(folder).write_text(PIPELINE)
+    worker(folder / "broken.py", BROKEN)
+    (folder / "bad").write_text("b c")
+    assert run_in(folder, "run", "pipeline.yaml", "-q").returncode == 0
+    return folder
+
+
 @pytest.fixture
-def failed(tmp_path: Path, pipeline: Path, etlstage: Etlstage) -> Path:
-    """Run a pipeline whose workers do not like some messages."""
-    worker(tmp_path / "broken.py", BROKEN)
-    pipeline.write_text(PIPELINE)
-    (tmp_path / "bad").write_text("b c")
-    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
-    return pipeline
+def failed(ran: Path, tmp_path: Path) -> Path:
+    """Give a copy of it, with its letters."""
+    shutil.copytree(ran, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "pipeline.yaml"
 
 
 def listed(etlstage: Etlstage) -> list[tuple[str, str, int]]:
