@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import anyio
 import pytest
-import trio
-from trio.testing import MockClock
 
 from etlstage.errors import StageFailed, WorkerLost
 from etlstage.protocol.marker import Mode
@@ -176,15 +174,19 @@ async def test_program_that_is_removed_is_tried_again(tmp_path: object) -> None:
     assert kinds(events)[-2:] != [WorkerStarted, WorkerExited]
 
 
+@in_memory
 async def test_program_that_can_not_start_is_blamed_alone() -> None:
     """It read nothing: no message of it is said to have killed it."""
-    run = script(
-        "import no_such_module", restart=RestartPolicy(max=1, delay=0.01), workers=2
-    )
-    events, outcomes = await lives(run, numbers(50))
+
+    async def fail(worker: ScriptedWorker) -> int:
+        await worker.complain("ModuleNotFoundError: No module named 'x'")
+        return 1
+
+    run = staged_in_memory(restart=RestartPolicy(max=1, delay=0.01), workers=2)
+    events, outcomes = await lives(run, numbers(50), fail)
 
     assert {type(o) for o in outcomes} == {StageFailed}
-    assert "No module named 'no_such_module'" in str(outcomes[0])
+    assert "No module named 'x'" in str(outcomes[0])
     exits = [e for e in events if isinstance(e, WorkerExited)]
     assert {e.failed for e in exits} == {0}
 
@@ -221,36 +223,31 @@ async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
 # --- the message that hangs a worker, with default settings --------------------------
 
 
-def test_hung_worker_is_replaced_with_default_settings() -> None:
-    """Its deadline is minutes; the clock here is the test's, the worker is real."""
-    code = """
-for line in sys.stdin:
-    if start == 1 and line == "hang\\n":
-        time.sleep(1000)
-    print(line, end="\\0", flush=True)
-"""
-    run = script(code)
+@in_memory
+async def test_hung_worker_is_replaced_with_default_settings() -> None:
+    """Its deadline is minutes."""
 
-    async def main() -> None:
-        async with AsyncSupervisor(run) as supervisor:
-            with supervisor.events() as events:
-                results = await supervisor.submit([b"one", b"hang", b"two"])
-                began = trio.current_time()
-                seen = [events.receive_nowait() for _ in range(6)]
-        assert outputs(results) == [(b"one",), (b"hang",), (b"two",)]
-        assert kinds(seen) == [
-            WorkerStarted,
-            WorkerSilent,
-            WorkerFailed,
-            WorkerExited,
-            WorkerRestarting,
-            WorkerStarted,
-        ]
-        assert run.timeout.message is not None
-        assert began >= run.timeout.message
+    async def hang_once(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            if worker.start == 1 and message == b"hang":
+                await anyio.sleep_forever()
+            await worker.reply(message)
+        return 0
 
-    # Real reads are seen within the threshold; only then the clock jumps.
-    trio.run(main, clock=MockClock(autojump_threshold=0.5))
+    run, began = staged_in_memory(), anyio.current_time()
+    events, outcomes = await lives(run, [b"one", b"hang", b"two"], hang_once)
+
+    assert outcomes == [(b"one",), (b"hang",), (b"two",)]
+    assert kinds(events)[:-1] == [
+        WorkerStarted,
+        WorkerSilent,
+        WorkerFailed,
+        WorkerExited,
+        WorkerRestarting,
+        WorkerStarted,
+    ]
+    assert run.timeout.message is not None
+    assert anyio.current_time() - began >= run.timeout.message
 
 
 # --- readiness and signs of life -----------------------------------------------------

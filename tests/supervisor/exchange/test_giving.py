@@ -124,19 +124,6 @@ def test_rest_of_a_batch_that_was_answered_early_is_given_back() -> None:
     ]
 
 
-def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
-    """It is tried by a worker that has nothing else to be blamed for."""
-    worker = Asking(b"1", b"2", b"3", size=1)
-    worker.suspect(1)
-    worker.backlog.suspects.clear()
-    assert worker.ask(owed=0) == [b"2"]
-    worker.suspect(1)
-
-    assert worker.ask(owed=0) is None
-    worker.answer()
-    assert worker.ask(owed=0) == [b"3"]
-
-
 def test_who_can_not_try_a_suspect_goes_on() -> None:
     """Somebody fresh will come for it."""
     worker = Asking(b"1", b"2", b"3")

@@ -258,27 +258,6 @@ def test_what_is_not_open_is_not_lost() -> None:
         Worker(b"a").lose(1)
 
 
-def test_suspect_is_tried_alone() -> None:
-    """Nothing is opened beside it, whatever room there is."""
-    w = Worker(b"a", b"b", b"c", retries=1)
-    w.suspect()
-    w.backlog.orphaned = True
-
-    assert w.open() == [opened(1, b"a")]
-    end(w.dispatcher, [(1, ())], 0)
-    assert w.open() == [opened(2, b"b"), opened(3, b"c")]
-
-
-def test_suspect_waits_for_an_idle_worker() -> None:
-    """Where nobody fresh may come, who is busy gets idle first."""
-    w = Worker(b"a", b"b", b"c", retries=1)
-    w.dispatcher.next(0.0, 0, 1)
-    w.suspect()
-    w.backlog.orphaned = True
-
-    assert w.dispatcher.next(0.0, 1, 1) is None
-
-
 @pytest.mark.parametrize("room", [1, 2])
 def test_everything_open_is_lost_with_the_worker(room: int) -> None:
     """Each may have been the culprit, and is tried alone."""
