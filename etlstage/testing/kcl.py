@@ -244,7 +244,7 @@ class ProcessorUnderTest:
         if self.session.state is State.ENDED:
             return await self.exited()
         if self._process.closed:
-            # Nobody has asked it to end: only a signal is not well.
+            # It was not asked to end: only a signal is wrong.
             return min(0, await self.exited())
         return await self.end()
 
