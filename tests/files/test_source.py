@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,26 @@ from etlstage.errors import SourceFailed
 from etlstage.files import formats
 from etlstage.files.source import FileSource
 from etlstage.messages import AnnotatedRun, Position, Run
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_file_is_read_a_megabyte_at_a_time(
+    tmp_path: Path, *, packed: bool
+) -> None:
+    """However large it is (issue 27)."""
+    lines = b"".join(b"%1023d\n" % n for n in range(8192))
+    path = tmp_path / ("in.gz" if packed else "in")
+    path.write_bytes(gzip.compress(lines, 1) if packed else lines)
+    count = 0
+    tracemalloc.start()
+    try:
+        async for item in FileSource(str(path), "text").runs():
+            count += 0 if isinstance(item, Position) else len(item)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 8192
+    assert most < 5 * 1024 * 1024
 
 
 async def items_of(source: FileSource) -> list[Run | Position]:

@@ -8,6 +8,7 @@ from typing import Final
 from etlstage.config.schema import pipeline_schema
 from tests.manual.fences import DOCS, PAGES, ROOT
 from tests.reference import schemas
+from tests.supervisor.holding import SCENES
 
 PAGE: Final = PAGES[DOCS / "explanation" / "limits.md"]
 CASES: Final = {
@@ -20,22 +21,24 @@ CASES: Final = {
         "protocol/marker/test_reader_limits.py::test_reply_over_the_limit_is_refused"
     ),
     "its stderr": "supervisor/test_diagnostic.py::test_tail_is_bounded_in_bytes",
-    "messages read and not handed on": "supervisor/test_memory.py::test_memory_is_bounded",
+    "messages read and not handed on": (
+        "supervisor/test_memory.py::test_memory_is_bounded[slow_load]"
+    ),
     "replies to messages that were sent ahead": (
-        "supervisor/test_flow.py::test_memory_is_bounded_for_big_messages"
+        "supervisor/test_memory.py::test_memory_is_bounded[one_to_a_million]"
     ),
     "records that no checkpoint covers": (
         "protocol/kcl/test_session.py::test_so_many_bytes_may_be_uncommitted"
     ),
     "one run of messages": "pipeline/test_pipeline.py::test_full_edges_stop_the_source",
     "outputs that the caller has not taken": (
-        "supervisor/test_extraction.py::test_plain_message_that_is_too_long"
+        "supervisor/test_flow.py::test_slow_consumer_stops_the_worker_through_the_pipe"
     ),
     "what was sent and not written": (
-        "protocol/cocaine/test_session.py::test_chunks_of_one_message_are_bounded"
+        "supervisor/test_session.py::test_caller_that_does_not_read_stops_the_worker"
     ),
     "rows on their way": "spark/dataframe/test_source.py::test_run_is_bounded",
-    "a megabyte of a file": "files/test_source.py::test_reading_goes_on_behind_any_position",
+    "a megabyte of a file": "files/test_source.py::test_file_is_read_a_megabyte_at_a_time",
     "one epoch, its rows": "pipeline/test_loading.py::test_epoch_has_so_many_bytes_at_most",
     "one epoch, and a second time": (
         "spark/dataframe/test_sink.py::test_epoch_is_bounded_in_bytes"
@@ -43,19 +46,22 @@ CASES: Final = {
     "of transactions that are open": (
         "journal/test_run.py::test_open_transaction_is_not_held_in_memory"
     ),
-    "runs of an epoch": "journal/test_log.py::test_groups_are_bounded",
+    "runs of an epoch": (
+        "pipeline/test_journal.py::test_runs_of_an_epoch_are_held_up_to_a_megabyte"
+    ),
     "what Spark gives": "spark/task/test_portal.py::test_what_is_not_taken_is_bounded",
     "the one that is written": (
-        "pipeline/dead_letter/test_store.py::test_reading_takes_no_memory"
+        "pipeline/dead_letter/test_policy.py"
+        "::test_what_was_refused_in_one_run_is_written_together"
     ),
-    "all its messages": "supervisor/test_service.py::test_limit_counts_what_was_given_up",
 }
-"""Where a row is run, by how its second column begins or what is in it."""
+"""Where the limit of a row is reached, by what is in its second column."""
 ROWS: Final = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
-    if line.startswith("| ") and not line.startswith("| where")
+    if line.startswith("| ") and not line.startswith(("| where", "| `submit`"))
 ]
+"""All but that of ``submit``, which has no limit."""
 
 
 def test_every_limit_has_a_case() -> None:
@@ -65,7 +71,9 @@ def test_every_limit_has_a_case() -> None:
         assert [part for part in CASES if part in what] != [], what
     for case in CASES.values():
         file, _, name = case.partition("::")
-        assert f"def {name}" in (ROOT / "tests" / file).read_text(), case
+        name, _, scene = name.removesuffix("]").partition("[")
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), case
+        assert not scene or scene in SCENES
 
 
 def test_settings_are_keys_that_there_are() -> None:

@@ -85,6 +85,22 @@ def counting(step: str, number: int) -> Callable[[str], None]:
     return count
 
 
+async def test_runs_of_an_epoch_are_held_up_to_a_megabyte(tmp_path: Path) -> None:
+    """And one run more; an epoch may have any number of them (issue 27)."""
+    held = list[int]()
+
+    class Measured(JournalSink):
+        def _write(self) -> None:
+            held.append(self._size)
+            super()._write()
+
+    runs = [[b"x" * 300_000]] * 12
+    sink = Measured(tmp_path / "set")
+    await once(tmp_path / "state", MemorySource(runs), sink, messages=12)
+    assert 1_000_000 < max(held) < 1_400_000
+    assert len(committed(tmp_path / "set")) == 12
+
+
 class Faulty(JournalSink):
     """Breaks off between two acknowledgements, too."""
 
