@@ -1,5 +1,5 @@
 """
-The worker of a shard, until the end of the shard is committed; sinks that have several.
+The worker of a shard, until its end is committed or it is another's; sinks that have several.
 
 A supervisor starts a worker again that is lost, but none that was asked to end. A shard
 can't end without one: for what its worker had not committed when it ended another is
@@ -8,7 +8,7 @@ started here, as often as ``restart`` says.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +28,7 @@ from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.protocol.events import FarewellReason
+from etlstage.shard.cut import number_of
 from etlstage.stage import Stage
 from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
@@ -38,7 +39,7 @@ from etlstage.telemetry import Meter, StageMetrics
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("ShardSink", "ShardWorker")
+__all__ = ("LeasedShard", "ShardSink", "ShardWorker")
 
 _log = Log()
 
@@ -283,3 +284,70 @@ class ShardSink(Sink):
         complete = "complete" if self._finished else "incomplete"
         loaded = counted(self.account.done, "message")
         return f"{loaded} loaded {where}; output {complete}"
+
+
+class LeasedShard:
+    """
+    A shard that is ours, from the start of its worker to its end.
+
+    Args:
+        name: Of the shard.
+        position: What is committed of it.
+        renumbered: Whether numbers of records are others than those of rows.
+
+    """
+
+    worker: ShardWorker
+
+    def __init__(
+        self, name: str, position: object, *, renumbered: bool = False
+    ) -> None:
+        self.name = name
+        self.position = position
+        self.reading: anyio.CancelScope = anyio.CancelScope()
+        """Of its reader, in a stream."""
+        self.begin: int = number_of(position)
+        """Number of the record behind which it was begun."""
+        self.row = -1 if renumbered else self.begin
+        """The last row of the input that was looked at for it."""
+        self.last = self.row
+        """Number of the record that was there, or of one before that."""
+        self.coming = 0
+        """Records that were read and are not written yet."""
+        self.held = 0
+        """Records that were written and have no outcome."""
+        self.exhausted: FarewellReason | None = None
+        """The reason that its worker gets, since all was read for it."""
+        self.gone = False
+        self.failure: EtlstageError | None = None
+        self._asked: _Asked | None = None
+
+    @property
+    def wants(self) -> bool:
+        """Whether it needs input."""
+        return not (self.exhausted is not None or self.worker.stopping or self.gone)
+
+    async def ask(self, report: Callable[[], None]) -> bool:
+        """Report that a checkpoint is asked for; return whether it was stored."""
+        # One that was given up may be stored yet: until then there is no other.
+        while self._asked is not None:
+            await self._asked.answered.wait()
+        asked = self._asked = _Asked()
+        report()
+        await asked.answered.wait()
+        return asked.stored
+
+    def answer(self, *, stored: bool) -> None:
+        """Answer what was asked for."""
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            asked.stored = stored
+            asked.answered.set()
+
+
+class _Asked:
+    """A checkpoint that was asked for."""
+
+    def __init__(self) -> None:
+        self.stored = False
+        self.answered = anyio.Event()

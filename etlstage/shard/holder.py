@@ -1,0 +1,280 @@
+"""
+The leases of a runner, in a table that all runners see.
+
+What its keeper decides about the table is done here; what it decides about workers is
+for who has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import closing, suppress
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from etlstage.errors import StateUnusable
+from etlstage.shard.keeper import LeaseKeeper
+from etlstage.shard.lease import (
+    Answer,
+    Event,
+    FailRunner,
+    Lease,
+    Left,
+    Read,
+    ReadFailed,
+    Start,
+    Stop,
+    TableRead,
+    TimerRang,
+    Write,
+    WriteFailed,
+    WriteRefused,
+    Written,
+)
+from etlstage.shard.stream import AT_END, ShardedSource
+from etlstage.shard.table import LeaseTable, News, TableGone
+from etlstage.supervisor.stream import Signal
+from etlstage.telemetry.log import Log
+
+__all__ = ("Duty", "LeaseHolder")
+
+_log = Log()
+
+_TICK: Final = 0.001  # seconds
+_AGAIN: Final = 1.0  # seconds until a database is asked again
+
+
+Duty: TypeAlias = Write | Start | Stop | Answer | FailRunner | Left | TableRead
+"""What is left to be done, or that the table was read."""
+
+
+class LeaseHolder:
+    """
+    Holds leases as a keeper decides.
+
+    Args:
+        stage: Name of the stage.
+        keeper: Decides which shards are ours.
+        leases: Opens the table, given what the input is.
+        names: Shards of the input; more may come with :meth:`find`.
+
+    Attributes:
+        rows: Leases as they were read last.
+        over: Shards that need no runner, or not this one.
+
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        keeper: LeaseKeeper,
+        leases: Callable[[str], LeaseTable],
+        names: Iterable[str] = (),
+    ) -> None:
+        self.rows: dict[str, Lease] = {}
+        self.over: set[str] = set()
+        self._stage = stage
+        self._keeper = keeper
+        self._open = leases
+        self._names = set(names)
+        self._ended: set[str] = set()
+        self._table: LeaseTable | None = None
+        self._threads = anyio.CapacityLimiter(4)
+        self._events: deque[Event | FailRunner] = deque()
+        self._reported = Signal()
+
+    async def open(self, of: Callable[[], str], stream: ShardedSource | None) -> None:
+        """
+        Open the table, with the shards that there are.
+
+        Args:
+            of: Says what the input is; called in a thread.
+            stream: Where shards come from; None: those that were named are all.
+
+        """
+
+        def begin() -> None:
+            self._table = self._open(of())
+            if stream is not None:
+                self._add(stream)
+            else:
+                self._table.add(map(Lease, sorted(self._names)))
+
+        try:
+            await self._in_thread(begin)
+        except BaseException:
+            if self._table is not None:
+                self._table.close()
+            raise
+
+    async def close(self) -> None:
+        """Free what a run still has that has failed: there are no workers any more."""
+        await self._in_thread(self._release)
+
+    def _release(self) -> None:
+        with closing(self._leases) as table, suppress(TableGone):
+            for row in table.read():
+                if row.owner == self._keeper.owner:
+                    free = row._replace(owner=None, claimant=None)
+                    free = free._replace(counter=row.counter + 1)
+                    table.swap(row, free, News(lag=0))
+
+    def report(self, event: Event) -> None:
+        """Have the keeper decide about an event."""
+        self._events.append(event)
+        self._reported.set()
+
+    async def instructions(self, tasks: TaskGroup) -> AsyncGenerator[Duty, None]:
+        """
+        Yield what is to be done, and the table when it was read.
+
+        Args:
+            tasks: Where it is read meanwhile.
+
+        """
+        while True:
+            event = self._events.popleft() if self._events else TimerRang()
+            if isinstance(event, FailRunner):
+                yield event
+                continue
+            now = anyio.current_time()
+            for instruction in self._keeper.handle(event, now):
+                if isinstance(instruction, Read):
+                    tasks.start_soon(self._read)
+                else:
+                    yield instruction
+            if isinstance(event, TableRead):
+                yield event
+            due = self._keeper.due()
+            assert due is not None, "an event was handled"
+            if not self._events:
+                # What is due in less than a float can tell is not due yet.
+                with anyio.CancelScope(deadline=max(due, now + _TICK)):
+                    await self._reported.wait()
+
+    async def _read(self) -> None:
+        names = self._names  # there may be more meanwhile
+        try:
+            rows = await self._in_thread(self._leases.read)
+        except TableGone as error:
+            _log.warning("leases not read", stage=self._stage, error=str(error))
+            self.report(ReadFailed())
+            return
+        self.rows = {row.shard: row for row in rows}
+        there = set(self.rows)
+        if missing := names - there:
+            gone = f"shard {min(missing)} is gone from the lease table"
+            self._events.append(FailRunner(gone))
+        # Children come into the table before their parents end, by whomever.
+        self._names = self._names | there
+        self._ended |= {row.shard for row in rows if row.ended}
+        self.over |= self._ended
+        self.report(TableRead(rows))
+
+    async def write(self, write: Write, news: News) -> None:
+        """Put a row in the place of another, and report what came of it."""
+        number, before, after = write
+        try:
+            swap = partial(self._leases.swap, before, after, news)
+            done = await self._in_thread(swap)
+        except TableGone as error:
+            _log.warning(
+                "lease not written",
+                stage=self._stage,
+                shard=after.shard,
+                error=str(error),
+            )
+            self.report(WriteFailed(number))
+            return
+        if done and after.ended:
+            self._ended.add(after.shard)
+            self.over.add(after.shard)
+        self.report(Written(number) if done else WriteRefused(number))
+
+    @property
+    def all_over(self) -> bool:
+        """Whether no shard needs a runner that this one can be."""
+        return all(map(self.is_over, self._names))
+
+    def is_over(self, shard: str) -> bool:
+        """Return whether a shard needs no runner, or can't begin by this one."""
+        if shard in self.over:
+            return True
+        row = self.rows.get(shard)
+        parents = () if row is None else row.parents
+        return any(self.is_over(p) for p in parents if p not in self._ended)
+
+    async def find(self, stream: ShardedSource) -> None:
+        """
+        Look for new shards, which get leases.
+
+        Raises:
+            EtlstageError: If they can't be had, or one is gone.
+
+        """
+        while True:
+            try:
+                await self._in_thread(partial(self._add, stream))
+            except TableGone as error:
+                _log.warning("leases not read", stage=self._stage, error=str(error))
+                await anyio.sleep(_AGAIN)
+            else:
+                return
+
+    def _add(self, stream: ShardedSource) -> None:
+        """Add leases of shards that have come; blocks."""
+        found = stream.shards()
+        known = {row.shard: row for row in self._leases.read()}
+        there = {shard.name for shard in found}
+        gone = [
+            row for row in known.values() if not row.ended and row.shard not in there
+        ]
+        if gone:
+            raise StateUnusable(
+                f"stage {self._stage}: shard {gone[0].shard} is gone from {stream.input},"
+                " and was not read to its end: 'etlstage shards reset' begins anew with"
+                " what there is"
+            )
+        begins = {
+            # What comes from others begins with its first record.
+            shard.name: None if known else stream.beginning(shard)
+            for shard in found
+        }
+        # The first to know a stream says where it begins. Who is second may see more
+        # shards, made of those: so first come the ones that are over, which decide.
+        over = [shard for shard in found if begins[shard.name] == AT_END]
+        first = self._leases.add(
+            Lease(shard.name, shard.parents, ended=True) for shard in over
+        )
+        rest = [shard for shard in found if shard not in over]
+        known_parents = there.union(known)
+        self._leases.add(
+            Lease(
+                shard.name,
+                tuple(name for name in shard.parents if name in known_parents),
+                _text(begins[shard.name] if first == len(over) else None),
+            )
+            for shard in rest
+        )
+        self._names = self._names | known_parents
+
+    @property
+    def _leases(self) -> LeaseTable:
+        assert self._table is not None
+        return self._table
+
+    async def _in_thread(self, what: Callable[[], Any]) -> Any:  # noqa: ANN401
+        return await anyio.to_thread.run_sync(
+            what, limiter=self._threads, abandon_on_cancel=True
+        )
+
+
+def _text(position: object) -> str | None:
+    """Return a position as a lease has it."""
+    return None if position is None else json.dumps(position)
