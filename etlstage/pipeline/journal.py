@@ -42,6 +42,7 @@ from etlstage.messages import Position, Run, cost_of, counted, plain, size_of
 from etlstage.pipeline.interfaces import Epochs, Output, Sink, Source
 from etlstage.sequencing import (
     MAX_FRAME,
+    AckIntent,
     Checkpoint,
     CsvRecord,
     Fnv1a,
@@ -126,6 +127,8 @@ class JournalSink(Sink):
         }
         self._once = False
         self._intents: list[list[str]] = []
+        self.rollbacks: list[list[str]] = []
+        """What drops the epoch that was flushed last, in place of its intents."""
         self._open = False
         self._finished = False
         # What was taken and not appended yet, how much of it, and how many messages
@@ -210,6 +213,10 @@ class JournalSink(Sink):
         """Commit what was flushed; raises as :meth:`write`."""
         await anyio.to_thread.run_sync(self._acknowledge)
 
+    async def roll_back(self) -> None:
+        """Drop what was written since the last flush: readers need not keep it."""
+        await anyio.to_thread.run_sync(self._roll_back)
+
     def drain(self) -> None:
         """Wait no more for readers: what was read is to be appended."""
         self._shutting_down.set()
@@ -266,12 +273,15 @@ class JournalSink(Sink):
                 for place, part in self._parts(run):
                     publish(_Placed(part, place))
 
+    def _roll_back(self) -> None:
+        with self._failing("append to"):
+            dropped = _plain(self._publisher.rollback_intents())
+            append_intents(self._journals, dropped, stage=self.name)
+
     def _flush(self) -> None:
         self._write()
-        self._intents = [
-            [journal, intent.hex()]
-            for journal, intent in self._publisher.build_ack_intents()
-        ]
+        self.rollbacks = _plain(self._publisher.rollback_intents())
+        self._intents = _plain(self._publisher.build_ack_intents())
         with self._failing("sync"):
             self._journals.sync()
 
@@ -316,6 +326,11 @@ class JournalSink(Sink):
                 f"stage {self.name}: can't {what} the journals in {self._path}: {error}",
                 stage=self.name,
             ) from error
+
+
+def _plain(intents: Iterable[AckIntent]) -> list[list[str]]:
+    """Return intents as plain JSON."""
+    return [[journal, intent.hex()] for journal, intent in intents]
 
 
 class _Placed(RunMessage):

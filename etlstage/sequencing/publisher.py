@@ -121,7 +121,8 @@ class Publisher:
         self.producer: bytes = new_producer_id() if producer is None else producer
         self.without_uuid: int = 0
         # What acknowledges the open transaction, by journal, in order of first use.
-        self._open: dict[str, tuple[Message, Framing]] = {}
+        # With the clock of the first message.
+        self._open: dict[str, tuple[Message, Framing, int]] = {}
         self._busy = False
         self._uncertain = False
 
@@ -183,10 +184,28 @@ class Publisher:
         """
         self._check_certain()
         intents = []
-        for journal, (message, framing) in self._open.items():
+        for journal, (message, framing, _) in self._open.items():
             frame, _ = self._frame(message, framing, Flags.ACK_TXN)
             intents.append(AckIntent(journal, b"".join(frame)))
         self._open = {}
+        return intents
+
+    def rollback_intents(self) -> list[AckIntent]:
+        """
+        Return what drops the open transaction, once appended, in place of what commits it.
+
+        Without it readers keep what they know of the transaction until they forget its
+        producer.
+        """
+        intents = []
+        for journal, (message, framing, first) in self._open.items():
+            if first == 1:
+                continue  # a UUID of clock 0 is none
+            # Acknowledged is what is before the first message.
+            message.set_uuid(build_uuid(self.producer, first - 1, Flags.ACK_TXN))
+            frame = _Pieces()
+            framing.marshal(message, frame)
+            intents.append(AckIntent(journal, b"".join(frame.pieces)))
         return intents
 
     def _check_certain(self) -> None:
@@ -233,7 +252,7 @@ class Publisher:
         if not message.uuid.int:
             self.without_uuid += 1
         if flags is Flags.CONTINUE_TXN and journal not in self._open:
-            self._open[journal] = message.acknowledgement(journal), framing
+            self._open[journal] = message.acknowledgement(journal), framing, clock
         return append
 
     def _frame(

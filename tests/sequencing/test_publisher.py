@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
@@ -16,12 +17,14 @@ from etlstage.sequencing import (
     AppendUncertain,
     Clock,
     EmptyListResponse,
+    Envelope,
     Flags,
     JsonMessage,
     Message,
     NotFrameable,
     Opaque,
     Publisher,
+    Sequencer,
     Unbound,
     clock_of,
     flags_of,
@@ -322,3 +325,48 @@ def test_protocols_are_seen_in_messages() -> None:
     assert isinstance(Str(), Message)
     assert not isinstance({}, Message)
     assert Str().uuid == NO_UUID
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_transaction_is_rolled_back(
+    caplog: pytest.LogCaptureFixture, *, before: bool
+) -> None:
+    """Whatever is known of its producer; another may follow (issue 24)."""
+    journals, sequencer, read = Memory(), Sequencer(), []
+    publisher = Publisher(journals, mapping=to_json)
+
+    def acknowledge(intents: list[AckIntent]) -> None:
+        for journal, intent in intents:
+            journals.start_append(journal).release(intent)
+
+    if before:
+        publisher.publish_uncommitted(Str("before"))
+        acknowledge(publisher.build_ack_intents())
+    publisher.publish_uncommitted(Str("one"))
+    publisher.publish_uncommitted(Str("two"))
+    acknowledge(publisher.rollback_intents())
+    publisher.build_ack_intents()
+    rolled_back = len(journals.data["a"])
+    publisher.publish_uncommitted(Str("three"))
+    acknowledge(publisher.build_ack_intents())
+    at = 0
+    for line in journals.data["a"].splitlines(keepends=True):
+        message = Str()
+        message.from_json(json.loads(line))
+        sequencer.queue_uncommitted(Envelope("a", at, at + len(line), message))
+        at += len(line)
+        while (found := sequencer.deque_committed()) is not None:
+            assert isinstance(found.message, Str)
+            read.append(found.message.text)
+        if at == rolled_back:
+            assert not sequencer.has_pending({})
+    assert [text for text in read if text] == ["before", "three"][not before :]
+    assert caplog.messages == []
+
+
+def test_transaction_at_the_beginning_of_time_is_not_rolled_back() -> None:
+    """A UUID of clock 0 is none: its message would be delivered (issue 24)."""
+    publisher = Publisher(Memory(), Clock(tick=1), mapping=to_json)
+    publisher.publish_uncommitted(Str("one"))
+    assert publisher.rollback_intents() == []
+    assert len(publisher.build_ack_intents()) == 1

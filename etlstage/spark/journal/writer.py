@@ -5,7 +5,8 @@ Each attempt of a task is a producer: what it appends is in a transaction, force
 disk, and what would acknowledge it is sent to the driver. The driver stores that of all
 attempts that count beside the journals, in one step, and appends it then: with the first
 the write is committed, whatever happens to the second. What an attempt has appended that
-is not among them is never acknowledged, and so is never read.
+is not among them is never acknowledged, and so is never read; where its end is known it
+is rolled back, so that readers need not keep it until they forget the producer.
 
 Of a stream the last batch of each query stays stored: one that comes again, for Spark did
 not note that it was committed, has the acknowledgements that are stored appended again,
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +33,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from etlstage.columns import Column
 from etlstage.errors import SinkFailed
 from etlstage.files.text import objects
 from etlstage.journal import Journals
@@ -55,6 +58,8 @@ class AppendedPart(WriterCommitMessage):
     query: str
     intents: list[list[str]]
     """What acknowledges it, by journal, framed."""
+    rollbacks: list[list[str]]
+    """What drops it, likewise."""
 
 
 class JournalWriter(DataSourceArrowWriter):
@@ -86,7 +91,9 @@ class JournalWriter(DataSourceArrowWriter):
             StoredCommits(journals).write(self._number, _intents(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Do nothing: what was appended is not acknowledged."""
+        """Roll back what was appended, unless it is committed."""
+        with self._task.place.opened() as journals:
+            StoredCommits(journals).roll_back(f"write-{self._number}", messages)
 
 
 class JournalStreamWriter(DataSourceStreamArrowWriter):
@@ -120,13 +127,20 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
             with self._task.place.opened() as journals:
                 commits = StoredCommits(journals)
                 commits.batch(known[0].query, batchId, _intents(messages))
+                # Of a batch that was committed before, by another start.
+                commits.roll_back(f"query-{known[0].query}", messages)
 
     def abort(
         self,
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803 - Spark's name
     ) -> None:
-        """Do nothing: what was appended is not acknowledged."""
+        """Roll back what was appended, unless it is committed."""
+        known = [one for one in messages if isinstance(one, AppendedPart)]
+        if known:
+            with self._task.place.opened() as journals:
+                name = f"query-{known[0].query}"
+                StoredCommits(journals).roll_back(name, messages)
 
 
 class StoredCommits:
@@ -155,6 +169,28 @@ class StoredCommits:
             stored = {"batch": number, "intents": intents}
             self._store(name, stored)
         self._append(stored["intents"])
+
+    def roll_back(
+        self, name: str, messages: Sequence[WriterCommitMessage | None]
+    ) -> None:
+        """
+        Roll back what is not among the acknowledgements that are stored.
+
+        Args:
+            name: Of the commit.
+            messages: Of attempts that have ended.
+
+        """
+        kept = self._load(name).get("intents", [])
+        self._append(
+            [
+                dropped
+                for one in messages
+                if isinstance(one, AppendedPart)
+                if not any(intent in kept for intent in one.intents)
+                for dropped in one.rollbacks
+            ]
+        )
 
     def resume(self) -> None:
         """Append what was stored by drivers that have ended before they did it."""
@@ -232,17 +268,27 @@ class _AppendingTask:
 
         """
         self.place.opened().close()
-        return AppendedPart(query=query, intents=anyio.run(self._appended, batches))
+        sink = anyio.run(self._appended, batches)
+        return AppendedPart(query=query, intents=sink.intents, rollbacks=sink.rollbacks)
 
-    async def _appended(self, batches: Iterator[pa.RecordBatch]) -> list[list[str]]:
+    async def _appended(self, batches: Iterator[pa.RecordBatch]) -> JournalSink:
         sink = JournalSink(**self._settings, name=NAME)
         sink.begin(Epochs(NAME, 0, True, lambda: None))
         async with sink:
-            for batch in batches:
-                texts = batch.column(0) if self._plain else objects(batch, utc=True)
-                messages = column_of(texts)
-                if messages.problem is not None:
-                    raise SinkFailed(f"format {NAME}: {messages.problem}", stage=NAME)
-                await sink.write(messages)
-            await sink.flush()
-            return sink.intents
+            try:
+                for batch in batches:
+                    await sink.write(self._messages(batch))
+                await sink.flush()
+            except BaseException:
+                # The disk may be full: what is not dropped is never read either.
+                with suppress(SinkFailed):
+                    await sink.roll_back()
+                raise
+            return sink
+
+    def _messages(self, batch: pa.RecordBatch) -> Column:
+        texts = batch.column(0) if self._plain else objects(batch, utc=True)
+        messages = column_of(texts)
+        if messages.problem is not None:
+            raise SinkFailed(f"format {NAME}: {messages.problem}", stage=NAME)
+        return messages

@@ -11,10 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import SinkFailed
 from etlstage.journal import Journals, Publisher, RunMessage
+from etlstage.journal.account import JournalCounts, verify
 from etlstage.pipeline.journal import messages_of
 from etlstage.spark import register
 from etlstage.spark.errors import explain
-from etlstage.spark.journal.writer import StoredCommits
+from etlstage.spark.journal.writer import AppendedPart, StoredCommits
 from tests.spark.driver import Driver
 
 pytestmark = pytest.mark.spark
@@ -34,6 +35,12 @@ def committed(path: Path) -> list[bytes]:
     with Journals.open(path, create=False) as journals:
         found = [messages_of(one.message) for one in journals.read_committed()]
     return sorted(message for run in found for message in run)
+
+
+def counts(path: Path) -> JournalCounts:
+    """Return what the one journal of a set has."""
+    with Journals.open(path, create=False) as journals:
+        return verify(journals, journals.select()[0].name)
 
 
 def write(frame: DataFrame, path: Path, mode: str = "append", **options: str) -> None:
@@ -78,6 +85,9 @@ def test_a_write_that_fails_is_never_seen(spark: SparkSession, tmp_path: Path) -
     )
     assert "no" in failure(lambda: write(rows, path))
     assert committed(path) == []
+    # Of those that have ended well, and of those that have not: nothing is left open.
+    assert (counts(path).pending, counts(path).committed) == (0, 0)
+    assert counts(path).rolled_back > 0
     nothing = spark.sql("select cast(null as string) as t")
     assert "message is null in 1 of 1" in failure(lambda: write(nothing, path))
     write(spark.sql("select 'a' as t"), path)
@@ -150,6 +160,38 @@ def test_a_second_commit_of_a_batch_does_nothing(
     commits.batch("a", 1, appended(journals, b"a1"))
     commits.batch("a", 0, appended(journals, b"a0"))
     assert committed(tmp_path / "set") == [b"a0", b"a1", b"b0"]
+
+
+def part(journals: Journals, message: bytes) -> AppendedPart:
+    """Return what an attempt sends that has appended a message."""
+    (spec,) = journals.select()
+    publisher = Publisher(journals, mapping=lambda _: (spec.name, RUNS))
+    publisher.publish_uncommitted(RunMessage([message]))
+    dropped, kept = publisher.rollback_intents(), publisher.build_ack_intents()
+    return AppendedPart(
+        query="a",
+        intents=[[name, intent.hex()] for name, intent in kept],
+        rollbacks=[[name, intent.hex()] for name, intent in dropped],
+    )
+
+
+def test_what_is_not_committed_is_rolled_back(
+    journals: Journals, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never what is stored: its acknowledgement may come later (issue 24)."""
+    commits, path = StoredCommits(journals), tmp_path / "set"
+    kept, again, lost = (part(journals, b"%d" % n) for n in range(3))
+    commits.batch("a", 0, kept.intents)
+    commits.batch("a", 0, again.intents)
+    assert counts(path).pending == 2
+    commits.roll_back("query-a", [kept, again, None, lost])
+    assert committed(path) == [b"0"]
+    assert (counts(path).pending, counts(path).rolled_back) == (0, 2)
+    commits._store("write-7", {"intents": (stored := part(journals, b"3")).intents})
+    commits.roll_back("write-7", [stored])
+    commits.resume()
+    assert committed(path) == [b"0", b"3"]
+    assert caplog.messages == []
 
 
 def test_what_is_stored_is_committed(
