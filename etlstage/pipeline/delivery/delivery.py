@@ -98,6 +98,7 @@ class Delivery:
         with ExitStack() as stack:
             try:
                 make_ours(self.folder)
+                # The lock first: a run that is alive must not be fenced off by chance.
                 self._lock(stack)
                 self.record = CommitRecord.fenced(self.folder)
             except OSError as error:
@@ -158,12 +159,16 @@ class Delivery:
         """
         found = CommitRecord(fence=self.record.fence) if anew else self.record
         same = self.whole and found.delivery == self._promise
+        # A run without an epoch and without accounts has promised nothing: of that one
+        # there is nothing to go on with.
         if (not found.ended or found.pending) and (
             found.epoch or same or found.delivery == "exactly-once"
         ):
             self._check_same(found, stages, output)
             self.record = replace(self.record, output=output, input=input)
             return True
+        # A load that resumes keeps its name: by that its sink finds what was written and
+        # not recorded, and replaces it.
         record = CommitRecord(
             fence=found.fence,
             delivery=self._promise,
@@ -258,6 +263,7 @@ class Delivery:
                 f" ({error}): 'etlstage state reset {shlex.quote(str(self.folder))}'"
                 " starts from the beginning"
             ) from error
+        # Behind a crash between the sink's commit and our record the sink knows more.
         if record.epoch > self.record.epoch:
             self.keep(record)
 
@@ -276,6 +282,7 @@ class Delivery:
     def renew(self) -> None:
         """Have the next run begin another load, from where this one has read."""
         now = self.record
+        # A name under which nothing was loaded can be used again.
         if now.epoch:
             last = {"load": now.load, "epoch": now.epoch}
             last |= {"input": now.input, "output": now.output}
@@ -304,6 +311,9 @@ class Delivery:
     ) -> None:
         """Record it, unless somebody has taken over, before that or meanwhile."""
         self.check()
+        # Another run may take over behind that look: it has read what was before this
+        # record, which has a lower fence and does not count. So we look again, lest we
+        # report an epoch as committed that it loads once more.
         try:
             self._write(record, at)
         finally:
@@ -321,6 +331,7 @@ class Delivery:
         self, found: CommitRecord, stages: Sequence[str], output: str
     ) -> None:
         """Assert that we can go on where a run was interrupted."""
+        # Where it has loaded matters, too: only there its sink finds what to replace.
         if found.delivery != self._promise:
             differs = f"its delivery was {found.delivery}"
         elif self.whole and list(found.accounts) != list(stages):

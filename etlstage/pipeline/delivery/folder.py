@@ -71,6 +71,7 @@ def make(folder: Path) -> None:
 
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    # From the top: a record in a folder whose own name is lost would be lost, too.
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
         sync(path.parent)
@@ -169,6 +170,7 @@ def sync_up(folders: Iterable[Path]) -> None:
     for folder in map(Path.resolve, folders):
         sync(folder)
         device = folder.stat().st_dev
+        # Beyond the device is where it was mounted, which was there before us.
         for path in folder.parents:
             if path in done or path.stat().st_dev != device:
                 break

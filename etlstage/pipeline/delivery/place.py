@@ -79,6 +79,7 @@ class EpochFiles:
             named = self._folder.fullmatch(path.name)
             if named is None:
                 continue
+            # With the number of a start it was never sealed, and may lack files.
             if named[2] or int(named[1]) > done:
                 check()
                 shutil.rmtree(path)
@@ -112,6 +113,7 @@ class EpochFiles:
             aside.mkdir(parents=True, exist_ok=True)
         if not aside.exists():
             return
+        # Contents before the name: behind a crash a sealed folder is taken for whole.
         sync_all(aside)
         sealed = self._sealed(number)
         try:
@@ -156,6 +158,7 @@ class EpochFiles:
             folder = self._path / path.parent.relative_to(sealed)
             folder.mkdir(parents=True, exist_ok=True)
             name = f"{_PART}{self._load}-{number}-{path.name.removeprefix(_PART)}"
+            # Two may move it at a time; and a start moves the rest behind a crash.
             with suppress(FileNotFoundError):
                 path.rename(folder / name)
             while folder != self._path:
@@ -163,6 +166,7 @@ class EpochFiles:
                 folder = folder.parent
         for folder in changed:
             sync(folder)
+        # Last: while it is there, each start looks for what has to be moved still.
         shutil.rmtree(sealed, ignore_errors=True)
 
     def mark(self, *, whole: bool) -> None:

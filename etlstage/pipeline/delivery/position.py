@@ -109,6 +109,7 @@ def put(path: Path, value: object, at: Callable[[str], None] | None = None) -> N
     with opened(new, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
         file.write(text.encode())
         file.flush()
+        # Bytes before the name: else a crash may leave an empty file in place of the old.
         os.fsync(file.fileno())
     if at is not None:
         at("aside")

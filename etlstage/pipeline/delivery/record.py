@@ -156,6 +156,7 @@ class CommitRecord:
                 f" {os_reason(error)}: the next run goes on from what is stored by then;"
                 " make room, or set another state"
             ) from error
+        # Only now: until this one is durable an older one is all there is.
         for old in folder.glob("record.*"):
             found = _LEFT.fullmatch(old.name)
             if found is not None and int(found[1]) < self.fence:
@@ -181,6 +182,8 @@ class CommitRecord:
             fence = max(fence, fence_of(folder)) + 1
             with suppress(FileExistsError), _claimed(folder, fence):
                 found = cls.latest(folder)
+                # Else another has stored its record between our look and our claim: its
+                # commits would be lost under a lower fence, so we claim one above it.
                 if found.fence < fence:
                     record = replace(found, fence=fence)
                     record.store(folder)
