@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from etlstage.journal import Journals, RunMessage
-from tests.journal.victims import append, follow, pipe, relay, served
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.dead_letter.retry import Settled
+from tests.journal.victims import append, divide, follow, pipe, relay, served
 
 pytestmark = pytest.mark.process
 
@@ -70,6 +72,36 @@ def check_pipelines(path: Path, kills: int) -> None:
         assert sorted(found) == wanted
 
 
+def check_durable_edges(path: Path, kills: int, each: int = 100) -> None:
+    """Kill a runner with two durable edges at any time, until it was often enough."""
+    count = each * kills
+    with served(4) as victims:
+        while True:
+            soon = victims.chance.uniform(0.05, 0.5)
+            child = victims.start(divide, str(path), count)
+            if victims.kill(child, soon if victims.kills < kills else 60):
+                break
+    refused = {n for n in range(count) if n % 100 == 7}
+    found = []
+    with Journals.open(path) as journals:
+        for envelope in journals.read_committed():
+            assert isinstance(envelope.message, RunMessage)
+            found += [message.decode().split() for message in envelope.message.run]
+    assert {len(words) for words in found} == {5}
+    loaded = sorted(int(words[1]) for words in found)
+    assert loaded == [n for n in range(count) if n not in refused]
+    letters = Settled(Path(f"{path}-state") / "dead_letters")
+    dead = [
+        (stage, int(letter.message.split()[1]))
+        for stage in letters.stages
+        for letter in letters.letters(stage)
+        if isinstance(letter, DeadLetter)
+    ]
+    stages = ("one", "two", "three")
+    assert sorted(dead) == sorted((stages[n // 100 % 3], n) for n in refused)
+    assert victims.kills >= kills
+
+
 def test_reader_that_is_killed_gets_at_most_two_messages_again(tmp_path: Path) -> None:
     """
     With a position stored for each message; none is missing, its name is free.
@@ -108,6 +140,11 @@ def test_writers_that_are_killed(tmp_path: Path) -> None:
 def test_pipelines_that_are_killed(tmp_path: Path) -> None:
     """A few times."""
     check_pipelines(tmp_path / "orders", 10)
+
+
+def test_runner_with_durable_edges_that_is_killed(tmp_path: Path) -> None:
+    """A few times; each dead letter once (issue 24)."""
+    check_durable_edges(tmp_path / "out", 4)
 
 
 @pytest.mark.slow

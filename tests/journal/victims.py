@@ -20,12 +20,15 @@ import anyio
 from etlstage.journal import Journals, Publisher
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.divided import DividedPipeline
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.journal import JournalSink, JournalSource
 from etlstage.pipeline.pipeline import Pipeline
-from etlstage.testing import MemorySource
+from etlstage.pipeline.report import Report
+from etlstage.stage import ErrorBudget, ErrorPolicy, Order, Stage, WorkerProgram
+from etlstage.testing import MemorySource, ScriptedLaunch, ScriptedWorker
 
-__all__ = ("Victims", "append", "follow", "pipe", "relay", "served")
+__all__ = ("Victims", "append", "divide", "follow", "pipe", "relay", "served")
 
 
 class Victims:
@@ -143,11 +146,50 @@ def relay(path: str, name: str) -> None:
     _run(f"{path}-{name}", source, _Random(Path(f"{path}-out-{name}"), partitions=2))
 
 
+def divide(path: str, count: int) -> None:
+    """Run one with two durable edges, and stages whose replies are never the same."""
+    refused = ErrorPolicy(budget=ErrorBudget())
+    stages = [
+        Stage(
+            name=name,
+            worker=WorkerProgram(command=("none",)),
+            order=Order.NONE,
+            on_error=refused,
+        )
+        for name in ("one", "two", "three")
+    ]
+    made = DividedPipeline.cut(
+        "p",
+        state=Path(f"{path}-state"),
+        source=_Numbers("a", count),
+        stages=stages,
+        sink=JournalSink(Path(path)),
+        durable={"one": {}, "two": {"partitions": 2}},
+        bounds=Bounds(messages=500, seconds=3600),
+        launch=ScriptedLaunch(_salt),
+    )
+    _check(anyio.run(made.run))
+
+
+async def _salt(worker: ScriptedWorker) -> int:
+    """Add to a message what never comes again, or, of one in a hundred, refuse it."""
+    async for message in worker.messages():
+        number = int(message.split()[1])
+        if number % 100 == 7 and message.count(b" ") == 1 + number // 100 % 3:
+            await worker.refuse("no seven")
+        else:
+            await worker.reply(b"%s %d" % (message, random.randrange(10**9)))  # noqa: S311
+    return 0
+
+
 def _run(state: str, source: Source, sink: Sink) -> None:
     delivery = Delivery(
         Path(state), exactly_once=True, bounds=Bounds(messages=500, seconds=3600)
     )
     made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
-    report = anyio.run(made.run)
+    _check(anyio.run(made.run))
+
+
+def _check(report: Report) -> None:
     if report.error is not None:
         raise report.error
