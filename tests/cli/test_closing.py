@@ -22,8 +22,9 @@ def comparable(report: dict[str, Any]) -> dict[str, Any]:
         part["seconds"] = type(part["seconds"])
     for part in report["stages"]:
         part["busy"] = type(part["busy"])
-    for key in ("run", "started", "ended"):
-        report[key] = len(report[key])
+    for part in [report, *report["stages"]]:
+        part |= {key: len(part[key]) for key in ("started", "ended")}
+    report["run"] = len(report["run"])
     where = report["dead_letters"].pop("where")
     report["dead_letters"]["where"] = Path(where).parts[-3:]
     return report
