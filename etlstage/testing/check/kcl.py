@@ -312,6 +312,14 @@ async def accepts_many_records(subject: Subject) -> None:
         await processor.end()
 
 
+async def accepts_records_without_data(subject: Subject) -> None:
+    """Their data may be empty."""
+    async with _daemon(subject) as processor:
+        columns = _records(subject).columns
+        await processor.give(AnnotatedRun([b""] * 3, **columns))
+        await processor.end()
+
+
 async def accepts_keys_beyond_ascii(subject: Subject) -> None:
     """A partition key is any text of up to 256 characters."""
     keys = ["k\u00e4tzchen", "\u2028\u732b", "\U0001f408" * 128]
@@ -367,6 +375,7 @@ CHECKS: Final = (
     Check(waits_for_a_late_answer),
     Check(accepts_no_records),
     Check(accepts_many_records),
+    Check(accepts_records_without_data),
     Check(accepts_keys_beyond_ascii),
     Check(accepts_records_that_were_put_as_one),
     Check(begins_within_records_that_were_put_as_one),

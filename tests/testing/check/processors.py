@@ -34,6 +34,7 @@ class Processor:
         self._last: dict[str, Any] = {}
         self._lines: list[bytes] = []
         self._ended = False
+        self._acts = 0
         try:
             while (said := await self._read()) is not None:
                 await self._act(said)
@@ -48,8 +49,14 @@ class Processor:
 
     async def _act(self, said: dict[str, Any]) -> None:
         action = said["action"]
-        if action == "initialize" and said.get("subSequenceNumber"):
-            self._exit_if("takes no sub-sequence number")
+        self._exit_if(f"dies of {action}")
+        if self._has(f"hangs in {action}"):
+            await self._forever()
+        if action == "initialize":
+            if said.get("subSequenceNumber"):
+                self._exit_if("takes no sub-sequence number")
+            if said["sequenceNumber"].isdecimal() and not said["subSequenceNumber"]:
+                self._exit_if("begins at the beginning only")
         if action == "processRecords":
             await self._process(said["records"])
         elif action == "shardEnded":
@@ -59,6 +66,11 @@ class Processor:
         ):
             await self._checkpoint()
         await self._status(action)
+        if action == "processRecords":
+            if self._has("leaves after a batch"):
+                raise _Exit(0)
+            if self._has("checkpoints between actions"):
+                await self._write({"action": "checkpoint", "sequenceNumber": None})
 
     async def _process(self, records: Sequence[dict[str, Any]]) -> None:
         if self._has("prints"):
@@ -70,12 +82,17 @@ class Processor:
             return
         if len({record["sequenceNumber"] for record in records}) < len(records) - 1:
             self._exit_if("dies of three together")
+        if not any(record["data"] for record in records):
+            self._exit_if("dies of no data")
         if len(records) > 1000:
             self._exit_if("dies of many")
         if any(not record["partitionKey"].isascii() for record in records):
             self._exit_if("dies of keys")
         last = self._last = records[-1]
         number, sub = last["sequenceNumber"], last["subSequenceNumber"]
+        if self._has("goes back") and self._acts > 1:
+            number = str(int(number) - 1000)
+        self._acts += 1
         if self._has("invents numbers"):
             number = str(int(number) + 1)
         if self._has("forgets sub-sequence numbers"):
@@ -93,11 +110,11 @@ class Processor:
             await self._checkpoint()
 
     async def _checkpoint(self, number: str | None = None, sub: Any = None) -> None:  # noqa: ANN401 - JSON
-        if self._has("does not wait"):
-            return
         for _ in range(3):
             asked = {"action": "checkpoint", "sequenceNumber": number}
             await self._write({**asked, "subSequenceNumber": sub})
+            if self._has("does not wait"):
+                return
             answer = await self._read()
             if answer is None:
                 if self._has("waits for ever"):
@@ -115,7 +132,9 @@ class Processor:
                 return
 
     async def _status(self, action: str) -> None:
-        named = "nothing" if self._has("names another") else action
+        named: str | None = "nothing" if self._has("names another") else action
+        if self._has("names none"):
+            named = None
         await self._write({"action": "status", "responseFor": named})
         if self._has("answers twice") and action == "processRecords":
             await self._write({"action": "status", "responseFor": named})

@@ -34,6 +34,42 @@ def test_good_processor_passes() -> None:
     ("bug", "name", "reason"),
     [
         ("names another", "initializes", "sent a status for nothing, expected one for"),
+        ("names none", "initializes", "sent a status that names no action"),
+        ("dies of initialize", "initializes", "exited with status 3"),
+        ("hangs in initialize", "initializes", "did not answer initialize for 2 s"),
+        ("hangs in leaseLost", "initializes", "did not answer leaseLost"),
+        (
+            "hangs in processRecords",
+            "answers each action once",
+            "did not answer processRecords",
+        ),
+        (
+            "leaves after a batch",
+            "answers each action once",
+            "closed stdout between two actions",
+        ),
+        (
+            "checkpoints between actions",
+            "answers each action once",
+            "asked for a checkpoint with no action in flight",
+        ),
+        (
+            "does not wait",
+            "answers each action once",
+            "before it had the answer to a checkpoint",
+        ),
+        ("goes back", "checkpoints what was delivered", "is behind the last one"),
+        (
+            "dies of shutdownRequested",
+            "answers a request to shut down",
+            "exited with status 3",
+        ),
+        (
+            "begins at the beginning only",
+            "begins at any checkpoint",
+            "exited with status 3",
+        ),
+        ("dies of no data", "accepts records without data", "exited with status 3"),
         ("exits badly", "initializes", "exited with status 3 at the end of its life"),
         ("answers twice", "answers each action once", "is a callback called twice?"),
         (
