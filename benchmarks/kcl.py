@@ -2,7 +2,7 @@
 How many records per second pass through one record processor?
 
 ``AsyncSupervisor.answers`` against the barest driver that gives the same records to the
-same processor: blocking pipes, ``json`` and ``base64``. It checks nothing, keeps no
+same processor: streams of asyncio, ``json`` and ``base64``. It checks nothing, keeps no
 deadline, and stores each position in a variable. The processor looks at no record, and
 checkpoints each action.
 
@@ -12,13 +12,12 @@ of a list and of Arrow columns.
 
 from __future__ import annotations
 
+import asyncio
 import json
-import subprocess
 import sys
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO
 
 import anyio
 import pyarrow as pa
@@ -68,10 +67,10 @@ def measure() -> list[Row]:
         run = records(size, batch)
         ours, theirs = paired(
             lambda run=run, actions=actions: anyio.run(supervised, run, actions),  # type: ignore[misc]
-            lambda run=run, actions=actions: bare(run, actions),  # type: ignore[misc]
+            lambda run=run, actions=actions: asyncio.run(bare(run, actions)),  # type: ignore[misc]
         )
         what = f"kcl, {batch:,} records of {size:,} bytes an action"
-        rows.append(Row(what, ours, "bare driver", theirs, "records/s", target))
+        rows.append(Row(what, ours, "bare asyncio", theirs, "records/s", target))
     return [*rows, *_encoder()]
 
 
@@ -113,36 +112,30 @@ async def supervised(run: list[bytes], actions: int) -> float:
     return done / seconds
 
 
-def bare(run: list[bytes], actions: int) -> float:
-    """Return records per second through a loop."""
-    with subprocess.Popen(
-        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=-1
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        begin = {
-            "action": "initialize",
-            "shardId": "s",
-            "sequenceNumber": "TRIM_HORIZON",
-        }
-        _tell(child.stdin, begin)
-        _hear(child.stdout)
-        number = _give(child.stdin, child.stdout, run, 0)
-        began = time.perf_counter()
-        for _ in range(actions):
-            number = _give(child.stdin, child.stdout, run, number)
-        seconds = time.perf_counter() - began
-        child.stdin.close()
+async def bare(run: list[bytes], actions: int) -> float:
+    """Return records per second through a loop over the streams of asyncio."""
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        *COMMAND, stdin=pipe, stdout=pipe, limit=2**26
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    into, out = child.stdin, child.stdout
+    into.write(_line({"action": "initialize", "shardId": "s", "sequenceNumber": "0"}))
+    await _hear(out)
+    number = 0
+    for action in range(actions + 1):
+        into.write(plain_line(run, number))
+        await into.drain()
+        into.write(_line({**await _hear(out), "error": None}))
+        await _hear(out)
+        number += len(run)
+        if not action:
+            began = time.perf_counter()
+    seconds = time.perf_counter() - began
+    into.close()
+    await child.wait()
     return actions * len(run) / seconds
-
-
-def _give(into: IO[bytes], out: IO[bytes], run: list[bytes], number: int) -> int:
-    into.write(plain_line(run, number))
-    into.flush()
-    asked = _hear(out)
-    _tell(into, {**asked, "error": None})
-    _hear(out)
-    return number + len(run)
 
 
 def plain_line(run: list[bytes], number: int) -> bytes:
@@ -159,16 +152,15 @@ def plain_line(run: list[bytes], number: int) -> bytes:
         for place, message in enumerate(run, 1)
     ]
     said = {"action": "processRecords", "records": made, "millisBehindLatest": None}
+    return _line(said)
+
+
+def _line(said: Mapping[str, object]) -> bytes:
     return json.dumps(said, separators=(",", ":")).encode() + b"\n"
 
 
-def _tell(into: IO[bytes], said: Mapping[str, object]) -> None:
-    into.write(json.dumps(said, separators=(",", ":")).encode() + b"\n")
-    into.flush()
-
-
-def _hear(out: IO[bytes]) -> dict[str, object]:
-    while not (line := out.readline().strip()):
+async def _hear(out: asyncio.StreamReader) -> dict[str, object]:
+    while not (line := (await out.readline()).strip()):
         pass
     said: dict[str, object] = json.loads(line)
     return said
