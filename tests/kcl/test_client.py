@@ -13,7 +13,8 @@ from etlstage.errors import RemoteProtocolError
 from etlstage.messages import AnnotatedRun
 from etlstage.protocol.events import Farewell, FarewellReason, Opened
 from etlstage.protocol.kcl.lines import Version
-from tests.kcl.client import CURRENT, OLD
+from etlstage.protocol.kcl.session import State
+from tests.kcl.client import CURRENT, OLD, downloaded
 from tests.kcl.conftest import Sample
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -82,15 +83,98 @@ def test_end_of_a_shard(current: Sample) -> None:
         assert driver.asked[-1] == ("SHARD_END", 0)
 
 
-def test_end_of_a_shard_that_is_not_stored(current: Sample) -> None:
+ERRORS = [
+    "ThrottlingException",
+    "ShutdownException",
+    "InvalidStateException",
+    "KinesisClientLibDependencyException",
+    "IllegalArgumentException",
+    "NullPointerException",
+]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_end_of_a_shard_that_is_not_stored(current: Sample, error: str) -> None:
     """The client answers all the same, and tries no more: a daemon hangs then."""
     with current() as driver:
-        driver.errors = ["ThrottlingException"]
+        driver.errors = [error]
         driver.session.send(Farewell(why=FarewellReason.ENDED), 0.0)
         driver.until(lambda: False)
         assert driver.failed is not None
         assert isinstance(driver.failed.error, RemoteProtocolError)
-        assert "again after ThrottlingException" in str(driver.failed.error)
+        assert f"again after {error}" in str(driver.failed.error)
+
+
+QUICK = """\
+import sys
+sys.path.insert(0, {folder!r})
+from amazon_kclpy import kcl
+from sample_kclpy_app import RecordProcessor
+
+processor = RecordProcessor()
+processor._SLEEP_SECONDS = 0.01
+{more}
+kcl.KCLProcess(processor).run()
+"""
+
+
+def quick(client: str, more: str = "") -> str:
+    """Return the sample of a client, with a short pause between its tries."""
+    return QUICK.format(folder=str(downloaded(client) / "samples"), more=more)
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [(error, 1 if error == "ShutdownException" else 5) for error in ERRORS[:-1]],
+)
+def test_checkpoints_of_the_sample_that_fail(
+    script: Sample, error: str, asked: int
+) -> None:
+    """It prints what it does, tries five times in all, and answers its action."""
+    with script(quick(CURRENT), client=CURRENT) as driver:
+        driver.errors = [error] * asked
+        driver.send(Opened(1, RECORDS))
+        assert driver.asked == [(SECOND, 1)] * asked
+        said = b"\n".join(driver.noise)
+        assert {
+            "ThrottlingException": b"Was throttled while checkpointing, will attempt",
+            "ShutdownException": b"Encountered shutdown exception, skipping checkpoint",
+        }.get(error, b"") in said
+        assert driver.part(Farewell(why=FarewellReason.LOST)) == 0
+    assert (driver.ended, driver.session.uncommitted) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "asked", "ended"),
+    [("ThrottlingException", 2, 2), ("ShutdownException", 1, 0)],
+)
+def test_last_checkpoint_of_the_old_sample_that_fails(
+    script: Sample, error: str, asked: int, ended: int
+) -> None:
+    """It tries again what is throttled, and nothing else."""
+    with script(quick(OLD), Version.V1, OLD) as driver:
+        driver.send(Opened(1, RECORDS))
+        driver.errors = [error]
+        driver.session.send(Farewell(why=FarewellReason.ENDED), 0.0)
+        driver.until(lambda: driver.session.state is State.ENDED)
+        assert driver.asked == [("SHARD_END", 0)] * asked
+        assert driver.ended == ended
+        assert (driver.failed is None) == bool(ended)
+
+
+def test_end_of_stdin_in_place_of_an_answer(script: Sample) -> None:
+    """The client answers its action all the same, behind the end, and exits well."""
+    with script(quick(CURRENT), client=CURRENT) as driver:
+        driver.session.send(Farewell(why=FarewellReason.ENDED), 0.0)
+        child, wire = driver.child, driver.session.data_to_send()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"".join(wire))
+        child.stdin.close()
+        said = child.stdout.read()
+        assert b'"responseFor": "shardEnded"' in said
+        assert b'"action": "checkpoint"' in said
+        assert child.wait(10) == 0
 
 
 @pytest.mark.parametrize("error", [None, "ThrottlingException"])
@@ -132,7 +216,8 @@ def test_end_of_a_shard_with_the_old_client(old: Sample) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "version", "module"), [(CURRENT, Version.V2, 3), (OLD, Version.V1, 2)]
+    ("client", "version", "module"),
+    [(CURRENT, Version.V2, 3), (CURRENT, Version.V2, 2), (OLD, Version.V1, 2)],
 )
 def test_processor_that_buffers_loses_nothing(
     script: Sample, client: str, version: Version, module: int
