@@ -35,8 +35,8 @@ A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`; 
 
 :mod:`etlstage.testing.strategies` draws messages, cuts, faults and stages for Hypothesis;
 :func:`given_worker` tries a property of a worker's replies, a :class:`WorkerMachine`
-compares a stage with a model, and a :class:`SessionMachine` a worker with sessions.
-These four need the extra ``testing``, nothing else here does. Fixtures for pytest are in :mod:`etlstage.testing.plugin`.
+compares a stage with a model, and a :class:`SessionMachine` a worker with sessions; a
+:class:`ProcessorMachine` gives a record processor one life after another. These need the extra ``testing``, nothing else here does. Fixtures for pytest are in :mod:`etlstage.testing.plugin`.
 
 Names are imported when they are used: the plugin for pytest is imported by each run of
 it, wherever this package is installed.
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from etlstage.testing.fuzzing.steps import Step as Step
     from etlstage.testing.machine import WorkerMachine as WorkerMachine
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
+    from etlstage.testing.processors import ProcessorMachine as ProcessorMachine
     from etlstage.testing.properties import given_worker as given_worker
     from etlstage.testing.recording.recorder import RecordedLaunch as RecordedLaunch
     from etlstage.testing.recording.recorder import RecordingFolder as RecordingFolder
@@ -104,6 +105,7 @@ __all__ = (
     "MemorySource",
     "Moment",
     "PipelineFactory",
+    "ProcessorMachine",
     "ProtocolPair",
     "Ran",
     "RecordedLaunch",
@@ -136,6 +138,7 @@ __all__ = (
 _HOMES = {
     "WorkerMachine": "etlstage.testing.machine",
     "SessionMachine": "etlstage.testing.sessions",
+    "ProcessorMachine": "etlstage.testing.processors",
     "given_worker": "etlstage.testing.properties",
     "WorkerFactory": "etlstage.testing.factories",
     "SupervisorFactory": "etlstage.testing.factories",

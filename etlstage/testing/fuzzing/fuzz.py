@@ -34,11 +34,11 @@ from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.fuzzing.steps import (
     Call,
     Calls,
-    Records,
     Step,
     has_sessions,
     ready,
 )
+from etlstage.testing.processors import actions
 from etlstage.testing.sessions import chunks
 from etlstage.testing.strategies import cuts, messages
 from etlstage.transport import Launch, launch_worker
@@ -413,22 +413,14 @@ def processor_cases(
     """
     Draw a case for a record processor: actions, and errors of its checkpoints.
 
-    None has more than two errors in turn: a client may give up then.
-
     Args:
         draw: Is given by Hypothesis.
         size: Records of an action, at most.
         drawn: Draws the data of one.
 
     """
-    data = chunks() if drawn is None else drawn
-    error = st.sampled_from([THROTTLING, DEPENDENCY, SHUTDOWN])
-    action = st.builds(
-        Records,
-        st.lists(data, max_size=size).map(tuple),
-        st.lists(error, max_size=2).map(tuple),
-        st.booleans(),
-    )
+    errors = THROTTLING, DEPENDENCY, SHUTDOWN
+    action = actions(drawn, max_records=size, errors=errors)
     steps = draw(st.lists(action, max_size=5))
     if steps:
         end = draw(st.sampled_from(["", "eof", *(why.value for why in FarewellReason)]))

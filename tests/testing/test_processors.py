@@ -1,0 +1,56 @@
+"""What Hypothesis finds in record processors, one life after another."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from etlstage.testing import ProcessorMachine, ScriptedWorker
+from etlstage.testing.transcript import WorkerMisbehaved
+from tests.testing.check.processors import Processor
+
+pytestmark = pytest.mark.core
+
+MANY: Final = settings(
+    deadline=None,
+    max_examples=20,
+    stateful_step_count=6,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate, Phase.shrink],
+    report_multiple_bugs=False,
+)
+
+
+def machine(*bugs: str) -> type[ProcessorMachine]:
+    """Return a machine for a script with these bugs."""
+
+    async def script(worker: ScriptedWorker) -> int:
+        return await Processor(*bugs)(worker)
+
+    class Tested(ProcessorMachine):
+        tested = script
+
+    return Tested
+
+
+def test_sound_processor_passes() -> None:
+    """Whatever becomes of its lives (issue 25)."""
+    run_state_machine_as_test(machine(), settings=MANY)
+
+
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [
+        ("dies of ThrottlingException", "status 3"),
+        ("begins at the beginning only", "status 3"),
+        ("ignores the end of a shard", "without a checkpoint"),
+    ],
+)
+def test_bug_is_found(bug: str, said: str) -> None:
+    """And told in the words of who plays the daemon (issue 25)."""
+    with pytest.raises(WorkerMisbehaved, match=said):
+        run_state_machine_as_test(machine(bug), settings=MANY)
