@@ -346,9 +346,11 @@ def typed(steps: Sequence[Step], *, stderr: bool = False) -> list[str]:
 def as_shown(seen: str, shown: str) -> str:
     """Return how an output differs from the manual's, in which ``...`` leaves out lines."""
     wanted = _timeless(shown)
-    lines = _timeless(seen.replace(os.getcwd(), "/home/me"))
-    found = _without_those_left_out(lines, wanted)
-    return "" if found == wanted else "\n".join(difflib.ndiff(wanted, found))
+    found = _timeless(seen.replace(os.getcwd(), "/home/me"))
+    pattern = ["(?:.*\n)?" if line == "...\n" else re.escape(line) for line in wanted]
+    if re.fullmatch("".join(pattern), "".join(found), re.DOTALL):
+        return ""
+    return "".join(difflib.ndiff(wanted, found))
 
 
 def _timeless(text: str) -> list[str]:
@@ -362,17 +364,4 @@ def _timeless(text: str) -> list[str]:
         r"\brefused [\d,]+ of [\d,]+": "refused #",
     }.items():
         text = re.sub(pattern, instead, text, flags=re.MULTILINE)
-    return text.splitlines()
-
-
-def _without_those_left_out(lines: list[str], wanted: list[str]) -> list[str]:
-    """Return the lines with ``...`` in place of those that ``wanted`` leaves out."""
-    kept = list[str]()
-    while "..." in wanted:
-        at = wanted.index("...")
-        kept += [*lines[:at], "..."]
-        lines, wanted = lines[at:], wanted[at + 1 :]
-        part = wanted[: wanted.index("...")] if "..." in wanted else wanted
-        while (lines and lines[: len(part)] != part) or (not part and lines):
-            lines = lines[1:]
-    return kept + lines
+    return [f"{line}\n" for line in text.splitlines()]
