@@ -117,6 +117,10 @@ def test_what_is_committed_is_not_given_again() -> None:
     records = json.loads(said(session))["records"]
     assert [record["subSequenceNumber"] for record in records] == [2]
     assert session.uncommitted == 1
+    # It has the number that it had among all that were to be given.
+    session.receive_data(checkpoint(), 0.0)
+    session.send(CommitAnswered(["5", 2]), 0.0)
+    assert typed(session.events_received())[-1] == ("Ended", 3, 1)
 
 
 def test_what_is_committed_as_a_whole_needs_no_action() -> None:
