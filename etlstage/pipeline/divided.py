@@ -29,8 +29,8 @@ from etlstage.pipeline.delivery.folder import edge_folder
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.edge import DurableEdge, Waiting
 from etlstage.pipeline.interfaces import Sink, Source
-from etlstage.pipeline.journal import CUT
 from etlstage.pipeline.journal_settings import misordered
+from etlstage.pipeline.journal_source import CUT
 from etlstage.pipeline.ledger import JoinedLedger, Ledger
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import EdgeReport, KeptLetters, Report, Status

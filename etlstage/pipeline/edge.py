@@ -22,7 +22,8 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import JOURNALS, READER, edge_name, make_ours
 from etlstage.pipeline.delivery.holder import holder_of
 from etlstage.pipeline.delivery.record import CommitRecord
-from etlstage.pipeline.journal import CUT, JournalSink, JournalSource
+from etlstage.pipeline.journal_sink import JournalSink
+from etlstage.pipeline.journal_source import CUT, JournalSource
 from etlstage.sequencing import Checkpoint
 
 __all__ = (
@@ -73,7 +74,7 @@ class DurableEdge:
         before: State directory of the half that appends.
         behind: That of the half that reads.
         partitions: How many journals are appended to.
-        key: See :class:`~etlstage.pipeline.journal.JournalSink`.
+        key: See :class:`~etlstage.pipeline.journal_sink.JournalSink`.
         mapping: Likewise.
         keep: Of new journals, likewise.
         limit: Likewise.

@@ -22,7 +22,8 @@ from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.divided import DividedPipeline
 from etlstage.pipeline.interfaces import Sink, Source
-from etlstage.pipeline.journal import JournalSink, JournalSource
+from etlstage.pipeline.journal_sink import JournalSink
+from etlstage.pipeline.journal_source import JournalSource
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.stage import ErrorBudget, ErrorPolicy, Order, Stage, WorkerProgram

@@ -28,7 +28,7 @@ from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.divided import DividedPipeline
 from etlstage.pipeline.edge import DurableEdge
 from etlstage.pipeline.interfaces import Sink
-from etlstage.pipeline.journal import JournalSink
+from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.stage import Order, Stage, WorkerProgram

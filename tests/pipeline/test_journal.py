@@ -24,7 +24,8 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Sink, Source
-from etlstage.pipeline.journal import JournalSink, JournalSource
+from etlstage.pipeline.journal_sink import JournalSink
+from etlstage.pipeline.journal_source import JournalSource
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.telemetry import PrometheusMeter

@@ -89,7 +89,7 @@ class JournalSourceKeys(SourceKeys):
 
     def source(self, stage: ExtractKeys, site: Site) -> Source:
         """Return what reads the journals."""
-        from etlstage.pipeline.journal import CUT, JournalSource
+        from etlstage.pipeline.journal_source import CUT, JournalSource
 
         cut = CUT
         if site.pipeline.delivery == "exactly-once":
@@ -211,7 +211,7 @@ class JournalSinkKeys(Appending, SinkKeys):
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what appends."""
-        from etlstage.pipeline.journal import JournalSink
+        from etlstage.pipeline.journal_sink import JournalSink
 
         return JournalSink(
             site.folder / self.path,

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from etlstage.errors import ConfigError, guess
 from etlstage.journal.errors import JournalDamaged, JournalError
 from etlstage.messages import Run, size_of
-from etlstage.pipeline.journal import messages_of
+from etlstage.pipeline.journal_source import messages_of
 from etlstage.sequencing import Envelope, Flags, FrameError, clock_of, flags_of
 from etlstage.spark.journal.options import (
     NAME,

@@ -39,7 +39,7 @@ from etlstage.files.text import objects
 from etlstage.journal import Journals
 from etlstage.journal.errors import JournalError
 from etlstage.pipeline.interfaces import Epochs
-from etlstage.pipeline.journal import JournalSink, append_intents
+from etlstage.pipeline.journal_sink import JournalSink, append_intents
 from etlstage.settings.definition import settings_of
 from etlstage.spark.dataframe.read import column_of
 from etlstage.spark.datasource.documents import check_written

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etlstage.errors import SinkFailed
 from etlstage.journal import Journals, Publisher, RunMessage
 from etlstage.journal.account import JournalCounts, verify
-from etlstage.pipeline.journal import messages_of
+from etlstage.pipeline.journal_source import messages_of
 from etlstage.spark import register
 from etlstage.spark.errors import explain
 from etlstage.spark.journal.writer import AppendedPart, StoredCommits

@@ -1,79 +1,54 @@
 """
-Journals at the ends of a pipeline: what one pipeline appends, others read.
+Journals at the end of a pipeline, which appends what others read.
 
 **Exactly once**, an epoch is a transaction of the journals: its runs are appended as
 they come, uncommitted, and forced to the disk; what acknowledges them is kept in the
 epoch's record, and appended behind it. A start begins by appending what the record has,
 verbatim, which does no harm where it stands already, and goes on under another
-producer: what a start that was interrupted has left is never acknowledged. So nothing but the
-record decides. **At least once**, each run is committed by itself.
-
-**A position** of the source is how far each journal was read, and what is known of its
-producers: it may lie within a transaction, which is no unit of memory. The reader's name
-keeps what was not loaded; with a state directory the record says where to go on, without
-one the name does.
+producer: what a start that was interrupted has left is never acknowledged. So nothing
+but the record decides. **At least once**, each run is committed by itself.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import anyio
 import anyio.to_thread
 
 from etlstage.columns import Column
-from etlstage.errors import (
-    EtlstageError,
-    InputDamaged,
-    SinkFailed,
-    SourceFailed,
-    StageError,
-)
-from etlstage.journal import CommittedReader, Journals, Publisher, RunMessage
-from etlstage.journal.errors import JournalDamaged, JournalError
-from etlstage.journal.reader import Start, checkpoint_of, plain_checkpoint
+from etlstage.errors import SinkFailed, StageError
+from etlstage.journal import Journals, Publisher, RunMessage
+from etlstage.journal.errors import JournalError
 from etlstage.journal.run import RunFraming
-from etlstage.messages import Position, Run, cost_of, counted, plain, size_of
-from etlstage.pipeline.interfaces import Epochs, Output, Sink, Source
+from etlstage.messages import Run, cost_of, counted, plain, size_of
+from etlstage.pipeline.interfaces import Epochs, Output, Sink
 from etlstage.sequencing import (
     MAX_FRAME,
     AckIntent,
-    Checkpoint,
-    CsvRecord,
     Fnv1a,
-    FrameError,
     JournalSpec,
-    JsonMessage,
-    Opaque,
-    encode_csv,
-    encode_json,
     modulo,
     rendezvous,
 )
 from etlstage.sequencing.publisher import Append, OrderedSection
 from etlstage.supervisor.exchange.keyed import key_text, point
 from etlstage.telemetry.log import Log
-from etlstage.telemetry.meter import GaugeLevel, Meter
 
-__all__ = ("CUT", "JournalSink", "JournalSource", "append_intents", "messages_of")
+__all__ = ("RUN_BYTES", "RUN_MESSAGES", "JournalSink", "append_intents", "pieces")
 
 _log = Log()
 
-_MESSAGES: Final = 8192
+RUN_MESSAGES: Final = 8192
 """Of a run, at most."""
-_BYTES: Final = 1 << 20
+RUN_BYTES: Final = 1 << 20
 """Of a run; one message may be larger."""
-CUT: Final = 1 << 16, 8 << 20
-"""Messages and bytes between two positions; a frame is not cut."""
 _POLL: Final = 0.01
 """Seconds between two looks for more."""
-_KEPT: Final = 1 << 20
-"""Of the bytes of damage, in a dead letter."""
 _MARGIN: Final = 1 << 12
 """Bytes of a frame that are none of its message, at most."""
 
@@ -185,7 +160,7 @@ class JournalSink(Sink):
         self._held.append(run)
         self._size += cost_of(run)
         self._taken += len(run)
-        if not self._once or self._size >= _BYTES:
+        if not self._once or self._size >= RUN_BYTES:
             await anyio.to_thread.run_sync(self._write)
 
     async def flush(self) -> None:
@@ -287,7 +262,7 @@ class JournalSink(Sink):
 
     def _parts(self, run: Run) -> Iterator[tuple[str, Run]]:
         """Yield what goes to a journal as one frame."""
-        for piece in _pieces(run, self._too_large):
+        for piece in pieces(run, self._too_large):
             if self._tokens is None:
                 specs = self._targets()
                 yield specs[self._turn % len(specs)].name, piece
@@ -361,235 +336,6 @@ class _Unlimited(NamedTuple):
         return self.journals.pending_except(journal)
 
 
-class JournalSource(Source):
-    """
-    Reads the committed messages of a set of journals, each once.
-
-    Args:
-        path: The folder of the set.
-        name: As reports and errors call it.
-        reader: What it is called there: what it has not loaded is kept. None: it is not
-            known there, and begins anew each time.
-        start: Where to begin without a position, see
-            :data:`~etlstage.journal.reader.Start`.
-        follow: Whether to wait for more at the end.
-        skips: Whether damage is passed over, and is among what is yielded.
-        cut: Messages and bytes between two positions.
-        meter: What counts the bytes that it has not read.
-
-    """
-
-    goes_on = True
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        name: str = "extract",
-        reader: str | None,
-        start: Start = "beginning",
-        follow: bool = False,
-        skips: bool = False,
-        cut: tuple[int, int] = CUT,
-        meter: Meter | None = None,
-    ) -> None:
-        super().__init__(name)
-        self._path = path
-        self._called = reader
-        self._start = start
-        self._follow = follow
-        self._skips = skips
-        self._most = min(cut[0], CUT[0]), min(cut[1], CUT[1])
-        self._meter = meter
-        self._unread: GaugeLevel | None = None
-        self._recorded = False
-        self._position: Checkpoint | None = None
-        self._draining = anyio.Event()
-        self._journals: Journals | None = None
-        self._reader: CommittedReader | None = None
-        # Runs that are read and were not passed on, and what came since a position.
-        self._ready: deque[Run | InputDamaged] = deque()
-        self._since = [0, 0]
-
-    @property
-    def input(self) -> str:
-        """The set."""
-        return f"journals {self._path}"
-
-    @property
-    def activity(self) -> str:
-        """What it waits for."""
-        return f"reading the journals in {self._path}"
-
-    def begin(self, epochs: Epochs) -> None:
-        """Go on from the record, whatever is known under the name."""
-        self._recorded = True
-
-    def resume(self, position: object) -> None:
-        """Begin behind a position that was recorded."""
-        self._position = self._checkpoint(position)
-
-    async def runs(self) -> AsyncGenerator[Run | Position | InputDamaged, None]:
-        """
-        Yield the messages, and positions now and then.
-
-        Raises:
-            SourceFailed: If a journal can't be read, is damaged, or was cut.
-
-        """
-        reader = await self._in_thread(self._open)
-        # What comes is behind this, also if nothing comes now.
-        yield Position(plain_checkpoint(reader.position()))
-        read = False  # since the last position, or the last end
-        while True:
-            follow = self._follow  # what is appended before that changes is read
-            ended = await self._in_thread(self._read)
-            read = read or bool(self._ready)
-            while self._ready:
-                yield self._ready.popleft()
-            draining = self._draining.is_set()
-            # At the end it is behind the transaction, too, not only its messages.
-            if (read and (ended or draining)) or self._over:
-                self._since, read = [0, 0], not ended
-                yield Position(plain_checkpoint(reader.position()))
-            if draining or (ended and not follow):
-                return
-            if ended:
-                with anyio.move_on_after(_POLL):
-                    await self._draining.wait()
-
-    async def observe(self) -> None:
-        """Count the bytes that wait for this reader."""
-        if self._meter is not None and self._reader is not None:
-            self._show(await self._in_thread(self._reader.unread))
-
-    def _show(self, unread: int) -> None:
-        # A host's meter may fail: that is no reason to read no more.
-        with suppress(Exception):
-            if self._unread is None:
-                assert self._meter is not None
-                labels = {"stage": self.name, "reader": self._called or ""}
-                what = "Bytes of the journals that the reader has not read."
-                name = "etlstage_journal_unread_bytes"
-                self._unread = GaugeLevel(self._meter.gauge(name, what, labels))
-            self._unread.set(unread)
-
-    def complete(self) -> None:
-        """End where there is no more."""
-        self._follow = False
-
-    def drain(self) -> bool:
-        """End behind what is read, with a position."""
-        self._draining.set()
-        return True
-
-    async def acknowledge(self, position: Position) -> None:
-        """Let what is before a position be dropped."""
-        if self._reader is not None and self._called is not None:
-            checkpoint = self._checkpoint(position.value)
-            await self._in_thread(self._reader.commit, checkpoint)
-
-    async def aclose(self) -> None:
-        """Let the name and the files go."""
-        if self._unread is not None:
-            self._show(0)
-        if self._reader is not None:
-            await anyio.to_thread.run_sync(self._reader.close)
-        if self._journals is not None:
-            await anyio.to_thread.run_sync(self._journals.close)
-
-    def _open(self) -> CommittedReader:
-        self._journals = Journals.open(self._path, create=False)
-        position = self._position
-        if self._recorded and position is None:
-            # The record says that it begins; what is under the name says otherwise.
-            position = Checkpoint({}, [])
-        self._reader = self._journals.read_committed(
-            self._called,
-            follow=self._follow,
-            start=self._start,
-            position=position,
-            commit_every=None,
-            on_error=_raise if self._skips else None,
-        )
-        return self._reader
-
-    def _read(self) -> bool:
-        """Have some runs ready; return whether there is no more now."""
-        assert self._reader is not None
-        count = size = 0
-        held: list[bytes] = []
-        while count < _MESSAGES and size < _BYTES and not self._over:
-            try:
-                envelope = self._reader.poll()
-            except (FrameError, JournalDamaged) as error:
-                if not self._skips:
-                    raise
-                self._ready += [held] if held else []
-                held = []
-                damage = self._damage(error)
-                self._ready.append(damage)
-                more = 1, len(damage.data)
-            else:
-                if envelope is None:
-                    self._ready += [held] if held else []
-                    return True
-                run = messages_of(envelope.message)
-                if len(run) == 1:
-                    held += run
-                else:
-                    self._ready += [held] if held else []
-                    held = []
-                    self._ready += _pieces(run)
-                more = len(run), size_of(run)
-            count, size = count + more[0], size + more[1]
-            self._since = [self._since[0] + more[0], self._since[1] + more[1]]
-        self._ready += [held] if held else []
-        return False
-
-    @property
-    def _over(self) -> bool:
-        return any(n >= most for n, most in zip(self._since, self._most, strict=True))
-
-    def _checkpoint(self, value: Any) -> Checkpoint:  # noqa: ANN401 - any JSON
-        try:
-            return checkpoint_of(value)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise SourceFailed(
-                f"stage {self.name}: the recorded position is none of journals"
-                f" ({error!r}); 'etlstage state reset' starts from the beginning",
-                stage=self.name,
-            ) from error
-
-    async def _in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as it returns
-        try:
-            return await anyio.to_thread.run_sync(call, *arguments)
-        except (OSError, EtlstageError) as error:
-            raise SourceFailed(
-                f"stage {self.name}: can't read the journals in {self._path}: {error}",
-                stage=self.name,
-            ) from error
-
-    def _damage(self, error: FrameError | JournalDamaged) -> InputDamaged:
-        assert self._journals is not None
-        assert error.journal is not None
-        assert error.offset is not None
-        size = _KEPT if error.end is None else min(_KEPT, error.end - error.offset)
-        data = self._journals.log(error.journal).peek(error.offset, size)
-        text = str(error)
-        if isinstance(error, FrameError):
-            text = (
-                f"{error.journal}: no {error.framing} at offset {error.offset}:"
-                f" {error.reason}"
-            )
-        return InputDamaged(text, stage=self.name, data=data)
-
-
-def _raise(error: FrameError | JournalDamaged) -> None:
-    """Have the reader raise what it passes over."""
-    raise error
-
-
 def append_intents(
     journals: Journals, intents: Iterable[Sequence[str]], *, stage: str
 ) -> None:
@@ -629,16 +375,16 @@ def _intents_of(name: str, epochs: Epochs) -> Iterable[tuple[str, str]]:
     return found
 
 
-def _pieces(
+def pieces(
     run: Run, too_large: Callable[[int], Exception] | None = None
 ) -> Iterator[Run]:
     """Cut a run that is too large; raise for a message that is too large for a frame."""
-    if len(run) <= _MESSAGES and size_of(run) <= 4 * _BYTES:
+    if len(run) <= RUN_MESSAGES and size_of(run) <= 4 * RUN_BYTES:
         yield run
     elif len(run) > 1:
-        half = min(len(run) // 2, _MESSAGES)
-        yield from _pieces(run[:half], too_large)
-        yield from _pieces(run[half:], too_large)
+        half = min(len(run) // 2, RUN_MESSAGES)
+        yield from pieces(run[:half], too_large)
+        yield from pieces(run[half:], too_large)
     elif too_large is not None and size_of(run) > MAX_FRAME - _MARGIN:
         raise too_large(size_of(run))
     else:
@@ -651,7 +397,7 @@ def _merged(runs: Iterable[Run]) -> Iterator[Run]:
     count = size = 0
     for run in runs:
         count, size = count + len(run), size + size_of(run)
-        if group and (count > _MESSAGES or size > _BYTES):
+        if group and (count > RUN_MESSAGES or size > RUN_BYTES):
             yield _joined(group)
             group, count, size = [], len(run), size_of(run)
         group.append(run)
@@ -666,15 +412,3 @@ def _joined(group: list[Run]) -> Run:
     if len(columns) == len(group):
         return Column.joined(columns)
     return list(chain.from_iterable(group))
-
-
-def messages_of(message: object) -> Run:
-    """Return what a message of a journal is to a pipeline."""
-    if isinstance(message, RunMessage):
-        return message.run
-    if isinstance(message, JsonMessage):
-        return [encode_json(message.value)]
-    if isinstance(message, Opaque):
-        return [message.data]
-    assert isinstance(message, CsvRecord)
-    return [encode_csv(message.fields[1:])[:-1]]
