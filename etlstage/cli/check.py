@@ -11,7 +11,6 @@ import typer
 
 from etlstage.cli.failure import FAILED
 from etlstage.cli.junit import XmlCase, junit, write
-from etlstage.cli.logs import silence
 from etlstage.cli.options import (
     Batch,
     Dialect,
@@ -29,7 +28,7 @@ from etlstage.cli.options import (
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, Program, lines_of, program_of
+from etlstage.cli.subject import Options, Program, lines_of, program_of, silence
 from etlstage.messages import counted
 from etlstage.supervisor.process import command_line
 from etlstage.testing.check.suite import (

@@ -18,7 +18,6 @@ from rich.live import Live
 from rich.text import Text
 
 from etlstage.cli.failure import FAILED
-from etlstage.cli.logs import silence
 from etlstage.cli.options import (
     Batch,
     Dialect,
@@ -38,6 +37,7 @@ from etlstage.cli.subject import (
     Program,
     lines_of,
     program_of,
+    silence,
 )
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError, os_reason

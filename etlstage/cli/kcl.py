@@ -10,11 +10,10 @@ import typer
 
 from etlstage.cli.failure import FAILED
 from etlstage.cli.imported import written
-from etlstage.cli.logs import silence
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, lines_of, program_of
+from etlstage.cli.subject import Options, lines_of, program_of, silence
 from etlstage.config.fault import fault_plan
 from etlstage.errors import ConfigError, os_reason
 from etlstage.protocol.registry import translation

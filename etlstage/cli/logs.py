@@ -8,30 +8,31 @@ neither tears the other.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
+import structlog
 from rich.text import Text
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from etlstage.cli.failure import REST, SHOWN_LINES
 from etlstage.cli.options import Verbosity
 from etlstage.cli.screen import Screen
 from etlstage.pipeline.secret import Secrets
-from etlstage.telemetry.log import NAME
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("configure", "silence")
+__all__ = ("configure",)
 
 STYLES: Final = {
     "debug": "dim",
     "info": "green",
     "warning": "yellow",
     "error": "bold red",
+    "critical": "bold red",
 }
 
 WORKER_LINE: Final = "worker wrote to stderr"
@@ -43,7 +44,7 @@ def configure(
     screen: Screen, verbosity: Verbosity, *, secrets: Secrets | None = None
 ) -> None:
     """
-    Set up logging for this process.
+    Set up structlog for this process.
 
     Args:
         screen: Stderr, where the progress display may be, too.
@@ -51,86 +52,36 @@ def configure(
         secrets: What is not to be shown.
 
     """
-    logger = logging.getLogger(NAME)
-    logger.handlers[:] = [_LogHandler(screen, verbosity, secrets or Secrets())]
-    logger.setLevel(verbosity.threshold)
-    logger.propagate = logger.disabled = False
+    debug = verbosity.debug
+    people = verbosity.for_people(screen)
+    common: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.format_exc_info,
+        partial(_without_secrets, secrets or Secrets()),
+        structlog.processors.add_log_level,
+    ]
+    if not debug:
+        common.insert(0, _without_steps)
+    if people:
+        now = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+        fitted = partial(_fitted, screen) if screen.watched and not debug else _as_is
+        own: list[Processor] = [now, partial(_for_people, fitted)]
+    else:
+        now = structlog.processors.TimeStamper(fmt="iso", utc=True)
+        own = [now, structlog.processors.JSONRenderer(default=str)]
+    structlog.configure(
+        processors=[*common, *own],
+        wrapper_class=structlog.make_filtering_bound_logger(verbosity.threshold),
+        logger_factory=lambda *_: (
+            _ScreenLogger(screen) if people else structlog.WriteLogger(sys.stderr)
+        ),
+        cache_logger_on_first_use=False,
+    )
     # What libraries log is printed as if nothing were set up, but for Py4J's tracebacks
     # of calls that also raise: it would set up logging itself, to show them.
-    if logging.lastResort is not None and not verbosity.debug:
+    if logging.lastResort is not None and not debug:
         logging.lastResort.addFilter(_is_for_us)
         logging.getLogger().addHandler(logging.lastResort)
-
-
-def silence() -> None:
-    """Log nothing: the findings of a command show what its workers did."""
-    logging.getLogger(NAME).disabled = True
-
-
-class _LogHandler(logging.Handler):
-    """Prints events: above the progress display, or as JSON."""
-
-    def __init__(self, screen: Screen, verbosity: Verbosity, secrets: Secrets) -> None:
-        super().__init__()
-        self._screen, self._secrets = screen, secrets
-        self._debug = verbosity.debug
-        self._people = verbosity.for_people(screen)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print an event, without secrets."""
-        event: dict[str, object] = getattr(record, NAME)
-        if not self._debug and _is_step(event):
-            return
-        event = dict(cast("dict[str, object]", self._secrets.concealed(event)))
-        level = record.levelname.lower()
-        time = datetime.fromtimestamp(record.created, UTC)
-        if self._people:
-            line = self._line(f"{time.astimezone():%H:%M:%S}", level, event)
-            self._screen.print(line, soft_wrap=True)
-        else:
-            when = time.isoformat(timespec="microseconds").replace("+00:00", "Z")
-            event |= {"level": level, "timestamp": when}
-            # A full disk ends a log, not a run.
-            with suppress(OSError):
-                sys.stderr.write(json.dumps(event, default=str) + "\n")
-                sys.stderr.flush()
-
-    def _line(self, time: str, level: str, event: dict[str, object]) -> Text:
-        line = Text.assemble((f"{time} ", "dim"))
-        words = str(event.pop("event"))
-        if words == WORKER_LINE:
-            worker = event.get("worker", event.get("stage", "worker"))
-            line.append(f"{harmless(str(worker))} ({event.get('pid')}) ", "cyan")
-            line.append(harmless(str(event.get("line", "")), lines=True))
-            return self._fitted(line, None)
-        line.append(f"{level} ", STYLES.get(level, ""))
-        line.append(harmless(words))
-        for key, value in event.items():
-            line.append(f" {key}=", "dim")
-            line.append(harmless(str(value)))
-        return self._fitted(line, SHOWN_LINES)
-
-    def _fitted(self, line: Text, limit: int | None) -> Text:
-        """Return a line in as many as a terminal needs for it, broken at words."""
-        if self._debug or not self._screen.watched:
-            return line
-        lines = list(line.wrap(self._screen, self._screen.width))
-        if limit is not None and len(lines) > limit:
-            del lines[limit:]
-            lines[-1].truncate(self._screen.width - len(REST))
-            lines[-1].append(REST, "dim")
-        return Text("\n").join(lines)
-
-
-def _is_step(event: dict[str, object]) -> bool:
-    """
-    Return whether the outcome of a message will tell an event.
-
-    A worker that died of its message is started again, and the message tried again:
-    in the end it is answered, or an event or the run's error says why not.
-    """
-    words = event.get("event")
-    return words == RESTARTED or (words == EXITED and bool(event.get("held")))
 
 
 def _is_for_us(record: logging.LogRecord) -> bool:
@@ -141,3 +92,84 @@ def _is_for_us(record: logging.LogRecord) -> bool:
             return False
         logger = logger.parent
     return Path(record.pathname).parent.name != "py4j"
+
+
+def _without_secrets(
+    secrets: Secrets, _logger: WrappedLogger, _method: str, event: EventDict
+) -> EventDict:
+    """Conceal what an event tells, which has no level and no time yet."""
+    concealed: EventDict = secrets.concealed(event)
+    return concealed
+
+
+def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """
+    Drop what the outcome of a message will tell.
+
+    A worker that died of its message is started again, and the message tried again:
+    in the end it is answered, or an event or the run's error says why not.
+    """
+    said = event.get("event")
+    if said == RESTARTED or (said == EXITED and event.get("held")):
+        raise structlog.DropEvent
+    return event
+
+
+def _as_is(line: Text, _limit: int | None) -> Text:
+    """Return a line for who has room for it."""
+    return line
+
+
+def _fitted(screen: Screen, line: Text, limit: int | None) -> Text:
+    """Return a line in as many as a terminal needs for it, broken at words."""
+    lines = list(line.wrap(screen, screen.width))
+    if limit is not None and len(lines) > limit:
+        del lines[limit:]
+        lines[-1].truncate(screen.width - len(REST))
+        lines[-1].append(REST, "dim")
+    return Text("\n").join(lines)
+
+
+def _for_people(
+    fitted: Callable[[Text, int | None], Text],
+    _logger: WrappedLogger,
+    method: str,
+    event: EventDict,
+) -> tuple[tuple[Text], dict[str, object]]:
+    """Return the arguments for a method of the logger."""
+    return (_line(method, event, fitted),), {}
+
+
+def _line(
+    method: str, event: EventDict, fitted: Callable[[Text, int | None], Text]
+) -> Text:
+    level = str(event.pop("level", method))
+    line = Text.assemble((f"{event.pop('timestamp', '')} ", "dim"))
+    said = str(event.pop("event", ""))
+    trace = event.pop("exception", None)
+    if said == WORKER_LINE:
+        who = event.get("worker", event.get("stage", "worker"))
+        line.append(f"{harmless(str(who))} ({event.get('pid')}) ", "cyan")
+        line.append(harmless(str(event.get("line", "")), lines=True))
+        return fitted(line, None)
+    line.append(f"{level} ", STYLES.get(level, ""))
+    line.append(harmless(said))
+    for key, value in event.items():
+        line.append(f" {key}=", "dim")
+        line.append(harmless(str(value)))
+    line = fitted(line, SHOWN_LINES)
+    if trace:
+        line.append(f"\n{harmless(str(trace), lines=True)}")
+    return line
+
+
+class _ScreenLogger:
+    """Prints events above the progress display."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+
+    def msg(self, text: Text) -> None:
+        self._screen.print(text, soft_wrap=True)
+
+    debug = info = warning = error = critical = exception = msg

@@ -14,10 +14,10 @@ import anyio
 import typer
 
 from etlstage.cli.failure import FAILED, complain
-from etlstage.cli.logs import silence
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
+from etlstage.cli.subject import silence
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError, os_reason
 from etlstage.messages import counted

@@ -7,6 +7,7 @@ What is said of it has the names of the pipeline file, and is read as it is ther
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,7 @@ from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.settings.problem import Invalid, Loc, dotted
 from etlstage.stage import Stage
 from etlstage.supervisor.process import absent, runs, script
+from etlstage.telemetry.log import NAME
 from etlstage.telemetry.terminal import harmless
 
 __all__ = (
@@ -31,6 +33,7 @@ __all__ = (
     "lines_of",
     "program_of",
     "refuse_who_commits",
+    "silence",
 )
 
 _KEYS: Final[Mapping[str, type[StageKeys]]] = {
@@ -120,6 +123,11 @@ def refuse_who_commits(program: Program, verb: str) -> None:
             f" {verb}; see etlstage check --dialect {dialect.name}, and etlstage"
             f" {dialect.name} simulate"
         )
+
+
+def silence() -> None:
+    """Log nothing: the findings of a command show what its workers did."""
+    logging.getLogger(NAME).disabled = True
 
 
 def lines_of(file: Path) -> list[bytes]:

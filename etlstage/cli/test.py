@@ -25,7 +25,7 @@ import typer
 
 from etlstage.cli import junit as xml
 from etlstage.cli.failure import FAILED
-from etlstage.cli.logs import configure, silence
+from etlstage.cli.logs import configure
 from etlstage.cli.options import (
     Debug,
     File,
@@ -38,6 +38,7 @@ from etlstage.cli.options import (
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
+from etlstage.cli.subject import silence
 from etlstage.config.build import hidden_texts
 from etlstage.config.case import Items, LetterKeys, MessageText, flat
 from etlstage.config.document import Document

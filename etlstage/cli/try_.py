@@ -13,7 +13,6 @@ import anyio
 import typer
 
 from etlstage.cli.failure import FAILED
-from etlstage.cli.logs import silence
 from etlstage.cli.options import (
     Batch,
     Dialect,
@@ -34,6 +33,7 @@ from etlstage.cli.subject import (
     lines_of,
     program_of,
     refuse_who_commits,
+    silence,
 )
 from etlstage.config.end import Site
 from etlstage.config.lookup import StageFile

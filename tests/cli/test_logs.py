@@ -5,22 +5,30 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+import structlog
 
 from etlstage.cli.logs import configure
 from etlstage.cli.options import Verbosity
 from etlstage.cli.screen import Screen
-from etlstage.telemetry.log import Log
 from tests.cli.test_screen import Terminal
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Leave structlog as other tests expect it."""
+    yield
+    structlog.reset_defaults()
 
 
 def logged(*, debug: bool = False) -> str:
     """Return what a terminal shows of three events."""
     console = Screen(file=Terminal(), color_system=None, width=40)
     configure(console, Verbosity(debug=debug))
-    log = Log(stage="clean", worker="clean-1", pid=7)
+    log = structlog.get_logger("etlstage").bind(stage="clean", worker="clean-1", pid=7)
     with console.capture() as capture:
         log.debug("fine")
         log.info("worker wrote to stderr", line="a\x1b[31mred\x1b[0m\x07[bold] " * 9)
@@ -45,7 +53,7 @@ def test_long_event_takes_three_lines_of_a_terminal(debug: bool) -> None:
     console = Screen(file=Terminal(), color_system=None, width=40)
     configure(console, Verbosity(debug=debug))
     with console.capture() as capture:
-        Log().warning("worker failed", error="no date; " * 40)
+        structlog.get_logger().warning("worker failed", error="no date; " * 40)
     shown = " ".join(line.strip() for line in capture.get().splitlines())
     assert shown.count("no date") == 40 if debug else shown.count("no date") < 13
     end = "no date;" if debug else " ... (--debug shows all)"
@@ -65,7 +73,7 @@ def test_steps_to_an_outcome_are_for_developers(
 ) -> None:
     """What became of the message is told; a worker that died without one, too."""
     configure(Screen(stderr=True), Verbosity(debug=debug))
-    log = Log()
+    log = structlog.get_logger("etlstage")
     log.warning("worker exited", held=2)
     log.info("worker is restarted", seconds=0.1)
     log.warning("worker exited", held=0)
@@ -83,11 +91,15 @@ def test_steps_to_an_outcome_are_for_developers(
 def test_json_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Machines get one object per line."""
     configure(Screen(stderr=True), Verbosity())
-    log = Log(stage="clean")
+    log = structlog.get_logger("etlstage").bind(stage="clean")
     log.info("worker wrote to stderr", line="é\n\x1b", path=object)
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError:
+        log.exception("odd")
     captured = capsys.readouterr()
     assert captured.out == ""
-    first = json.loads(captured.err)
+    first, second = map(json.loads, captured.err.splitlines())
     assert first.pop("timestamp").endswith("Z")
     assert first == {
         "event": "worker wrote to stderr",
@@ -96,17 +108,20 @@ def test_json_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> No
         "path": "<class 'object'>",
         "stage": "clean",
     }
+    assert second["exception"].endswith("ZeroDivisionError: division by zero")
 
 
-def test_full_disk_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that can't be written is no reason to stop."""
-    with open("/dev/full", "w") as file:
-        monkeypatch.setattr("sys.stderr", file)
-        configure(Screen(stderr=True), Verbosity())
-        Log().error("worker failed")
-        monkeypatch.undo()
-        with suppress(OSError):
-            file.close()
+def test_exception_on_a_terminal() -> None:
+    """The traceback stands below its event."""
+    console = Screen(file=Terminal(), color_system=None, width=80)
+    configure(console, Verbosity())
+    with console.capture() as capture:
+        try:
+            1 / 0  # noqa: B018
+        except ZeroDivisionError:
+            structlog.get_logger().exception("odd")
+    assert "error odd\nTraceback" in capture.get()
+    assert capture.get().endswith("ZeroDivisionError: division by zero\n")
 
 
 JVM_IS_GONE = """
