@@ -69,10 +69,14 @@ class Cut:
         sequence: str | None = None,
         arrival: str | None = None,
     ) -> None:
-        self.names: Final = [f"shardId-{n:012}" for n in range(count)]
-        self.made: Final = {"count": count, "key": key, "sequence": sequence}
+        self.names: Final[list[str]] = [f"shardId-{n:012}" for n in range(count)]
+        self.made: Final[dict[str, int | str | None]] = {
+            "count": count,
+            "key": key,
+            "sequence": sequence,
+        }
         """What makes the shards what they are, by setting."""
-        self.numbers: Final = sequence is not None
+        self.numbers: Final[bool] = sequence is not None
         """Whether messages have numbers of their own."""
         self._key = _tokens(key)
         self._sequence = _tokens(sequence)

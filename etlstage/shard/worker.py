@@ -308,9 +308,9 @@ class LeasedShard:
         """Of its reader, in a stream."""
         self.begin: int = number_of(position)
         """Number of the record behind which it was begun."""
-        self.row = -1 if renumbered else self.begin
+        self.row: int = -1 if renumbered else self.begin
         """The last row of the input that was looked at for it."""
-        self.last = self.row
+        self.last: int = self.row
         """Number of the record that was there, or of one before that."""
         self.coming = 0
         """Records that were read and are not written yet."""
