@@ -298,6 +298,7 @@ def _shards(keys: PipelineKeys) -> str:
         return ""
     else:
         by = f"by {shards.key}" if shards.key else "by a hash of the message"
+        by += f", numbers at {shards.sequence}" if shards.sequence else ""
         ends = shards.at_end == "shard_ended"
         end = "each has ended" if ends else "workers are to shut down"
         text = f"{shards.count}, {by}, a worker for each; at the end of the input {end}"

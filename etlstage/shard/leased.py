@@ -5,17 +5,17 @@ A stream with shards of its own is read shard by shard: each has a reader beside
 worker, which reads on when the worker has taken what was read. New shards get leases as
 they are found; the keeper has them wait for their parents.
 
-Of any other input there is a part in each shard, by the key of the records. Each runner reads the whole input, and gives its workers the records of its shards,
-behind what was committed. What one runner has read is no position: there are only
-the checkpoints in the table, one for each shard, after which the holder of its lease
-resumes.
+Of any other input there is a part in each shard, by the key of the records. Each runner
+reads the whole input, and gives its workers the records of its shards, behind what was
+committed. What one runner has read is no position: there are only the checkpoints in
+the table, one for each shard, after which the holder of its lease resumes.
 
 A *pass* reads the input from the first record that one of its shards needs. It is for
 the shards that the runner has when it begins: with each new one another pass begins, so
 that no shard is given a record ahead of one that it has missed. A shard remembers the
 last record that it was given, and is given none twice.
 
-``keeper.py`` decides which shards these are; here its instructions are performed.
+``keeper.py`` decides which shards these are, and ``holder.py`` has their leases.
 """
 
 from __future__ import annotations
