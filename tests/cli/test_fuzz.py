@@ -215,7 +215,7 @@ def test_text_is_drawn(etlstage: Etlstage, tmp_path: Path) -> None:
     [
         (("--text", "--json-in"), "--json-in can't be used with --text"),
         (("--text", "--sample", "in.json"), "--text can't be used with --sample"),
-        (("--json-schema", "no.json"), "--json-schema no.json: No such file"),
+        (("--json-schema", "no.json"), "--json-schema no.json: no such file"),
         (("--json-schema", "text"), "--json-schema text is no JSON document: "),
         (("--json-schema", "list"), "--json-schema list is no JSON object"),
         (("--strategy", "mine"), "strategy is 'mine', expected module:name"),

@@ -78,7 +78,7 @@ async def test_path_is_that_of_the_worker() -> None:
 @pytest.mark.parametrize(
     ("command", "cwd", "problem"),
     [
-        ("{folder}/gone.sh", None, "there is no file {folder}/gone.sh; check the"),
+        ("{folder}/absent", None, "there is no file {folder}/absent; check the"),
         (
             "{folder}/not me.sh",
             None,
