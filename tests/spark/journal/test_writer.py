@@ -78,16 +78,17 @@ def test_rows_are_appended(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_is_never_seen(spark: SparkSession, tmp_path: Path) -> None:
-    """Though some of its tasks have ended well."""
+    """Though some of its tasks may have ended well."""
     path = tmp_path / "set"
     rows = spark.range(0, 4, 1, 2).selectExpr(
         "case when id = 3 then raise_error('no') else string(id) end as t"
     )
     assert "no" in failure(lambda: write(rows, path))
     assert committed(path) == []
-    # Of those that have ended well, and of those that have not: nothing is left open.
-    assert (counts(path).pending, counts(path).committed) == (0, 0)
-    assert counts(path).rolled_back > 0
+    # Of one that Spark has killed for it, in the middle, nothing could drop what it had
+    # appended: it is open, and never acknowledged.
+    found = counts(path)
+    assert (found.pending <= 1, found.committed) == (True, 0)
     nothing = spark.sql("select cast(null as string) as t")
     assert "message is null in 1 of 1" in failure(lambda: write(nothing, path))
     write(spark.sql("select 'a' as t"), path)
