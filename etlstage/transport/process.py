@@ -27,12 +27,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from signal import SIGKILL, Signals
 from time import monotonic
-from typing import IO, Final
+from typing import IO, Final, Literal
 
 import anyio
 
@@ -353,31 +353,34 @@ def _start(
     with ExitStack() as stack:
         launcher = Launcher(request.command, env=env, cwd=request.cwd, terms=terms)
         stack.callback(launcher.close)
-        theirs = []
+        pipe = partial(_pipe, stack, failed, terms)
+        passed: list[int] = []
+        stdin: IO[bytes] | None = None
+        stderr: IO[bytes] | None = None
+        their_stdin, their_stderr = subprocess.DEVNULL, subprocess.STDOUT
         if request.status:
-            reading, writing = os.pipe()
-            stack.callback(os.close, writing)
-            status = failed.enter_context(open(reading, "rb", buffering=0))
-            theirs = [writing]
+            writing, status = pipe("rb")
+            passed = [writing]
             env[STATUS_VARIABLE] = f"/dev/fd/{writing}"
-            _give(writing, terms)
-        popen = subprocess.Popen(
+        if request.stdin:
+            their_stdin, stdin = pipe("wb")
+        their_stdout, stdout = pipe("rb")
+        if not merged:
+            their_stderr, stderr = pipe("rb")
+        popen: subprocess.Popen[bytes] = subprocess.Popen(
             launcher.words,
-            stdin=subprocess.PIPE if request.stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
-            bufsize=0,
+            stdin=their_stdin,
+            stdout=their_stdout,
+            stderr=their_stderr,
             env=env,
             cwd=request.cwd,
             start_new_session=True,
-            pass_fds=(*launcher.descriptors, *theirs),
+            pass_fds=(*launcher.descriptors, *passed),
             umask=-1 if terms.umask is None else terms.umask,
         )
+        popen.stdin, popen.stdout, popen.stderr = stdin, stdout, stderr
         failed.enter_context(popen)  # waits for it, and closes its pipes
         failed.callback(popen.kill)
-        for pipe in (popen.stdin, popen.stdout, popen.stderr, status):
-            if pipe is not None:
-                _give(pipe.fileno(), terms)
         launcher.check()
     return popen, status, f"{PROCESS_VARIABLE}={mark}".encode()
 
@@ -393,11 +396,19 @@ def _keep_freed_memory() -> None:
     bytes(16 * _PIPE_SIZE)
 
 
-def _give(fd: int, terms: LaunchTerms) -> None:
-    # Else another user could not open it by name, such as /dev/stderr.
+def _pipe(
+    stack: ExitStack, failed: ExitStack, terms: LaunchTerms, mode: Literal["rb", "wb"]
+) -> tuple[int, IO[bytes]]:
+    """Return the program's end of a pipe, which ``stack`` closes, and ours."""
+    reading, writing = os.pipe()
+    theirs, ours = (writing, reading) if mode == "rb" else (reading, writing)
+    stack.callback(os.close, theirs)
+    # Else another user could not open it by name, such as /dev/stderr. The program may
+    # do so as soon as it runs: before it is started.
     if terms.user is not None:
         with suppress(OSError, OverflowError):
-            os.fchown(fd, terms.user, -1)
+            os.fchown(theirs, terms.user, -1)
+    return theirs, failed.enter_context(open(ours, mode, buffering=0))
 
 
 def _enlarge(fd: int) -> None:

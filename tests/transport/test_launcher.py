@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -27,7 +28,7 @@ from etlstage.transport import (
 )
 from etlstage.transport.launcher import Identity, Launcher, UnknownIdentity, look_up
 from etlstage.transport.process import PipeChild, PipeWire
-from etlstage.transport.watchdog import program, python
+from etlstage.transport.watchdog import WATCHDOG, program, python
 from tests.supervisor.workers import open_files
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -479,6 +480,26 @@ async def test_user_and_groups(wrapper: str) -> None:
     assert await output_of_shell("echo x > /dev/stdout", terms=terms) == "x"
     alone = await output_of_shell("id -g; id -G", terms=LaunchTerms(group=12345))
     assert alone.split()[0] == "12345"
+
+
+@root_only
+async def test_pipes_are_the_users_before_its_program_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that was quick could not open them, which was seen once in hundreds."""
+    WATCHDOG.start()
+    popen, owners = subprocess.Popen, list[int]()
+
+    def started(*words: Any, **settings: Any) -> Any:  # noqa: ANN401
+        if settings["stdout"] != subprocess.DEVNULL:  # that of the watchdog
+            pipes = (settings[name] for name in ("stdout", "stderr"))
+            owners.extend(os.fstat(pipe).st_uid for pipe in pipes)
+        return popen(*words, **settings)
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    terms = LaunchTerms(user=54321, group=12345, groups=())
+    assert await output_of("true", terms=terms) == ""
+    assert owners == [54321, 54321]
 
 
 @root_only
