@@ -80,6 +80,10 @@ def _replay(
     """Replay a recorded conversation to a worker, and show which replies differ."""
     if file is None:
         return _replay_failures()
+    if file.is_dir():
+        found = sorted(path.name for path in file.glob("*.rec"))
+        has = f"such as {file / found[0]}" if found else "and it has none"
+        raise ConfigError(f"{file} is a folder: name one recording, {has}")
     try:
         recording = Recording.load(file)
     except OSError as error:

@@ -1,5 +1,5 @@
 """
-Spans, where OpenTelemetry's API is installed, and the trace that workers get in their environment.
+Spans, where OpenTelemetry's API is installed, and the trace in a worker's environment.
 
 A host that has set up OpenTelemetry has set up us: there is nothing to pass on.
 """
@@ -24,7 +24,7 @@ _VARIABLES: Final = ("TRACEPARENT", "TRACESTATE")
 
 class Span:
     """
-    A span for a block, within that of who runs it; an error ends it as one.
+    A span for a block, a child of the current one; an exception marks it as failed.
 
     Without OpenTelemetry, nothing is kept of it.
 

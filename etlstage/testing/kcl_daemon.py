@@ -203,7 +203,7 @@ async def simulate(
     async def live(shard: StreamShard, position: ShardPosition | None) -> None:
         nonlocal well, wrong
         lead = "" if alone else f"{int(shard.name[-12:])}  "
-        log = _Log(kit_of(stage.dialect).reader(), tell, lead)
+        log = _ConversationPrinter(kit_of(stage.dialect).reader(), tell, lead)
         life = _ShardRun(shard, stream, plan, size, log)
 
         def processor(begin: ShardPosition | None) -> ProcessorUnderTest:
@@ -346,7 +346,7 @@ class _ShardRun:
         stream: _Lineage,
         plan: FaultPlan,
         size: int,
-        log: _Log,
+        log: _ConversationPrinter,
     ) -> None:
         self.stored: ShardPosition = position_of(None)
         self._shard = shard
@@ -441,8 +441,8 @@ class _ShardRun:
         return end
 
 
-class _Log:
-    """What went both ways, a line for each thing."""
+class _ConversationPrinter:
+    """Prints the conversation: a line for each message, and for each of stderr."""
 
     def __init__(
         self, reader: FrameReader | None, tell: Callable[[str], None], lead: str
@@ -454,7 +454,7 @@ class _Log:
         self._begun = b""  # of a line on stderr
 
     def add(self, channel: Channel, data: bytes) -> None:
-        """Show what went one way."""
+        """Show what was written to a stream."""
         if channel in MARKS:
             side, mark = MARKS[channel]
             for text in self._reader.read(side, data):

@@ -62,7 +62,7 @@ Etlstage = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Give the process that forks what is run without more ado."""
+    """Give the process from which commands are forked."""
     with Forks(environment()) as running:
         yield running
 

@@ -131,6 +131,19 @@ def test_other_files_are_refused(
     assert (result.returncode, error in result.stderr) == (2, True)
 
 
+def test_folder_in_place_of_a_recording(recordings: Path, etlstage: Etlstage) -> None:
+    """It is named which are in there (issue 27)."""
+    refused = etlstage("replay", "recordings")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "etlstage: error: recordings is a folder: name one recording, such as"
+        " recordings/extract-1.1.rec\n"
+    )
+    for path in recordings.iterdir():
+        path.unlink()
+    assert etlstage("replay", "recordings").stderr.endswith("and it has none\n")
+
+
 def test_recordings_of_another_run_are_not_mixed(
     recordings: Path, etlstage: Etlstage, pipeline: Path
 ) -> None:
