@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.testing.dialect.kit import kit_of
-from etlstage.testing.kcl_daemon import _Log
+from etlstage.testing.kcl_daemon import _ConversationPrinter
 from etlstage.testing.transcript import Channel
 
 
 def test_a_line_on_stderr_is_shown_whole() -> None:
     """However many writes it took; what is left is shown at the next event."""
     shown: list[str] = []
-    log = _Log(kit_of(KclDialect()).reader(), shown.append, "")
+    log = _ConversationPrinter(kit_of(KclDialect()).reader(), shown.append, "")
     for piece in (b"1", b" ", b"one\n2 two\n", b"3"):
         log.add(Channel.STDERR, piece)
     assert shown == ["! 1 one", "! 2 two"]
