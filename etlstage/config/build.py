@@ -339,7 +339,7 @@ class Builder:
     def retry_sink(self, epochs: Epochs) -> Sink:
         """Return where retries end."""
         keys = self._keys.load
-        sink = keys.end.retry_sink(keys, self.site)
+        sink = keys.end.retry_sink(keys, self.site, epochs.done + 1)
         if self._keys.delivery == "exactly-once":
             sink.begin(epochs)
         return sink

@@ -252,8 +252,8 @@ class SinkKeys(_EndKeys):
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
         """Return what writes messages on engine local."""
 
-    def retry_sink(self, stage: LoadKeys, site: Site) -> Sink:
-        """Return what writes messages that are retried, whichever input they are of."""
+    def retry_sink(self, stage: LoadKeys, site: Site, number: int) -> Sink:
+        """Return what writes messages of a retry, whichever input they are of."""
         return self.sink(stage, site)
 
     def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:

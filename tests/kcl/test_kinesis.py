@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -115,9 +115,9 @@ class Runners:
         )
         (self.folder / "clicks.yaml").write_text(text)
 
-    def start(self) -> Runner:
-        """Start another."""
-        return self._stack.enter_context(Runner(self.folder))
+    def start(self, *command: str) -> Runner:
+        """Start another, or another command of that file."""
+        return self._stack.enter_context(Runner(self.folder, command or ("run",)))
 
     def wait(self, enough: Callable[[list[list[Any]]], bool]) -> None:
         """Read what is noted, up to enough."""
@@ -133,9 +133,9 @@ class Runners:
 class Runner:
     """One of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "etlstage", "run", "clicks.yaml"],
+            [sys.executable, "-m", "etlstage", *command, "clicks.yaml"],
             cwd=folder,
             env={**os.environ, **CREDENTIALS},
             stdout=subprocess.PIPE,
@@ -277,6 +277,58 @@ def test_processor_that_is_killed(runners: Runners, server: Kinesalite) -> None:
     found = [line.split()[1] for line in lines]
     assert [*dict.fromkeys(found)] == [str(n) for n in range(30)]
     assert (runners.folder / "effects.died").exists()
+
+
+def test_run_with_a_state_is_killed(runners: Runners, server: Kinesalite) -> None:
+    """The next one has its leases at once, however long the failover is (issue 25)."""
+    server.create(2)
+    server.put([(str(n).encode(), str(n)) for n in range(100)])
+    runners.write(more="state: state")
+    path = runners.folder / "clicks.yaml"
+    path.write_text(path.read_text().replace("failover: 1s", "failover: 1h"))
+    first = runners.start()
+    runners.wait(lambda notes: len(texts(notes)) == 100)
+    first.end(signal.SIGKILL)
+    server.put([(str(n).encode(), str(n)) for n in range(100, 200)])
+    second = runners.start()
+    runners.wait(lambda notes: len({*texts(notes)}) == 200)
+    status, report = second.end(signal.SIGTERM)
+    assert status == 4, report
+    # Of each shard at most six were behind the last checkpoint.
+    assert 200 <= len(texts(runners.notes)) <= 212
+
+
+def test_dead_letter_of_a_stream_is_retried(
+    runners: Runners, server: Kinesalite
+) -> None:
+    """It has a shard and a number of its own, for those of the stream are gone."""
+    server.create(1)
+    server.put([(str(n).encode(), "a") for n in range(10)])
+    picky = NOTING.replace(
+        "            note(",
+        '            if data in open("bad").read().split():\n'
+        "                os._exit(1)\n"
+        "            note(",
+        1,
+    )
+    (runners.folder / "processor.py").write_text(picky)
+    (runners.folder / "bad").write_text("4 7")
+    runners.write(keys=", follow: false", more="state: state")
+    with (runners.folder / "clicks.yaml").open("a") as file:
+        file.write("  restart: {delay: 10ms}\n  on_error: {retries: 0, budget: 50%}\n")
+    status, report = runners.start().end()
+    assert status == 0, report
+    for bad, expected in ("7", 1), ("", 0):
+        (runners.folder / "bad").write_text(bad)
+        status, report = runners.start("dlq", "retry").end()
+        assert status == expected, report
+        assert "1 dead letter passed" in report
+    runners.wait(lambda notes: len({*texts(notes)}) == 10)
+    found = {note[-1]: note[2:4] for note in runners.notes if note[1] == "record"}
+    assert [found[text] for text in "47"] == [
+        ["load", str(10**15 + number * 10**9 + 1)] for number in (1, 2)
+    ]
+    assert {found[text][0] for text in "35689"} == {"shardId-000000000000"}
 
 
 def test_api_that_can_not_be_reached(runners: Runners, server: Kinesalite) -> None:

@@ -18,7 +18,7 @@ from etlstage.pipeline.interfaces import Sink
 from etlstage.pipeline.worker_sink import CommittingSink, WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.protocol.base import Shape
-from etlstage.protocol.events import FarewellReason
+from etlstage.protocol.events import Assignment, FarewellReason
 from etlstage.settings.definition import Place, broken
 from etlstage.settings.problem import Problem
 from etlstage.settings.units import FILES
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 __all__ = ("WORKER", "WorkerSinkKeys", "WorkerSourceKeys")
 
 _HAND_OVER: Final = 30.0  # seconds in which a worker has to let go of its shard
+_RETRIED: Final = 10**15
+"""No input has so many rows; and with all retries a number fits into a double."""
+_OF_A_RETRY: Final = 10**9  # numbers: it has 10,000 letters, of which more may come
 _ALL: Final = ("local", "spark", "streaming")
 
 
@@ -154,23 +157,31 @@ class WorkerSinkKeys(SinkKeys):
             made, dead_letters=site.letters, meter=site.meter, launch=site.launch
         )
 
-    def retry_sink(self, stage: LoadKeys, site: Site) -> Sink:
+    def retry_sink(self, stage: LoadKeys, site: Site, number: int) -> Sink:
         """
         Return the same, but for shards whose checkpoints are beyond what is retried.
 
-        With numbers of their own messages have the shards and numbers that they had;
-        else they are a shard of their own, for numbers of a stream are not in them.
+        With numbers of their own messages have the shards and numbers that they had,
+        and where numbers are stored they get the next ones. Else they are a shard of
+        their own, for its number is not in a message, and are numbered behind all rows
+        and other retries.
         """
         shards, extract = stage.shards, site.pipeline.extract
         made = stage_of(stage, site.folder)
         if shards is not None and shards.sequence is not None:
             return ShardedSink(made, cut=_cut(shards), **_settings(shards, site))
-        shared = shards is not None and shards.leases is not None
-        if shared or (extract is not None and extract.end.sharded):
-            return CommittingSink(
-                made, dead_letters=site.letters, meter=site.meter, launch=site.launch
-            )
-        return self.sink(stage, site)
+        sharded = extract is not None and extract.end.sharded
+        stored = shards is not None and shards.leases is None and not sharded
+        if stored or made.dialect.shape is not Shape.COMMITTED:
+            return self.sink(stage, site)
+        begin = [str(_RETRIED + number * _OF_A_RETRY), 0]
+        return CommittingSink(
+            made,
+            dead_letters=site.letters,
+            meter=site.meter,
+            launch=site.launch,
+            assignment=Assignment(made.name, begin),
+        )
 
     def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
         """Return what runs the workers in a job that reads what was staged."""
