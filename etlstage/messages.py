@@ -279,7 +279,7 @@ def cost_of(messages: Run) -> int:
     messages = plain(messages)
     if isinstance(messages, Packed):
         return messages.cost
-    return sum(map(len, messages)) + OVERHEAD * len(messages)
+    return size_of(messages) + OVERHEAD * len(messages)
 
 
 def joined(groups: Groups) -> Run:

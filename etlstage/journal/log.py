@@ -164,8 +164,14 @@ class JournalLog:
         segments = self.segments()
         if not segments:
             return 0
-        last = segments[-1]
-        end, _, damaged = self._scan(last, last)
+        last = begin = segments[-1]
+        try:
+            # Of all groups but the last the heads say enough.
+            for group in self._whole(last, last, True, last, 1 << 64):
+                begin = group.begin
+        except JournalDamaged:
+            return self.reach()
+        end, _, damaged = self._scan(last, begin)
         return self.reach() if damaged else end
 
     def reach(self) -> int:
@@ -422,15 +428,16 @@ class JournalLog:
                 size, time, crc = _parsed(held[place : place + HEAD], at)
                 place += HEAD
                 end = at + HEAD + size
-                data = held[place : place + size]
+                whole = len(held) - place >= size
+                data = held[place : place + size] if whole or end <= wanted else b""
                 if end <= wanted:
-                    if len(data) == size:
+                    if whole:
                         # A damaged acknowledgement would commit something else.
                         _check(data, crc)
                     elif (self._storage.size(path) or 0) < end - segment:
                         break
                 else:
-                    if len(data) < size:
+                    if not whole:
                         data = read(path, at + HEAD - segment, size)
                     if len(data) < size:
                         break

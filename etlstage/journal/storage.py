@@ -78,6 +78,8 @@ class FolderStorage:
         self.root: Path = Path(root)
         self._prefix = f"{os.fspath(root)}/"
         self._open: OrderedDict[str, int] = OrderedDict()
+        # Files whose name would outlive a crash.
+        self._named: set[str] = set()
         self._locks: dict[str, tuple[Lock, int]] = {}
         self._guard = RLock()
         # The file that was read last, and its descriptor.
@@ -135,7 +137,9 @@ class FolderStorage:
         """Have a file, and its name, outlive a crash."""
         with self._guard:
             os.fsync(self._descriptor(path))
-        self._sync_folder(self.root / path)
+        if path not in self._named:
+            self._sync_folder(self.root / path)
+            self._named.add(path)
 
     def replace(self, path: str, data: bytes) -> None:
         """Write aside, and rename."""
@@ -154,6 +158,7 @@ class FolderStorage:
         with self._guard:
             if (fd := self._open.pop(path, None)) is not None:
                 os.close(fd)
+            self._named.discard(path)
         (self.root / path).unlink(missing_ok=True)
 
     @contextmanager
