@@ -356,10 +356,16 @@ class CommittedReader:
         data = _stored(position or self._position(), time.time())
         self._storage.replace(f"readers/{self.name}.json", data)
 
-    def unread(self) -> int:
-        """Return how many bytes of the journals are there, and have not been read."""
-        found = ((r.at, self._journals.byte_log(n)) for n, r in self._readers.items())
-        return sum(max(0, log.reach() - at) for at, log in found)
+    def unread(self) -> tuple[int, float]:
+        """Return how many bytes have not been read, and the seconds since the oldest came."""
+        size, seconds = 0, 0.0
+        for name, reader in list(self._readers.items()):
+            log, at = self._journals.byte_log(name), reader.at
+            size += (left := max(0, log.reach() - at))
+            oldest = next(log.groups(at, skip=True, heads=True), None) if left else None
+            if oldest is not None and oldest.time:  # a broker tells no times
+                seconds = max(seconds, time.time() - oldest.time / 1e9)
+        return size, seconds
 
     def close(self) -> None:
         """Store the position and let the name go; a second call does nothing."""

@@ -46,6 +46,16 @@ CUT: Final = 1 << 16, 8 << 20
 """Messages and bytes between two positions; a frame is not cut."""
 _POLL: Final = 0.01
 """Seconds between two looks for more."""
+_UNREAD: Final = (
+    (
+        "etlstage_journal_unread_bytes",
+        "Bytes of the journals that the reader has not read.",
+    ),
+    (
+        "etlstage_journal_unread_seconds",
+        "Since the oldest of these bytes were appended.",
+    ),
+)
 _KEPT: Final = 1 << 20
 """Of the bytes of damage, in a dead letter."""
 
@@ -64,7 +74,7 @@ class JournalSource(Source):
         follow: Whether to wait for more at the end.
         skips: Whether damage is passed over, and is among what is yielded.
         cut: Messages and bytes between two positions.
-        meter: What counts the bytes that it has not read.
+        meter: What shows how much it has not read, and for how long that waits.
 
     """
 
@@ -90,7 +100,7 @@ class JournalSource(Source):
         self._skips = skips
         self._most = min(cut[0], CUT[0]), min(cut[1], CUT[1])
         self._meter = meter
-        self._unread: GaugeLevel | None = None
+        self._unread: list[GaugeLevel] = []
         self._recorded = False
         self._position: Checkpoint | None = None
         self._draining = anyio.Event()
@@ -148,20 +158,21 @@ class JournalSource(Source):
                     await self._draining.wait()
 
     async def observe(self) -> None:
-        """Count the bytes that wait for this reader."""
+        """Measure what waits for this reader."""
         if self._meter is not None and self._reader is not None:
             self._show(await self._in_thread(self._reader.unread))
 
-    def _show(self, unread: int) -> None:
+    def _show(self, unread: tuple[float, float]) -> None:
         # A host's meter may fail: that is no reason to read no more.
         with suppress(Exception):
-            if self._unread is None:
+            if not self._unread:
                 assert self._meter is not None
                 labels = {"stage": self.name, "reader": self._called or ""}
-                what = "Bytes of the journals that the reader has not read."
-                name = "etlstage_journal_unread_bytes"
-                self._unread = GaugeLevel(self._meter.gauge(name, what, labels))
-            self._unread.set(unread)
+                self._unread = [
+                    GaugeLevel(self._meter.gauge(*named, labels)) for named in _UNREAD
+                ]
+            for gauge, value in zip(self._unread, unread, strict=True):
+                gauge.set(value)
 
     def complete(self) -> None:
         """End where there is no more."""
@@ -180,8 +191,8 @@ class JournalSource(Source):
 
     async def aclose(self) -> None:
         """Let the name and the files go."""
-        if self._unread is not None:
-            self._show(0)
+        if self._unread:
+            self._show((0, 0))
         if self._reader is not None:
             await anyio.to_thread.run_sync(self._reader.close)
         if self._journals is not None:

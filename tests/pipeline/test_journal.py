@@ -579,8 +579,10 @@ async def test_letter_of_damage_has_as_much_as_is_bounded(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("broken", [False, True])
-async def test_bytes_that_wait_are_measured(tmp_path: Path, *, broken: bool) -> None:
-    """By reader; a meter that fails harms nothing (issue 24)."""
+async def test_what_waits_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, broken: bool
+) -> None:
+    """In bytes and seconds; a meter that fails harms nothing (issue 24)."""
     path, meter = tmp_path / "set", PrometheusMeter()
     if broken:
         meter.gauge = None  # type: ignore[assignment, method-assign]
@@ -593,7 +595,11 @@ async def test_bytes_that_wait_are_measured(tmp_path: Path, *, broken: bool) -> 
         async def write(self, run: Run) -> None:
             await super().write(run)
             await plainly(MemorySource([run]), JournalSink(path))
+            with Journals.open(path) as journals:
+                *_, last = journals.log("set/part-000").groups(0)
+            monkeypatch.setattr("time.time", lambda: last.time / 1e9 + 40)
             await source.observe()
+            monkeypatch.undo()
             shown.append(meter.render())
 
     source = JournalSource(path, reader="r", meter=meter)
@@ -606,10 +612,13 @@ async def test_bytes_that_wait_are_measured(tmp_path: Path, *, broken: bool) -> 
                 break
     name = 'etlstage_journal_unread_bytes{reader="r",stage="extract"}'
     added = file.stat().st_size - size
+    since = name.replace("bytes", "seconds")
     if not broken:
         assert f"{name} {float(added)}" in shown[0]
+        assert f"{since} 40.0" in shown[0]
     await source.aclose()
     assert broken or f"{name} 0.0" in meter.render()
+    assert broken or f"{since} 0.0" in meter.render()
 
 
 async def test_source_is_observed_while_it_runs(
