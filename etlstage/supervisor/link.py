@@ -161,6 +161,7 @@ class Link:
         self._written_before = (
             0  # the same, when it was last given something while idle
         )
+        self._given_end = 0  # the same, once it has all that it was given last
         self._going_on: anyio.Event | None = None  # reading waits for the consumer
         self._paused_at = 0.0
         self._storing = 0  # positions that are being stored for the worker
@@ -300,6 +301,8 @@ class Link:
         if idle:
             self._written_before = self._written
         self._write(session.data_to_send())
+        if self._commits:
+            self._given_end = self._written + sum(map(len, self._unsent))
         if idle or self._asks or not self._in_order:
             self._arm_deadlines(now)
             if idle and paired is not None and paired.wants_unread:
@@ -488,9 +491,29 @@ class Link:
         if self._worker.failed:
             self.late += len(data)
             return
-        now = self._clock()
+        now, owed = self._clock(), self._session.owed
         self._understand(data, now)
+        if self._commits and owed and not self._session.owed:
+            self._look_for_surplus(now)
         self._settle(now)
+
+    def _look_for_surplus(self, now: float) -> None:
+        """
+        Find an answer too many, which would be taken for that to what is given next.
+
+        One that comes when the worker has read what it is given next can't be told
+        from an answer to that, and shows only where the name of what it answers is
+        another. A position that it commits by its number is right all the same.
+        """
+        if self._written - self._wire.unread() < self._given_end:
+            self._fail_protocol(
+                RemoteProtocolError(
+                    "sent an answer to what it had not read yet, expected one for each;"
+                    " is a callback called twice?"
+                )
+            )
+        while not self._worker.failed and (data := self._wire.read(_CHUNK)):
+            self._understand(data, now)
 
     def _understand(self, data: bytes, now: float) -> None:
         session = self._session

@@ -18,7 +18,7 @@ from etlstage.pipeline.worker_sink import CommittingSink
 from etlstage.protocol.kcl.checkpoint import position_of
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.settings import KclDialect
-from etlstage.stage import BatchPolicy, RestartPolicy, Stage, WorkerProgram
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts, WorkerProgram
 from etlstage.supervisor import (
     Assignment,
     AsyncSupervisor,
@@ -194,6 +194,70 @@ async def test_processor_that_never_checkpoints(tmp_path: Path) -> None:
             result.error
         )
         assert "max_uncommitted was reached" in str(result.error)
+
+
+TWICE = """\
+import os, select, signal, sys
+
+def status(name):
+    return b'{"action":"status","responseFor":"%s"}\\n' % name
+
+def next_line():
+    data = b""
+    while not data.endswith(b"\\n"):
+        data += os.read(0, 1)
+
+next_line()
+os.write(1, status(b"initialize"))
+next_line()
+answer = status(b"processRecords")
+if sys.argv[1] == "at once":
+    # What is read at once ends with the first of them.
+    os.write(1, b"x" * (65535 - len(answer)) + b"\\n" + 2 * answer)
+else:
+    os.write(1, answer)
+    select.select([0], [], [])
+    os.write(1, answer)
+    signal.pause()
+while True:
+    next_line()
+    os.write(1, b'{"action":"checkpoint"}\\n')
+    next_line()
+    os.write(1, answer)
+"""
+"""Answers its first action twice, and what it gets then as it should."""
+
+
+@pytest.mark.parametrize(
+    ("when", "what"),
+    [
+        ("at once", "with no action in flight, expected one for each action; is a"),
+        (
+            "unread",
+            "an answer to what it had not read yet, expected one for each; is a",
+        ),
+    ],
+)
+async def test_second_status_is_not_that_of_the_next_action(
+    tmp_path: Path, when: str, what: str
+) -> None:
+    """Its checkpoint of all that it was given would cover a record it has not had."""
+    made = replace(
+        stage(TWICE, tmp_path, when, batch=1),
+        restart=RestartPolicy(policy="temporary"),
+        timeout=Timeouts(message=5),
+    )
+    asked: list[CommitRequest] = []
+
+    async def store(request: CommitRequest) -> None:
+        asked.append(request)
+
+    async with AsyncSupervisor(made, commit=store, assignment=SHARD) as supervisor:
+        results = await supervisor.submit(RECORDS[:3])
+
+    assert not asked
+    for result in results:
+        assert what in str(result.error)
 
 
 async def stored(_request: CommitRequest) -> None:
