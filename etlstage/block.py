@@ -30,11 +30,12 @@ from etlstage.columns import Column
 from etlstage.errors import BlockDamaged
 from etlstage.messages import Run, plain
 
-__all__ = ("Block", "Blocks", "block_of", "making")
+__all__ = ("BLOCK_HEAD", "Block", "Blocks", "block_head", "block_of", "making")
 
 _MAGIC: Final = b"ETB1"
 _HEAD: Final = "<4sIQQI"
-_SIZE: Final = struct.calcsize(_HEAD) + 4
+BLOCK_HEAD: Final = struct.calcsize(_HEAD) + 4
+"""Bytes of a block's head."""
 
 
 class Block(NamedTuple):
@@ -92,6 +93,15 @@ def block_of(run: Run, first: int, *, summed: bool = True) -> list[bytes]:
     return made(pa.record_batch([array], ["message"]), first)
 
 
+def block_head(head: bytes | memoryview) -> tuple[int, int, int, int]:
+    """Return messages, bytes, first and checksum; raises ValueError for no such head."""
+    (crc,) = struct.unpack("<I", head[-4:])
+    magic, count, size, first, sum_ = struct.unpack(_HEAD, head[:-4])
+    if magic != _MAGIC or crc != crc32(head[:-4]):
+        raise ValueError("its head is not what was written")
+    return count, size, first, sum_
+
+
 class Blocks:
     """
     Iterates over the blocks of a file, one in memory at a time.
@@ -132,13 +142,13 @@ class Blocks:
             yield block
 
     def _next(self) -> Block | None:
-        head = self._read(_SIZE)
-        if len(head) < _SIZE:
+        head = self._read(BLOCK_HEAD)
+        if len(head) < BLOCK_HEAD:
             return None
-        (crc,) = struct.unpack("<I", head[-4:])
-        magic, count, size, first, sum_ = struct.unpack(_HEAD, head[:-4])
-        if magic != _MAGIC or crc != crc32(head[:-4]):
-            raise self._damaged("its head is not what was written")
+        try:
+            count, size, first, sum_ = block_head(head)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
         if self._first is not None and first != self.messages:
             raise self._damaged(f"it begins with message {first}")
         body = self._read(size)
@@ -148,7 +158,7 @@ class Blocks:
             raise self._damaged(f"its {count} messages are not what was written", first)
         with pa.ipc.open_stream(body) as stream:
             batch = stream.read_next_batch()
-        self.end += _SIZE + size
+        self.end += BLOCK_HEAD + size
         self._first = self.messages = first + count
         return Block(first, batch)
 

@@ -3,15 +3,19 @@ Heads of frames: what a sequencer has to know of messages, without reading these
 
 Fixed frames begin with their length, and, of the types that journals read themselves,
 with a UUID. So a reader that plans what others read looks at some bytes of a run, however
-large that is.
+large that is. A damaged UUID would commit something else, or drop a message: of a run it
+has a checksum; groups of other frames are read in whole, and checked.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Final, Self
 from uuid import UUID
+from zlib import crc32
 
+from etlstage.block import BLOCK_HEAD, block_head
 from etlstage.journal.errors import JournalDamaged
 from etlstage.journal.journals import Journals
 from etlstage.journal.log import HEAD, Group, JournalLog
@@ -32,8 +36,8 @@ from etlstage.sequencing import (
 __all__ = ("FrameHead", "FrameHeads", "MessageHeads", "heads_of")
 
 _UUID: Final = FIXED_FRAME_HEADER_LENGTH + 16
-_SIZE: Final = _UUID + 8
-"""Of a head: with the first bytes of a block, which say how many messages it has."""
+_SIZE: Final = _UUID + BLOCK_HEAD
+"""Of a head: with that of a block, which says how many messages it has."""
 
 
 class FrameHead:
@@ -109,8 +113,8 @@ class FrameHeads:
         self._end = end
         self._on_error = on_error
         passed = None if on_error is None else self._pass_over
-        self._groups = LogReader(log, spec, offset, on_error=passed, heads=True)
         self._runs = spec.content_type == RunFraming.content_type
+        self._groups = LogReader(log, spec, offset, on_error=passed, heads=self._runs)
         self._found: Iterator[Envelope] = iter(())
 
     def __iter__(self) -> Self:
@@ -148,10 +152,9 @@ class FrameHeads:
             end = at + FIXED_FRAME_HEADER_LENGTH
             end += int.from_bytes(head[4:FIXED_FRAME_HEADER_LENGTH], "little")
             self._check(head, at, end, group.end)
-            # As RunMessage has it: without a block it is an acknowledgement.
-            count = int.from_bytes(head[_UUID + 4 : end - at], "little")
+            count = self._messages(head, at, end, group.end)
             uuid = UUID(bytes=head[FIXED_FRAME_HEADER_LENGTH:_UUID])
-            found = FrameHead(uuid, count if self._runs else 1, self._before)
+            found = FrameHead(uuid, count, self._before)
             self._at = self._before = end
             yield Envelope(self._spec.name, at, end, found)
             at = end
@@ -172,9 +175,28 @@ class FrameHeads:
             error = UnexpectedEnd("unexpected EOF", offset=at)
         else:
             return
+        raise self._located(error, stop)
+
+    def _messages(self, head: bytes, at: int, end: int, stop: int) -> int:
+        """Return how many there are; of a run without a block it is none."""
+        if not self._runs or end - at == _UUID:
+            return int(not self._runs)
+        error: Exception | None = None
+        try:
+            count, size, sum_, _ = block_head(head[_UUID:])
+        except (ValueError, struct.error) as why:
+            error = why
+        # As everywhere in blocks, a checksum of 0 is none.
+        own = crc32(head[_UUID - 16 : _UUID])
+        if error or end - at != _SIZE + size or sum_ not in (0, own):
+            text = "its head is not what was written"
+            raise self._located(FrameError(text, offset=at), stop) from error
+        return count
+
+    def _located(self, error: FrameError, stop: int) -> FrameError:
         error.framing, error.journal = self._spec.content_type, self._spec.name
         error.end = stop
-        raise error
+        return error
 
 
 def heads_of(

@@ -3,13 +3,15 @@ Runs of messages as one frame: a UUID, and a block as messages have on disk else
 
 A UUID for each message costs more than the rest of its way. Messages that are published
 together share one, and become committed together. The block has no checksum of its own:
-the group in which a journal keeps the frame has one.
+the group in which a journal keeps the frame has one. In place of a first number its head
+has the checksum of the UUID, for who reads heads alone.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 from uuid import UUID
+from zlib import crc32
 
 from etlstage.block import Blocks, block_of
 from etlstage.errors import BlockDamaged
@@ -67,7 +69,8 @@ class RunFraming:
         """Write a :class:`RunMessage`."""
         self._check(message)
         run = message.run
-        parts = block_of(run, 0, summed=False) if len(run) else []
+        sum_ = crc32(message.uuid.bytes)
+        parts = block_of(run, sum_, summed=False) if len(run) else []
         size = 16 + sum(map(len, parts))
         writer.write(FIXED_FRAME_WORD + size.to_bytes(4, "little") + message.uuid.bytes)
         for part in parts:
