@@ -19,6 +19,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
@@ -26,7 +27,7 @@ from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.interfaces import Sink, Source
-from etlstage.settings.definition import Definition, Place, settings_of
+from etlstage.settings.definition import Definition, Place, broken, settings_of
 from etlstage.settings.problem import Loc, Problem
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
@@ -54,6 +55,7 @@ __all__ = (
     "name_of",
     "one_load",
     "unrecorded",
+    "without_arrow",
 )
 
 GROUP: Final = "etlstage.ends"
@@ -383,3 +385,9 @@ def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
             )
         found[end.name] = end
     return found
+
+
+def without_arrow(loc: Loc) -> Iterator[Problem]:
+    """Yield what is wrong with a setting that needs PyArrow, where there is none."""
+    if find_spec("pyarrow") is None:
+        yield broken(loc, "needs PyArrow: pip install 'etlstage[arrow]'")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from etlstage.config.document import Document
-from etlstage.config.end import SCHEME, name_of
+from etlstage.config.end import SCHEME, name_of, without_arrow
 from etlstage.config.ends.journal import EdgeSinkKeys
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.parts import parts_of
@@ -73,6 +73,8 @@ def missing(
         yield from judged(look.worker(end.stage, (end.kind.value,)))
     for i, stage in enumerate(getattr(keys, "transform", ())):
         yield from judged(look.worker(stage.stage, ("transform", i)))
+        if stage.durable is not None:
+            yield from without_arrow(("transform", i, "durable"))
 
 
 def _state(look: Look) -> Iterator[Problem]:

@@ -13,7 +13,12 @@ from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
 
-from etlstage.block import Blocks, block_of
+try:
+    from etlstage.block import Blocks, block_of
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "journals need PyArrow: pip install 'etlstage[arrow]'", name=error.name
+    ) from None
 from etlstage.errors import BlockDamaged
 from etlstage.messages import Run
 from etlstage.sequencing import (

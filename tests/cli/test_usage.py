@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -107,8 +109,21 @@ WITHOUT_ARROW = """\
 import sys
 sys.modules["pyarrow"] = None
 from etlstage.cli import main
-main()
 """
+
+
+def without_arrow(
+    folder: Path, then: str, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, or a command, where Arrow is not installed."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_ARROW + then, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_help_of_diff_needs_no_arrow(tmp_path: Path) -> None:
@@ -119,17 +134,37 @@ def test_help_of_diff_needs_no_arrow(tmp_path: Path) -> None:
     )
     (tmp_path / "p.yaml").write_text(pipeline)
 
-    def diff(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", WITHOUT_ARROW, "diff", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
+    diff = partial(without_arrow, tmp_path, "main()", "diff")
     assert "Usage: " in diff("--help").stdout
     failed = diff("p.yaml", "--on", "local,local")
     assert failed.returncode == 2
     assert "diff needs Arrow: pip install 'etlstage[arrow]'" in failed.stderr
+
+
+CAT: Final = "worker: {command: [cat]}"
+
+
+@pytest.mark.parametrize(
+    ("place", "ends"),
+    [
+        ("extract.files", f"extract: {{files: {{path: p.yaml}}}}\nload: {{{CAT}}}"),
+        ("extract.journal", f"extract: {{journal: {{path: .}}}}\nload: {{{CAT}}}"),
+        ("load.journal", f"extract: {{{CAT}}}\nload: {{journal: {{path: set}}}}"),
+        (
+            "transform[0].durable",
+            f"extract: {{{CAT}}}\ntransform: [{{{CAT}, durable: true}}]\nload: {{{CAT}}}",
+        ),
+    ],
+)
+def test_what_needs_arrow_is_named(place: str, ends: str, tmp_path: Path) -> None:
+    """At its key, before anything runs (issue 27)."""
+    (tmp_path / "p.yaml").write_text(f"name: p\nstate: state\n{ends}\n")
+    failed = without_arrow(tmp_path, "main()", "run", "p.yaml")
+    assert failed.returncode == 2
+    assert f"{place}: needs PyArrow: pip install 'etlstage[arrow]'" in failed.stderr
+
+
+def test_journals_need_arrow(tmp_path: Path) -> None:
+    """Importing them names the extra that has it (issue 27)."""
+    failed = without_arrow(tmp_path, "import etlstage.journal")
+    assert "journals need PyArrow: pip install 'etlstage[arrow]'" in failed.stderr

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
-from etlstage.config.end import End, Site, one_load, unrecorded
+from etlstage.config.end import End, Site, one_load, unrecorded, without_arrow
 from etlstage.config.ends.row import RowSinkKeys, RowSourceKeys, absent_input
 from etlstage.errors import guess
 from etlstage.settings.ddl import DDL, Type, columns_of
@@ -77,7 +76,7 @@ class FileSourceKeys(RowSourceKeys):
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the input, if there is none."""
-        yield from _without_arrow(loc)
+        yield from without_arrow(loc)
         yield from absent_input(self.path, look.path(self.path), loc, look)
 
     @classmethod
@@ -150,7 +149,7 @@ class FileSinkKeys(RowSinkKeys):
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the output, if there must be none; columns that the schema has not."""
-        yield from _without_arrow(loc)
+        yield from without_arrow(loc)
         yield from RowSinkKeys.missing(self, loc, look)
 
     @classmethod
@@ -261,11 +260,6 @@ def _spoken(written: Mapping[str, Any]) -> Mapping[str, Any]:
     return (
         {**written, "format": "json"} if written.get("format") == "ndjson" else written
     )
-
-
-def _without_arrow(loc: Loc) -> Iterator[Problem]:
-    if find_spec("pyarrow") is None:
-        yield broken(loc, "needs PyArrow: pip install 'etlstage[arrow]'")
 
 
 FILES: Final = End("files", FileSourceKeys, FileSinkKeys)

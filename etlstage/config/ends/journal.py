@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from etlstage.config.end import End, Keys, SinkKeys, Site, SourceKeys, unrecorded
+from etlstage.config.end import (
+    End,
+    Keys,
+    SinkKeys,
+    Site,
+    SourceKeys,
+    unrecorded,
+    without_arrow,
+)
 from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import EDGE_BOUNDS, Bounds
 from etlstage.pipeline.delivery.folder import READER
@@ -64,6 +72,7 @@ class JournalSourceKeys(SourceKeys):
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield the set, if there is none."""
+        yield from without_arrow(loc)
         place = look.path(self.path)
         if place is not None and not (place / "spec.json").exists():
             yield look.absent((*loc, "path"), "set of journals", place)
@@ -188,6 +197,7 @@ class JournalSinkKeys(Appending, SinkKeys):
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield why the set can't be made, if it can't."""
+        yield from without_arrow(loc)
         if look.loads and (place := look.path(self.path)) is not None:
             yield from look.unmakeable((*loc, "path"), place)
 
