@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,6 +120,12 @@ def pytest_collection_modifyitems(
             raise pytest.UsageError(f"{item.nodeid} is in {' and '.join(said)}")
         if not said:
             item.add_marker(_group(item.path.relative_to(HERE)))
+        for name in ("slow", "spark"):
+            if item.get_closest_marker(name) and name not in _marks(item.path):
+                raise pytest.UsageError(
+                    f"{item.nodeid}: its file has no 'mark.{name}', which .ci/run"
+                    " looks for"
+                )
         if not any(map(item.get_closest_marker, ("timeout", "spark"))):
             # A hang, and not a machine that has other things to do.
             item.add_marker(pytest.mark.timeout(120))
@@ -126,6 +134,12 @@ def pytest_collection_modifyitems(
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in {*left_out}]
+
+
+@lru_cache
+def _marks(path: Path) -> frozenset[str]:
+    """Return the marks that a file mentions."""
+    return frozenset(re.findall(r"mark\.(\w+)", path.read_text()))
 
 
 def _is_for_its_loop(item: pytest.Item) -> bool:
