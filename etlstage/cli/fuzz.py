@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -51,36 +52,10 @@ from etlstage.testing.fuzzing.failures import Failure, FailureOrigin, Failures
 from etlstage.testing.fuzzing.oracle import Oracles, model_of, named
 from etlstage.testing.fuzzing.steps import has_sessions
 
-try:
-    from etlstage.testing.fuzzing.fuzz import (
-        Budget,
-        Fuzzer,
-        Progress,
-        cases,
-        large_cases,
-        processor_cases,
-        session_cases,
-    )
-    from etlstage.testing.strategies import (
-        MARKER_SETS,
-        is_text,
-        json_messages,
-        json_messages_like,
-        messages,
-        messages_like,
-        schema_messages,
-        sendable_of,
-        text_messages,
-    )
-except ModuleNotFoundError as _error:
-    if _error.name != "hypothesis":
-        raise
-    raise ConfigError(
-        "fuzz needs Hypothesis: pip install 'etlstage[testing]'"
-    ) from None
-
 if TYPE_CHECKING:
     from hypothesis import strategies as st
+
+    from etlstage.testing.fuzzing.fuzz import Fuzzer, Progress
 
 __all__ = ("app",)
 
@@ -117,21 +92,25 @@ class DrawnInput(NamedTuple):
         self, sample: Sequence[bytes]
     ) -> Callable[..., st.SearchStrategy[bytes]]:
         """Return what draws a message, for some markers."""
+        from etlstage.testing import strategies as drawn
+
         if self.text:
-            return text_messages
+            return drawn.text_messages
         if self.json_schema is not None:
-            return partial(schema_messages, self._schema)
+            return partial(drawn.schema_messages, self._schema)
         if self.strategy:
-            return partial(sendable_of, named(self.strategy, "strategy"))
+            return partial(drawn.sendable_of, named(self.strategy, "strategy"))
         if sample:
-            like = json_messages_like if self.json_in else messages_like
+            like = drawn.json_messages_like if self.json_in else drawn.messages_like
             return partial(like, sample)
-        return json_messages if self.json_in else messages
+        return drawn.json_messages if self.json_in else drawn.messages
 
     @property
     def valid(self) -> Callable[[bytes], bool] | None:
         """What says which messages a case may have when it is made shorter."""
         if self.text:
+            from etlstage.testing.strategies import is_text
+
             return is_text
         if self.json_schema is not None:
             checker = Checker(ReplyContract(schema=self._schema))
@@ -236,6 +215,11 @@ def _fuzz(
     It must answer, follow the protocol, and end properly; options say what else must
     hold. A load worker should run where it does no harm.
     """
+    if find_spec("hypothesis") is None:
+        raise ConfigError("fuzz needs Hypothesis: pip install 'etlstage[testing]'")
+    # The help of this command needs none of it, and it takes as long as all else.
+    from etlstage.testing.fuzzing.fuzz import Budget
+
     oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
     options = Options(kind, batch, markers=markers, stage=stage, dialect=dialect)
     drawn = DrawnInput(json_in, text, json_schema, strategy)
@@ -309,6 +293,9 @@ def _examine(stage: Stage, wanted: FuzzRequest) -> None:
 
 
 def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
+    from etlstage.testing import strategies
+    from etlstage.testing.fuzzing import fuzz
+
     sample = lines_of(wanted.sample) if wanted.sample is not None else ()
     examine_sample(stage, sample)
     if wanted.drawn.json_in:
@@ -319,28 +306,29 @@ def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
     full = stage.batch.size if written or wanted.options.stage else _SIZE
     dialect, size = stage.dialect, full if written else min(full, _SIZE)
     searched: st.SearchStrategy[Any]
-    own = None if drawn is messages else drawn
+    own = None if drawn is strategies.messages else drawn
+    usual = strategies.messages, strategies.json_messages, strategies.text_messages
     commits = dialect.shape is Shape.COMMITTED
     if commits:
-        searched = processor_cases(size=size, drawn=own and own())
+        searched = fuzz.processor_cases(size=size, drawn=own and own())
     elif has_sessions(dialect):
-        searched = session_cases(dialect, size=size, drawn=own and own())
+        searched = fuzz.session_cases(dialect, size=size, drawn=own and own())
     else:
-        searched = cases(
+        searched = fuzz.cases(
             dialect,
             size=size,
-            speaking=MARKER_SETS if wanted.vary_markers else (),
+            speaking=strategies.MARKER_SETS if wanted.vary_markers else (),
             drawn=drawn,
         )
-    return Fuzzer(
+    return fuzz.Fuzzer(
         stage,
         searched,
         wanted.oracles,
         size=full if dialect.shape.batches else 0,
         as_json=as_json,
         given=(
-            large_cases(dialect, as_json=as_json)
-            if drawn in (messages, json_messages, text_messages) and not commits
+            fuzz.large_cases(dialect, as_json=as_json)
+            if drawn in usual and not commits
             else ()
         ),
         valid=wanted.drawn.valid,

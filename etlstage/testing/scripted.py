@@ -21,6 +21,10 @@ The supervisor can't tell them from programs: it restarts them, waits before it 
 misses their heartbeat, sends them signals. With the clock of ``clock.py`` minutes of
 that take milliseconds.
 
+``python -m etlstage.testing.scripted single 1 upper PLAN`` is a worker as a real process
+that has a plan of faults for its script, as ``FaultPlan.to_json()`` writes it; the other
+words are those of ``hostile/program.py``.
+
 What does not start at all is the launch's matter, which is a function like any other::
 
     def launch(request: LaunchRequest) -> tuple[Wire, Child]:
@@ -33,6 +37,7 @@ What does not start at all is the launch's matter, which is a function like any 
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -43,6 +48,7 @@ from typing import Any, Final, Self
 import anyio
 
 from etlstage.protocol.marker import Markers
+from etlstage.testing.hostile.program import main
 from etlstage.transport.base import Child, LaunchRequest, Wire
 from etlstage.transport.memory import MemoryPipe, MemoryWire, memory_wire
 from etlstage.worker.marking import find_markers
@@ -302,3 +308,7 @@ class _ScriptedChild:
 async def _write(pipe: MemoryWire | MemoryPipe, data: bytes) -> None:
     while data := data[pipe.write(data) :]:
         await pipe.writable()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -118,6 +118,22 @@ def becomes(pid: int, state: str) -> bool:
 # --- it is a worker like others -------------------------------------------------------
 
 
+def test_scripted_is_the_same_worker_as_a_process() -> None:
+    """Each byte and the status are those of ``hostile_worker`` (issue 26)."""
+    fault = Fault(FaultKind.EXIT, message=3, status=7)
+    words = hostile_worker(FaultPlan.of(fault), transform="upper")[-4:]
+    done = subprocess.run(
+        [sys.executable, "-m", "etlstage.testing.scripted", *words],
+        input=THREE,
+        env=Markers().environment(),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (b"ONE\n\0TWO\n\0", b"")
+    assert done.returncode == 7
+    assert (done.stdout, 7) == converse(THREE, fault, transform="upper")
+
+
 def test_without_faults_it_answers_each_message_with_itself() -> None:
     """Single mode, default markers."""
     assert converse(THREE) == (ANSWERED, 0)
