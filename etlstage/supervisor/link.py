@@ -501,9 +501,9 @@ class Link:
         """
         Find an answer too many, which would be taken for that to what is given next.
 
-        One that comes when the worker has read what it is given next can't be told
-        from an answer to that, and shows only where the name of what it answers is
-        another. A position that it commits by its number is right all the same.
+        One that comes when the worker has read what it is given next looks like the
+        answer to that, unless the name of what it answers is another. A position that
+        it commits by its number is right all the same.
         """
         if self._written - self._wire.unread() < self._given_end:
             self._fail_protocol(
