@@ -11,6 +11,7 @@ ends with the report. The library itself touches no signals.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
@@ -28,7 +29,7 @@ from etlstage.cli.logs import configure
 from etlstage.cli.options import NORMAL, Verbosity
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
-from etlstage.messages import StageKind
+from etlstage.messages import StageKind, counted
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters, Report, accounts, closing_lines
 from etlstage.pipeline.runner import Runner
@@ -171,10 +172,18 @@ async def _obey(
 ) -> None:
     await signals.receive()
     pipeline.drain()
-    err.print("draining: press Ctrl-C again to stop at once", highlight=False)
+    err.print(_draining(pipeline), highlight=False)
     await signals.receive()
     stop.cancel()
     err.print("stopping", highlight=False)
+
+
+def _draining(pipeline: Runner) -> str:
+    waiting, limit = pipeline.ledger.waiting, pipeline.drain_limit
+    text = f"{counted(waiting, 'message')} under way, " if waiting else ""
+    if waiting and limit < math.inf:
+        text += f"those that wait for a worker at most {limit:g} s; "
+    return f"draining: {text}press Ctrl-C again to stop at once"
 
 
 def show_report(report: Report, screen: Screen) -> None:

@@ -320,6 +320,7 @@ class Builder:
             launch=site.launch,
             delivery=self._delivery(),
             limit=self._limit,
+            drain_limit=keys.drain,
         )
 
     def retrying(self, retry: Retry, first: int, epochs: Epochs) -> Pipeline:

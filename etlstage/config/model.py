@@ -198,6 +198,10 @@ class PipelineKeys(Keys):
     state: Argument | None = None
     """Folder where offsets are kept between runs, and dead letters; without it dead
     letters alone, in .etlstage beside the file."""
+    drain: Duration | None = None
+    """How long messages that were read are still processed when a run is to end; then
+    only what workers have. By default 30s where the next run reads the rest again, else
+    no limit. On engine local."""
     spark: SessionKeys = field(default_factory=SessionKeys)
     """The Spark session; without it a local one on all cores."""
     extract: Annotated[ExtractKeys, stage_section(ExtractKeys)]

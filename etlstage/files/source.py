@@ -82,6 +82,8 @@ class FileSource(Source):
         self._of: str | None = None
         self._draining = False
 
+    rereads = True
+
     @property
     def cut(self) -> tuple[int, int]:
         """A position is behind each run."""

@@ -184,6 +184,11 @@ class DividedPipeline(Runner):
             part.drain()
 
     @property
+    def drain_limit(self) -> float:
+        """The longest of the parts."""
+        return max(part.drain_limit for part in self._parts)
+
+    @property
     def activity(self) -> str:
         """What the parts wait for that do."""
         parts = enumerate(self._parts, self._first)
@@ -220,6 +225,7 @@ class DividedPipeline(Runner):
                 self._whole[1].complete()
             for number in sorted(self._running):
                 tasks.start_soon(self._run_part, number, tasks)
+        self._cut = any(part._cut for part in self._parts)
         await anyio.to_thread.run_sync(self._balance)
         if self._error is not None:
             raise self._error
@@ -293,6 +299,8 @@ class DividedPipeline(Runner):
         if self._error is not None:
             return
         for number, before in self._before.items():
+            if self._whole[number + 1]._cut:
+                continue  # what it has read and not loaded waits, too
             edge, after = self._edges[number], self._after[number]
             appended, read = self._appended(number), self._read(number)
             if before.messages + appended != read + after.messages:

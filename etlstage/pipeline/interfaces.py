@@ -62,6 +62,8 @@ class Source(ABC):
     """Of its workers, if it has any, as soon as they are started."""
     size: int | None = None
     """How many messages there are, once that is known."""
+    rereads: bool = False
+    """Whether the next run reads again what this one has not loaded."""
     goes_on: bool = False
     """Whether the next run reads on where this one has come to the end."""
 

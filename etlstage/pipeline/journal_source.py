@@ -95,6 +95,7 @@ class JournalSource(Source):
         super().__init__(name)
         self._path = path
         self._called = reader
+        self.rereads: bool = reader is not None
         self._start = start
         self._follow = follow
         self._skips = skips
@@ -122,7 +123,7 @@ class JournalSource(Source):
 
     def begin(self, epochs: Epochs) -> None:
         """Go on from the record, whatever is known under the name."""
-        self._recorded = True
+        self._recorded = self.rereads = True
 
     def resume(self, position: object) -> None:
         """Begin behind a position that was recorded."""

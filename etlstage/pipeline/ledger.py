@@ -203,6 +203,11 @@ class Ledger:
         """Messages that one stage made and the next never took in."""
         return sum(self.gaps)
 
+    @property
+    def waiting(self) -> int:
+        """Messages that have no outcome yet, or that no stage has taken in."""
+        return sum(account.pending for account in self._accounts) + self.undelivered
+
     def settle(self) -> None:
         """Book what has no outcome as unprocessed: its worker is gone."""
         for account in self._accounts:

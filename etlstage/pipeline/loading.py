@@ -118,12 +118,13 @@ class Loading:
                     else:
                         self._due = True
 
-    async def end(self, *, exhausted: bool) -> None:
+    async def end(self, *, exhausted: bool, cut: bool = False) -> None:
         """
         Make all durable, and record that the run has ended.
 
         Args:
             exhausted: Whether the source has no more, and was not drained.
+            cut: Whether something that came before the end was not processed.
 
         """
         async with self._writing:
@@ -131,7 +132,7 @@ class Loading:
         if self._letters is not None:
             await self._letters.sync()
         if self._epochs is not None:
-            await self._end_exactly(exhausted=exhausted)
+            await self._end_exactly(exhausted=exhausted, cut=cut)
             return
         try:
             await (self._sink.finish() if exhausted else self._sink.flush())
@@ -172,6 +173,8 @@ class Loading:
 
     async def _take_exactly(self, item: Run | Position) -> None:
         if isinstance(item, Position):
+            if self._sink.supervisor is not None and self._sink.account.pending:
+                return  # of what is before it its workers were not given all
             self._coming = (
                 max(self._coming[0], self._behind[0]),
                 max(self._coming[1], self._behind[1]),
@@ -217,7 +220,7 @@ class Loading:
         self._held, self._reached = [0, 0], None
         await self._source.acknowledge(reached)
 
-    async def _end_exactly(self, *, exhausted: bool) -> None:
+    async def _end_exactly(self, *, exhausted: bool, cut: bool) -> None:
         assert self._epochs is not None
         if self._doubtful():
             return  # the run fails for it, and goes on from the epoch before
@@ -235,6 +238,11 @@ class Loading:
                 await self._source.finished()
             elif self._reached is not None:
                 await self._source.acknowledge(self._reached)
+        elif cut:
+            # It has not ended: what is behind its last position comes again, and its
+            # dead letters with it.
+            if self._reached is not None and not self._behind[0]:
+                await self._commit_at(self._reached)
         elif self._behind[0] or self._ledger[0].produced > self._covered:
             # Of some nothing came: they have dead letters that will come again, too.
             raise SourceFailed(

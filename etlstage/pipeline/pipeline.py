@@ -55,6 +55,7 @@ __all__ = ("Pipeline",)
 _log = Log()
 
 _SLOW = 3.0  # seconds for an answer that are worth a word
+_DRAIN = 30.0  # seconds in which what was read is processed when a run is to end
 _LOOK = 1.0  # seconds between two looks at what moves without a message
 
 Item: TypeAlias = Run | Position
@@ -86,6 +87,9 @@ class Pipeline(Runner):
         delivery: Where it is recorded how far the run has come.
         note: Without one, returns what the sink is to note at the end of the run.
         limit: Messages that are extracted, at most; None: all.
+        drain_limit: Seconds of draining in which workers are still given messages that
+            were read; None: 30 where the next run reads again what this one has not
+            loaded, else as long as it takes.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -110,6 +114,7 @@ class Pipeline(Runner):
         delivery: Delivery | None = None,
         note: Callable[[], str] = str,
         limit: int | None = None,
+        drain_limit: float | None = None,
     ) -> None:
         source = sink.input_of(source)
         super().__init__(
@@ -131,12 +136,14 @@ class Pipeline(Runner):
         self._judged_of = judged_of
         self._note = note
         self._left = math.inf if limit is None else limit  # messages to extract
+        self._drain_limit = drain_limit
         self._scope: anyio.CancelScope
         self._extracting: anyio.CancelScope | None = None
         self._watching: anyio.CancelScope
         self._supervisors: list[AsyncSupervisor] = []
         self._drained = self._forced = False
         self._drained_at = math.inf
+        self._looking: anyio.CancelScope | None = None  # between two looks
         self._exhausted = False
 
     @classmethod
@@ -160,13 +167,26 @@ class Pipeline(Runner):
         return pipeline_from_yaml(path, spark=spark)
 
     def drain(self) -> None:
-        """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
+        """
+        Stop extracting; :meth:`run` returns when all that is under way is loaded.
+
+        Behind ``drain_limit`` that is only what workers have by then.
+        """
         self._drained = True
         self._sink.drain()
         if self._extracting is not None:
             self._drained_at = anyio.current_time()
+            if self._looking is not None:
+                self._looking.deadline = self._next_look
             if not self._source.drain():
                 self._extracting.cancel()
+
+    @property
+    def drain_limit(self) -> float:
+        """Seconds of draining in which workers are given messages that were read."""
+        if self._drain_limit is not None:
+            return self._drain_limit
+        return _DRAIN if self._source.rereads else math.inf
 
     def complete(self) -> None:
         """End once all is read, where the source would wait for more."""
@@ -210,7 +230,8 @@ class Pipeline(Runner):
         if self._forced:
             return "forced"
         # A part that was asked for is whole, though its output is not complete.
-        return "done" if self._exhausted or not self._left else "drained"
+        whole = self._exhausted or not self._left
+        return "done" if whole and not self._cut else "drained"
 
     async def _pass_on(
         self, items: MemoryObjectReceiveStream[Item], tasks: TaskGroup
@@ -406,19 +427,44 @@ class Pipeline(Runner):
                 await loading.take(item)
                 self._move(account)
             self._watching.cancel()
-            await loading.end(exhausted=self._exhausted)
+            exhausted = self._exhausted and not self._cut
+            await loading.end(exhausted=exhausted, cut=self._cut)
             self._tick(account)
 
     async def _watch(self) -> None:
         """End a run also while nothing is to be loaded: in doubt, or who never answers."""
         with suppress(Exception), self._guarded(), self._watching:
             while True:
-                await anyio.sleep(_LOOK)
+                with anyio.CancelScope(deadline=self._next_look) as self._looking:
+                    await anyio.sleep_forever()
+                if anyio.current_time() >= self._drained_at + self.drain_limit:
+                    self._withhold()
                 await self._source.observe()
                 self._check_doubt()
                 if any(map(self._is_mute, self._working)):
                     self._forced = True
                     self._scope.cancel()
+
+    @property
+    def _next_look(self) -> float:
+        now, limit = anyio.current_time(), self._drained_at + self.drain_limit
+        return now + _LOOK if self._cut else min(now + _LOOK, max(now, limit))
+
+    def _withhold(self) -> None:
+        """Have no more messages processed than workers hold."""
+        if self._cut:
+            return
+        self._cut = True
+        assert self._extracting is not None
+        self._extracting.cancel()
+        for supervisor in (*self._supervisors, self._sink.supervisor):
+            if supervisor is not None:
+                supervisor.withhold()
+        _log.warning(
+            "draining took too long: what waits is not processed",
+            seconds=self.drain_limit,
+            unprocessed=self.ledger.waiting,
+        )
 
     def _is_mute(self, supervisor: AsyncSupervisor) -> bool:
         """Return whether a run that is drained waits for who may never answer."""

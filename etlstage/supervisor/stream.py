@@ -109,7 +109,7 @@ class Intake:
         self.ended: anyio.Event = anyio.Event()
         self.error: BaseException | None = pool.closed()
         """What ended the input, or None when it ended by itself."""
-        self._submission = submission
+        self.submission: Submission | Lanes = submission
         self._items = items
         self._pool = pool
         self._max_messages = max_messages
@@ -123,7 +123,7 @@ class Intake:
             with self.scope:
                 await self._read()
         finally:
-            self._submission.close()
+            self.submission.close()
             self.ended.set()
 
     async def _read(self) -> None:
@@ -144,17 +144,17 @@ class Intake:
             self.error = error  # of a task that the input waits for, for example
         else:
             self.error = None
-        self._submission.close()
+        self.submission.close()
         self._pool.kick()
         self._pool.end_if_answered()
 
     async def _feed(self, item: Run | Position) -> None:
         if isinstance(item, Position):
-            self._submission.mark(item)
+            self.submission.mark(item)
             self._pool.kick()  # a batch in front of it is filled no more
             return
         run, error = sound(item, self._count)
-        submission = self._submission
+        submission = self.submission
         while self._full:
             await self.room.wait()
         submission.feed(run, anyio.current_time())
@@ -165,7 +165,7 @@ class Intake:
 
     @property
     def _full(self) -> bool:
-        submission = self._submission
+        submission = self.submission
         messages, size = submission.held, submission.held_bytes
         if self._commits and isinstance(submission, Submission):
             # What it has taken its session bounds: to commit it, it may need more.

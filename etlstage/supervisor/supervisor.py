@@ -136,6 +136,7 @@ class AsyncSupervisor:
         self._max_bytes = max_bytes
         self._max_pending = max_pending
         self._intakes: set[Intake] = set()
+        self._withheld = False
         self._tasks: TaskGroup | None = None
         self._ended = False
 
@@ -208,6 +209,17 @@ class AsyncSupervisor:
         """
         self._running()
         self._pool.complete(why)
+
+    def withhold(self) -> None:
+        """
+        Give the workers no more: what they have is finished.
+
+        The rest of a stream, and what is read of its input from now on, is dropped: it
+        has no results, and no position behind it is yielded.
+        """
+        self._withheld = True
+        for intake in self._intakes:
+            intake.submission.withhold()
 
     async def _stop(self, *, patient: bool) -> None:
         if self._tasks is None:
@@ -502,6 +514,8 @@ class AsyncSupervisor:
             room = self._max_messages, self._max_bytes
             intake = Intake(self._pool, submission, items, *room)
             self._intakes.add(intake)
+            if self._withheld:
+                submission.withhold()
             tasks.start_soon(intake.run)
             try:
                 while True:

@@ -152,7 +152,9 @@ class Oracle(Generic[S]):
             raise Violation(f"the run failed: {report.error}") from report.error
         if isinstance(report.error, RepliesDoubtful):
             return  # it says itself that it may have loaded what is wrong
-        whole = report.status in {"done", "drained"}
+        # Who drains for no longer than it may leaves the rest.
+        left = report.ledger.undelivered + sum(a.unprocessed for a in report.ledger)
+        whole = report.status == "done" or (report.status == "drained" and not left)
         self.check_loaded(extracted, loaded, letters, whole=whole)
         if report.status == "done":
             self._check_fatal(letters)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
+import pyarrow.dataset
 import pytest
 
 from tests.cli.conftest import (
@@ -350,7 +351,7 @@ def test_one_signal_drains(
     os.killpg(process.pid, number)
     out, err = process.communicate()
     assert process.returncode == 4
-    assert "draining: press Ctrl-C again to stop at once" in err
+    assert "press Ctrl-C again to stop at once" in err
     ending = r"^endless: drained after a signal in \S+ s; run it again for the rest$"
     assert re.search(ending, out, re.MULTILINE)
     assert re.search(r"^accounted for: \d+ loaded$", out, re.MULTILINE)
@@ -369,7 +370,7 @@ def test_two_signals_stop_at_once(
     wait_for(process.stderr, "first message is here")
     assert len(left_behind(tmp_path)) >= 3
     os.killpg(process.pid, signal.SIGINT)
-    wait_for(process.stderr, "draining: press Ctrl-C again to stop at once")
+    wait_for(process.stderr, "press Ctrl-C again to stop at once")
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 5
@@ -377,6 +378,49 @@ def test_two_signals_stop_at_once(
     assert "Traceback" not in err
     assert json.loads((tmp_path / "r.json").read_text())["status"] == "forced"
     assert left_behind(tmp_path) == []
+
+
+PATIENT: Final = """\
+name: patient
+delivery: exactly-once
+state: state
+drain: 100ms
+extract: {files: {path: in.txt, format: text}}
+transform: [{name: clean, worker: {command: [python, slow.py]}}]
+load: {files: {path: out, format: parquet, mode: append}}
+"""
+
+
+def test_signal_leaves_what_only_waits_to_the_next_run(
+    start: Started, etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """What was read ahead may take hours; it is loaded once all the same."""
+    lines = [f"line {n}" for n in range(20_000)]
+    (tmp_path / "in.txt").write_text("\n".join(lines))
+    pipeline.write_text(PATIENT)
+    # Its first message is longer than the test.
+    reply = 'sys.stdout.write(line + "\\0"); sys.stdout.flush()'
+    slow = f"for line in sys.stdin: {reply}; time.sleep(0.3)"
+    said = 'print("first message is here", file=sys.stderr, flush=True)'
+    worker(tmp_path / "slow.py", f"import sys, time\n{said}\n{slow}\n")
+    process = start("run", pipeline, "--report", "r.json")
+    wait_for(process.stderr, "first message is here")
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 4, err
+    assert re.search(r"draining: [\d,]+ messages under way, those that wait for", err)
+    report = json.loads((tmp_path / "r.json").read_text())
+    _, clean, load = report["stages"]
+    assert (report["status"], load["done"]) == ("drained", 0)
+    assert clean["unprocessed"] > 9_000
+    assert "ledger not balanced" not in out
+    assert left_behind(tmp_path) == []
+
+    worker(tmp_path / "slow.py", f"import sys\nfor line in sys.stdin: {reply}\n")
+    result = etlstage("run", pipeline)
+    assert (result.returncode, result.stderr) == (0, result.stderr)
+    rows = pyarrow.dataset.dataset(tmp_path / "out", ignore_prefixes=["_", "."])
+    assert sorted(rows.to_table()["value"].to_pylist()) == sorted(lines)
 
 
 def test_more_signals_do_nothing(

@@ -96,6 +96,9 @@ class Oracle(scenario.Oracle[Scenario]):
 
         """
         self.check_end(report, loaded, letters, before, unproven=unproven)
+        left = report.ledger.undelivered + sum(a.unprocessed for a in report.ledger)
+        if report.status == "drained" and left and self._scenario.drain_limit is None:
+            raise Violation(f"the run is drained, but {left} are unprocessed")
         # A run that is doubtful says itself that it may have loaded what is wrong; and
         # where letters can't be kept, what is dead may be kept nowhere.
         doubtful = isinstance(report.error, RepliesDoubtful)

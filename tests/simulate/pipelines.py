@@ -129,6 +129,9 @@ def three_stages(draw: random.Random) -> Scenario:
     # Who drains does not wait for workers that have never answered: what they have ends.
     silent = any(f.kind in _SILENT for plan in plans.values() for f in plan.faults)
     known = known and not (ended == "drained" and silent)
+    # Of their own: the seeds that were there before run what they ran.
+    late = random.Random(f"{plans['a'].seed} drain")  # noqa: S311
+    limited = ended == "drained" and late.random() < 0.5
     broken = draw.choice(_BREAKS) if draw.random() < 0.1 else ""
     may_fail = may_fail or (ended == "drained" and silent) or bool(broken)
     made = Scenario(
@@ -148,6 +151,7 @@ def three_stages(draw: random.Random) -> Scenario:
         seconds=_LONG,
         ended=ended,
         ended_at=draw.choice((0.0, 0.01, 0.1, 1.0)) if ended else 0.0,
+        drain_limit=late.choice((0.0, 0.02, 0.3)) if limited else None,
     )
     if made.sink is not None or draw.random() < 0.75:
         return made

@@ -174,6 +174,7 @@ class Simulation(simulation.Simulation[Scenario]):
             letters,
             self._launch,
             flush_every=scenario.flush_every,
+            drain_limit=scenario.drain_limit,
             delivery=delivery,
         )
 

@@ -32,6 +32,8 @@ class Scenario(scenario.Scenario):
     """How the run is ended before its end, if it is."""
     ended_at: float = 0.0
     """When, in virtual seconds."""
+    drain_limit: float | None = None
+    """Virtual seconds behind which a run that is drained processes no more."""
     epoch: Bounds | None = None
     """When an epoch ends, if each message is to be loaded once; then what breaks off is
     started again until it is done, or fails by itself."""

@@ -127,6 +127,8 @@ class DataFrameSource(Source):
         self._activity = "starting Spark"
         self.size: int | None = None
 
+    rereads = True
+
     @property
     def cut(self) -> tuple[int, int]:
         """A position is behind each run."""

@@ -59,6 +59,9 @@ class Lanes:
     @property
     def finished(self) -> bool:
         """Whether everything was fed, answered and collected."""
+        if self.lanes[0].withheld:
+            passes = all(lane.at_position for lane in self.lanes)
+            return not passes and all(lane.spent for lane in self.lanes)
         return all(lane.finished for lane in self.lanes)
 
     @property
@@ -101,6 +104,11 @@ class Lanes:
         """Promise that no more will be fed."""
         for lane in self.lanes:
             lane.close()
+
+    def withhold(self) -> None:
+        """Drop what no worker has taken, and all that is fed from now on."""
+        for lane in self.lanes:
+            lane.withhold()
 
     def mark(self, position: Position) -> None:
         """Have ``position`` collected behind all messages fed so far."""

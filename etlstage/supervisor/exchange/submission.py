@@ -142,6 +142,8 @@ class Submission:
         """Its caller is gone."""
         self.closed: bool = False
         """No more will be fed."""
+        self.withheld: bool = False
+        """No worker is given any more of it; what it has is finished."""
         self.waiting: int = 0
         """Messages that no worker has taken."""
         self.waiting_bytes: int = 0
@@ -160,7 +162,16 @@ class Submission:
     @property
     def finished(self) -> bool:
         """Whether everything was fed, has ended and was collected."""
+        if self.withheld:
+            return self.spent and not self.at_position
         return self.closed and not self.held and not self._marks
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more can be collected in front of the next position."""
+        # What ended behind something that was dropped never is.
+        ended = self.closed and not self.in_flight
+        return ended and not self._order.collectable(self._limit)
 
     @property
     def stalled(self) -> bool:
@@ -209,7 +220,7 @@ class Submission:
 
     def feed(self, messages: Run, now: float) -> None:
         """Append messages."""
-        if not len(messages):
+        if not len(messages) or self.withheld:
             return
         exchange = Exchange(self, self._total, messages, size_of(messages), since=now)
         self._total += len(messages)
@@ -225,6 +236,8 @@ class Submission:
 
     def mark(self, position: Position) -> None:
         """Have ``position`` collected behind all messages fed so far."""
+        if self.withheld:
+            return  # it is behind what was dropped
         self._marks.append((self._total, position))
         self._cuts.add(self._total)
         self._limit = self._marks[0][0]
@@ -289,6 +302,11 @@ class Submission:
         if self._dead is not None:
             exchange.fail(self._dead)
             return
+        if self.withheld:
+            self.in_flight -= exchange.left
+            self._drop(exchange)
+            self._on_outcome()
+            return
         at = 0
         while at < len(self._waiting) and self._waiting[at].next < exchange.next:
             at += 1
@@ -304,7 +322,7 @@ class Submission:
         self.in_flight -= len(outcome.messages)
         self.held_bytes += size
         self._unread += size
-        if self._order.add(outcome, self._limit):
+        if self._order.add(outcome, self._limit) or self.withheld:
             self._on_outcome()
 
     def pass_on(self, outputs: Run) -> None:
@@ -343,6 +361,19 @@ class Submission:
         self._waiting.clear()
         self.waiting = self.waiting_bytes = 0
         self.closed = self.abandoned = True
+
+    def withhold(self) -> None:
+        """Drop what no worker has taken, and all that is fed from now on."""
+        self.withheld = True
+        for exchange in self._waiting:
+            self._drop(exchange)
+        self._waiting.clear()
+        self.waiting = self.waiting_bytes = 0
+        self._on_outcome()
+
+    def _drop(self, exchange: Exchange) -> None:
+        self.held -= exchange.left
+        self.held_bytes -= exchange.size
 
     def fail(self, error: EtlstageError) -> None:
         """End with ``error`` all that waits, and all that is still to come."""

@@ -13,7 +13,7 @@ from etlstage.stage.policy import BatchPolicy
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.giving import ripe_at
-from etlstage.supervisor.exchange.submission import AnyOrder, Submission
+from etlstage.supervisor.exchange.submission import AnyOrder, InputOrder, Submission
 
 DEAD = EtlstageError("all backlogers are gone")
 
@@ -401,3 +401,67 @@ def test_batch_in_front_of_a_position_waits_for_nothing() -> None:
     s.take_batch(9, 99)
     s.feed([b"2"], 8.0)
     assert ripe_at(s, BatchPolicy(size=9, seconds=2.0)) == 10.0
+
+
+# --- withheld ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [InputOrder, AnyOrder])
+@settings(deadline=None, max_examples=300)
+@given(seed=st.integers(0, 2**32))
+def test_what_is_withheld_is_behind_no_position(
+    order: type[InputOrder | AnyOrder], seed: int
+) -> None:
+    """What was taken ends; a position is passed if all before it has, and no other."""
+    dice, fed, marks = Random(seed), 0, list[int]()  # noqa: S311
+    s, held, ended = (
+        Submission(lambda: None, order=order()),
+        list[Exchange](),
+        set[int](),
+    )
+    withheld_at, passed, seen = dice.randrange(20), list[int](), set[int]()
+
+    def feed() -> None:
+        nonlocal fed
+        count = dice.randrange(1, 4)
+        s.feed([b"%d" % n for n in range(fed, fed + count)], 0.0)
+        fed += count
+        if dice.random() < 0.5:
+            marks.append(fed)
+            s.mark(Position(fed))
+
+    def collect() -> None:
+        for item in s.collect():
+            if isinstance(item, Position):
+                assert isinstance(item.value, int)
+                passed.append(item.value)
+                assert set(range(item.value)) <= ended
+            else:
+                seen.update(range(item.start, item.start + len(item.messages)))
+
+    def end(exchange: Exchange) -> None:
+        ended.update(range(exchange.start, exchange.start + len(exchange.messages)))
+        s.deliver(answered(exchange))
+
+    for step in range(40):
+        if step == withheld_at:
+            s.withhold()
+        match dice.randrange(5):
+            case 0:
+                feed()
+            case 1 if s.waiting:
+                held.append(s.take(dice.randrange(1, 4), 99))
+            case 2 if held:
+                end(held.pop(dice.randrange(len(held))))
+            case 3 if held:
+                s.give_back(held.pop(dice.randrange(len(held))))
+            case _:
+                collect()
+    s.close()
+    assert not s.waiting
+    for exchange in held:
+        end(exchange)
+    collect()
+    assert s.finished
+    assert (s.in_flight, seen <= ended) == (0, True)
+    assert passed == marks[: len(passed)]
