@@ -73,7 +73,8 @@ def missing(
         yield from judged(look.worker(end.stage, (end.kind.value,)))
     for i, stage in enumerate(getattr(keys, "transform", ())):
         yield from judged(look.worker(stage.stage, ("transform", i)))
-        if stage.durable is not None:
+        # One that is wrong itself has none.
+        if getattr(stage, "durable", None) is not None:
             yield from without_arrow(("transform", i, "durable"))
 
 
