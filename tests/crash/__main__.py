@@ -11,6 +11,7 @@ all has to be there.
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from random import Random, randrange
 from typing import Final
 
@@ -71,6 +73,8 @@ def main() -> int:
             tell("interrupted")
         finally:
             report(cells)
+            if chosen.write is not None:
+                chosen.write.write_text(json.dumps([cell.figures() for cell in cells]))
     return any(cell.failures for cell in cells)
 
 
@@ -86,6 +90,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ends", choices=ENDS, action="append")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--first", metavar="CELL", help="begin with this one")
+    parser.add_argument("--write", metavar="FILE", type=Path, help="figures, as JSON")
     parser.add_argument(
         "--again",
         metavar="KILLS",

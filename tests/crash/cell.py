@@ -106,6 +106,17 @@ class Cell:
             f" {self.moments} at moments, {len(self.steps)} steps to come"
         )
 
+    def figures(self) -> dict[str, object]:
+        """Return what was killed how often, as plain JSON."""
+        kills = [[*at, count] for at, count in self.killed.items()]
+        return {
+            "cell": str(self),
+            "trials": self._trials,
+            "messages": self._messages,
+            "failures": self.failures,
+            "kills": kills,
+        }
+
     def summary(self) -> str:
         """Return what was killed how often, as lines."""
         head = (

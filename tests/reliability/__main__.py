@@ -1,12 +1,15 @@
 """
 Write ``tests/RELIABILITY.md``: ``python -m tests.reliability``, which takes its time.
 
-Seeds of the simulation are run, and each planted bug is searched for.
+Seeds of the simulation are run, and each planted bug is searched for. What the crash
+matrix has killed is written by itself, with ``--kills``, from what ``python -m
+tests.crash --write FILE`` has left.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import sys
@@ -25,6 +28,8 @@ from tests.simulate.pipelines import STEPS, any_pipeline
 __all__ = ("main",)
 
 PAGE: Final = Path(__file__).parents[1] / "RELIABILITY.md"
+_KILLS: Final = "\n## Crash matrix\n"
+_KILLED: Final = ("at a step", "at a moment", "process", "worker", "jvm", "python")
 _SAMPLE: Final = 20_000  # seeds that are drawn for the matrix, and not run
 _HEAD: Final = f"""\
 # Reliability by figures
@@ -43,7 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100_000, help="how many to run")
     parser.add_argument("--search", type=int, default=5000, help="seeds for a bug")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument(
+        "--kills",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="write the section of the crash matrix alone, from these files",
+    )
     chosen = parser.parse_args(arguments)
+    others, _, kills = PAGE.read_text().partition(_KILLS)
+    if chosen.kills:
+        PAGE.write_text("\n".join((f"{others}{_KILLS}", *_killed(chosen.kills))))
+        return 0
     found: list[Found] = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
         for one in pool.map(partial(find, seeds=chosen.search), bugs()):
@@ -60,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f" minutes of processor time: {failed:,} failed."
     )
     parts = (_HEAD, f"{ran}\n", *_matrix(), *_planted(found, chosen.search))
-    PAGE.write_text("\n".join(parts))
+    PAGE.write_text("\n".join(parts) + (f"{_KILLS}{kills}" if kills else ""))
     return 1 if failed else 0
 
 
@@ -101,6 +117,26 @@ def _planted(found: Sequence[Found], searched: int) -> Iterator[str]:
     yield "replaces some lines of the package, see `reliability/planted.toml`.\n"
     rows = ((one.bug.subject, one.bug.name, _after(one)) for one in found)
     yield _table(("subject", "bug", "found after"), rows)
+
+
+def _killed(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the section of the crash matrix."""
+    cells = [cell for file in files for cell in json.loads(file.read_text())]
+    cells = [cell for cell in cells if cell["kills"]]
+    rows, total = list[tuple[object, ...]](), 0
+    for cell in cells:
+        killed = Counter[str]()
+        for what, when, count in cell["kills"]:
+            killed["at a moment" if when == "moment" else "at a step"] += count
+            killed[what] += count
+        total += killed["at a step"] + killed["at a moment"]
+        counts = (killed[column] for column in _KILLED)
+        rows.append((cell["cell"], cell["trials"], *counts, cell["failures"]))
+    failed = sum(cell["failures"] for cell in cells)
+    yield f"{total:,} kills in {len(cells)} cells; in {failed:,} trials something was lost,"
+    yield "doubled or out of order. A trial is started again until all is loaded; one that"
+    yield "was not is left out, but for what was killed in it. Written by `--kills`.\n"
+    yield _table(("cell", "trials", *_KILLED, "failed"), rows)
 
 
 def _after(one: Found) -> str:
