@@ -34,6 +34,14 @@ def pytest_collection_modifyitems(
             if may_connect(item):
                 item.add_marker("connect")
     wanted = "connect" if config.getoption("--connect") else None
+    if wanted:
+        repeated = {item.path for item in items if may_connect(item)}
+        for item in items:
+            if item.get_closest_marker("any_client") and item.path not in repeated:
+                raise pytest.UsageError(
+                    f"{item.nodeid} is for any client, and no other test of its file"
+                    " is run with --connect"
+                )
     others = [item for item in items if not runs_with(wanted, item)]
     if others:
         config.hook.pytest_deselected(items=others)
@@ -43,7 +51,8 @@ def pytest_collection_modifyitems(
 def may_connect(item: pytest.Item) -> bool:
     """Return whether the session of a test may be one over Connect."""
     shared = {"session", "spark"} & set(getattr(item, "fixturenames", ()))
-    return bool(shared) and item.get_closest_marker("classic") is None
+    marked = map(item.get_closest_marker, ("any_client", "classic"))
+    return bool(shared) and not any(marked)
 
 
 def runs_with(wanted: str | None, item: pytest.Item) -> bool:

@@ -73,6 +73,7 @@ def of_spark(spark: SparkSession, path: Path, kind: str, **more: object) -> list
 
 
 @pytest.mark.parametrize(("data", "options"), CSV)
+@pytest.mark.any_client
 async def test_csv(
     spark: SparkSession, tmp_path: Path, data: bytes, options: dict[str, str]
 ) -> None:
@@ -82,6 +83,7 @@ async def test_csv(
     assert found == of_spark(spark, tmp_path, "csv", options=options)
 
 
+@pytest.mark.any_client
 async def test_csv_with_a_schema(spark: SparkSession, tmp_path: Path) -> None:
     """Values have its types."""
     lines = "1,2,0.5,1e10,true,2020-01-01,x,1.5\n-7,,,1.0,FALSE,,,12.345\n"
@@ -93,6 +95,7 @@ async def test_csv_with_a_schema(spark: SparkSession, tmp_path: Path) -> None:
     assert found == of_spark(spark, tmp_path, "csv", schema=ddl)
 
 
+@pytest.mark.any_client
 async def test_json(spark: SparkSession, tmp_path: Path) -> None:
     """Types are found as Spark finds them."""
     with gzip.open(tmp_path / "a.json.gz", "wb") as file:
@@ -140,6 +143,7 @@ async def test_what_one_writes_the_other_reads(
 
 
 @pytest.mark.parametrize("options", [HEADER, RFC])
+@pytest.mark.any_client
 async def test_csv_that_is_written(
     spark: SparkSession, tmp_path: Path, options: dict[str, str]
 ) -> None:

@@ -40,6 +40,7 @@ async def unfit(
     return [(message.place, message.why) async for message in found]
 
 
+@pytest.mark.any_client
 async def test_what_fits_is_not_refused(spark: SparkSession) -> None:
     """Objects whose values Spark converts are rows."""
     assert await unfit(spark, [text.encode() for text in FITS], lenient(DDL)) == []
@@ -66,11 +67,13 @@ async def test_all_that_does_not_fit_is_found(spark: SparkSession) -> None:
         ('{"id":1,"m":{"k":{}}}', "a value in it does not fit its type"),
     ],
 )
+@pytest.mark.any_client
 async def test_not_null_is_kept(spark: SparkSession, text: str, why: str) -> None:
     """NOT NULL holds at every depth, which from_json itself does not care for."""
     assert await unfit(spark, [text.encode()], lenient(NOT_NULL)) == [(0, why)]
 
 
+@pytest.mark.any_client
 async def test_not_null_asks_nothing_of_what_is_not_there(spark: SparkSession) -> None:
     """A NOT NULL field of a struct that is null is no flaw."""
     messages = [
@@ -95,6 +98,7 @@ def test_one_binary_column_takes_messages_as_they_are() -> None:
     assert not is_raw(StructType().add("a", "binary").add("b", "binary"))
 
 
+@pytest.mark.any_client
 def test_small_numbers_are_what_they_were(spark: SparkSession) -> None:
     """In columns of the types that were asked for, however deep."""
     messages = [b'{"bt":-128,"bts":{"a":[{"x":127}]}}', b'{"id":1,"d":1}']
@@ -108,6 +112,7 @@ def test_small_numbers_are_what_they_were(spark: SparkSession) -> None:
     ]
 
 
+@pytest.mark.any_client
 async def test_column_that_is_missing_is_no_null(spark: SparkSession) -> None:
     """Unless it is said that it may be: it may be misspelt (issue 23)."""
     messages = [
@@ -124,6 +129,7 @@ async def test_column_that_is_missing_is_no_null(spark: SparkSession) -> None:
     assert await unfit(spark, messages, lenient(ddl)) == []
 
 
+@pytest.mark.any_client
 async def test_field_that_is_no_column_may_be_refused(spark: SparkSession) -> None:
     """It is counted, and its name, which is the message's, is not told."""
     messages = [b'{"id":1}', b'{"id":1,"a":{"x":1},"b":null}', b'{"id":1,"id":2}']

@@ -107,6 +107,7 @@ async def test_schema_makes_columns(spark: SparkSession, out: Path) -> None:
     assert rows == [(None, [1, 2], "x"), (7, None, None)]
 
 
+@pytest.mark.any_client
 async def test_misspelt_column_is_no_column_of_nulls(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ async def test_misspelt_column_is_no_column_of_nulls(
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
+@pytest.mark.any_client
 async def test_letters_of_overwritten_output_are_superseded(
     spark: SparkSession, out: Path, tmp_path: Path, mode: str
 ) -> None:
@@ -147,6 +149,7 @@ async def test_letters_of_overwritten_output_are_superseded(
 
 
 @pytest.mark.parametrize("messages", [[b"\xff"], [b"\xff", b"\xff"]])
+@pytest.mark.any_client
 async def test_letters_of_output_overwritten_with_nothing_are_current(
     spark: SparkSession, out: Path, tmp_path: Path, messages: list[bytes]
 ) -> None:
@@ -169,6 +172,7 @@ async def test_letters_of_output_overwritten_with_nothing_are_current(
     letters.close()
 
 
+@pytest.mark.any_client
 async def test_batch_in_a_folder_of_its_own_supersedes_no_letters(
     spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +193,7 @@ async def test_batch_in_a_folder_of_its_own_supersedes_no_letters(
     ]
 
 
+@pytest.mark.any_client
 async def test_column_of_nulls_is_told_at_the_end(
     spark: SparkSession, out: Path
 ) -> None:
@@ -202,6 +207,7 @@ async def test_column_of_nulls_is_told_at_the_end(
     )
 
 
+@pytest.mark.any_client
 async def test_binary_column_keeps_bytes(spark: SparkSession, out: Path) -> None:
     """A schema of one binary column takes any bytes."""
     payloads = [b"\xff\0\n", b"", b"{}"]
@@ -213,6 +219,7 @@ async def test_binary_column_keeps_bytes(spark: SparkSession, out: Path) -> None
 
 
 @pytest.mark.parametrize("schema", [None, "id long, title string", "value binary"])
+@pytest.mark.any_client
 async def test_no_message_gives_readable_output(
     spark: SparkSession, out: Path, schema: str | None
 ) -> None:
@@ -226,6 +233,7 @@ async def test_no_message_gives_readable_output(
     assert marker(out)
 
 
+@pytest.mark.any_client
 async def test_epoch_is_bounded_in_messages(spark: SparkSession, out: Path) -> None:
     """A full epoch lands when more comes; the last one marks the output."""
     async with DataFrameSink(spark, Destination(str(out)), epoch_messages=3) as sink:
@@ -247,6 +255,7 @@ async def test_epoch_is_bounded_in_messages(spark: SparkSession, out: Path) -> N
     assert sorted(values) == list("1234567")
 
 
+@pytest.mark.any_client
 async def test_epoch_is_bounded_in_bytes(spark: SparkSession, out: Path) -> None:
     """An epoch takes no run that would make it too big."""
     async with DataFrameSink(spark, Destination(str(out)), epoch_bytes=100) as sink:
@@ -271,6 +280,7 @@ async def test_flush_makes_durable_without_marking(
     assert spark.read.parquet(str(out)).count() == 1
 
 
+@pytest.mark.any_client
 async def test_closing_without_finishing_leaves_no_mark(
     spark: SparkSession, out: Path
 ) -> None:
@@ -282,6 +292,7 @@ async def test_closing_without_finishing_leaves_no_mark(
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
+@pytest.mark.any_client
 async def test_stale_marker_is_removed_first(
     spark: SparkSession, out: Path, mode: str
 ) -> None:
@@ -307,6 +318,7 @@ async def test_later_epochs_append(spark: SparkSession, out: Path) -> None:
     assert spark.read.parquet(str(out)).count() == 3
 
 
+@pytest.mark.any_client
 async def test_message_that_does_not_fit_keeps_its_epoch_out(
     spark: SparkSession, out: Path
 ) -> None:
@@ -330,6 +342,7 @@ async def test_message_that_does_not_fit_keeps_its_epoch_out(
     assert not marker(out)
 
 
+@pytest.mark.any_client
 async def test_what_does_not_fit_at_first_leaves_old_output_alone(
     spark: SparkSession, out: Path
 ) -> None:
@@ -344,6 +357,7 @@ async def test_what_does_not_fit_at_first_leaves_old_output_alone(
     assert marker(out)
 
 
+@pytest.mark.any_client
 async def test_failed_sink_stays_failed(spark: SparkSession, out: Path) -> None:
     """After a failure nothing is written or marked any more."""
     sink = DataFrameSink(spark, Destination(str(out)))
@@ -396,6 +410,7 @@ async def test_unknown_partition_column_is_told(spark: SparkSession) -> None:
     )
 
 
+@pytest.mark.any_client
 async def test_partitions_become_directories(spark: SparkSession, out: Path) -> None:
     """Spark's own partitioning is used, epoch after epoch."""
     sink = DataFrameSink(
@@ -410,6 +425,7 @@ async def test_partitions_become_directories(spark: SparkSession, out: Path) -> 
     assert marker(out)
 
 
+@pytest.mark.any_client
 async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> None:
     """Any format with its options can be written."""
     sink = DataFrameSink(
@@ -432,6 +448,7 @@ async def test_path_that_can_not_be_made_is_told_at_first(spark: SparkSession) -
     )
 
 
+@pytest.mark.any_client
 async def test_output_is_one_runs(spark: SparkSession, out: Path) -> None:
     """Of two at a time one would clear away what the other writes (issue 23)."""
     place = Destination(str(out), mode="append")
@@ -582,6 +599,7 @@ async def test_what_does_not_fit_is_dead_lettered(
     letters.close()
 
 
+@pytest.mark.any_client
 async def test_text_that_is_none_is_dead_lettered(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
@@ -602,6 +620,7 @@ async def test_text_that_is_none_is_dead_lettered(
     letters.close()
 
 
+@pytest.mark.any_client
 async def test_too_many_that_do_not_fit_end_the_run(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
@@ -672,6 +691,7 @@ def values(spark: SparkSession, out: Path) -> list[str]:
     return sorted(row.value for row in spark.read.parquet(str(out)).collect())
 
 
+@pytest.mark.any_client
 async def test_epochs_in_a_table_are_not_loaded_once(spark: SparkSession) -> None:
     """The text says what it is (issue 14)."""
     sink = DataFrameSink(spark, Destination(table="t"))

@@ -78,6 +78,7 @@ async def test_sorted_frame_stays_sorted(spark: SparkSession) -> None:
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.any_client
 async def test_payload_is_opaque(spark: SparkSession) -> None:
     """NUL, newlines, markers, emptiness and what is no UTF-8 pass unchanged."""
     payloads = [b"", b"\0", b"a\nb\r\n", b"\xff\xfe", b"\n\0\x17\x05", b"x" * 70_000]
@@ -86,6 +87,7 @@ async def test_payload_is_opaque(spark: SparkSession) -> None:
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.any_client
 async def test_run_is_bounded(spark: SparkSession) -> None:
     """A run holds no more messages and bytes than asked, one big message excepted."""
     frame = spark.range(0, 1000, 1, 1).selectExpr(
@@ -98,29 +100,34 @@ async def test_run_is_bounded(spark: SparkSession) -> None:
     assert sum(map(len, runs)) == 1000
 
 
+@pytest.mark.any_client
 async def test_string_of_the_only_column_is_the_message(spark: SparkSession) -> None:
     """Unicode comes as UTF-8, whatever the column is called."""
     frame = spark.createDataFrame([("é€𝄞",)], "`a.b ``c` string")
     assert await messages(DataFrameSource(frame)) == ["é€𝄞".encode()]
 
 
+@pytest.mark.any_client
 async def test_row_of_several_columns_is_json(spark: SparkSession) -> None:
     """Without an expression a row becomes a JSON object."""
     frame = spark.createDataFrame([(1, "é")], "id long, title string")
     assert await messages(DataFrameSource(frame)) == ['{"id":1,"title":"é"}'.encode()]
 
 
+@pytest.mark.any_client
 async def test_only_column_that_is_a_number_is_json(spark: SparkSession) -> None:
     """A number is no message by itself."""
     assert await messages(DataFrameSource(spark.range(1))) == [b'{"id":0}']
 
 
+@pytest.mark.any_client
 async def test_expression_makes_the_message(spark: SparkSession) -> None:
     """Any Spark SQL expression over the columns will do."""
     source = DataFrameSource(spark.range(2), message="concat_ws(';', id, id + 1)")
     assert await messages(source) == [b"0;1", b"1;2"]
 
 
+@pytest.mark.any_client
 async def test_file_is_read_by_its_format(spark: SparkSession, tmp_path: Path) -> None:
     """Format, path, schema and options are Spark's own."""
     path = tmp_path / "in.csv"
@@ -138,6 +145,7 @@ async def test_file_is_read_by_its_format(spark: SparkSession, tmp_path: Path) -
     assert await messages(source) == [b"one", b"two"]
 
 
+@pytest.mark.any_client
 async def test_malformed_input_line_stays_with_spark(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -214,6 +222,7 @@ async def test_error_at_run_time_is_told(spark: SparkSession) -> None:
     assert re.search(r"no \d \(USER_RAISED_EXCEPTION\)$", text), text
 
 
+@pytest.mark.any_client
 async def test_number_is_no_message(spark: SparkSession) -> None:
     """An expression of another type is refused with the remedy."""
     text = await refusal(DataFrameSource(spark.range(1), message="id + 1"))
@@ -224,6 +233,7 @@ async def test_number_is_no_message(spark: SparkSession) -> None:
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.any_client
 async def test_null_message_is_refused(spark: SparkSession) -> None:
     """A null is no message: the line counts them and says what to do."""
     frame = spark.range(0, 100, 1, 4).selectExpr(
@@ -234,6 +244,7 @@ async def test_null_message_is_refused(spark: SparkSession) -> None:
     assert "coalesce" in text
 
 
+@pytest.mark.any_client
 async def test_null_message_names_the_partition(spark: SparkSession) -> None:
     """With the spool, the whole frame is known when nulls are refused."""
     frame = spark.range(0, 100, 1, 4).selectExpr(
@@ -296,6 +307,7 @@ async def test_cancelled_extraction_stops_its_job(
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.any_client
 async def test_messages_may_have_keys(spark: SparkSession) -> None:
     """Spark's hash of an expression, beside each message, through runs of any size."""
     frame = spark.range(0, 1000, 1, 3).selectExpr("id", "id % 7 as k")
@@ -316,6 +328,7 @@ async def test_messages_may_have_keys(spark: SparkSession) -> None:
     await source.aclose()
 
 
+@pytest.mark.any_client
 async def test_messages_have_no_keys_unless_wanted(spark: SparkSession) -> None:
     """They stay in Arrow, without a Python object for each."""
     source = DataFrameSource(spark.range(3), message="cast(id as string)")
@@ -323,6 +336,7 @@ async def test_messages_have_no_keys_unless_wanted(spark: SparkSession) -> None:
     assert all(isinstance(run, Column) for run in runs)
 
 
+@pytest.mark.any_client
 async def test_null_is_a_key(spark: SparkSession) -> None:
     """As good as any other."""
     frame = spark.range(2).selectExpr("cast(null as string) as k", "'m' as m")
@@ -456,6 +470,7 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
         [item async for item in again.runs()]
 
 
+@pytest.mark.any_client
 async def test_rows_are_numbered_any_number_of_times(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def failure(frame: Callable[[], object]) -> str:
 # --- once -------------------------------------------------------------------------
 
 
+@pytest.mark.any_client
 def test_every_partition_of_a_plain_read_has_a_worker(spark: SparkSession) -> None:
     """It is told which one it is."""
     about = "b'%s of %s' % (os.environb[b'ETLSTAGE_PARTITION'],"
@@ -86,6 +87,7 @@ def test_messages_are_columns_of_any_size(spark: SparkSession) -> None:
     assert "it is not UTF-8: read it with values=binary" in text
 
 
+@pytest.mark.any_client
 def test_ranges_are_read_in_parallel(spark: SparkSession, tmp_path: Path) -> None:
     """By step, or cut evenly; up to the end that is given, or that the worker knows."""
     options = {"command": numbers(), "mode": "cyclic", "start": 5, "end": 25}
@@ -101,6 +103,7 @@ def test_ranges_are_read_in_parallel(spark: SparkSession, tmp_path: Path) -> Non
     assert read(spark, **told, start=7).collect() == []
 
 
+@pytest.mark.any_client
 def test_template_is_the_request(spark: SparkSession) -> None:
     """The worker sees the text that the option says."""
     program = "worker.extract_cycle(lambda *a: a, offsets='supervisor', "
@@ -116,6 +119,7 @@ def test_template_is_the_request(spark: SparkSession) -> None:
     assert [row.value for row in frame.collect()] == ["from 0 to 2", "from 2 to 4"]
 
 
+@pytest.mark.any_client
 def test_json_becomes_typed_columns(spark: SparkSession) -> None:
     """Each message is an object, what the schema does not name is dropped."""
     documents = [
@@ -144,6 +148,7 @@ def test_json_becomes_typed_columns(spark: SparkSession) -> None:
     assert ids == [(2,)]
 
 
+@pytest.mark.any_client
 def test_json_that_does_not_fit_fails_the_task(spark: SparkSession) -> None:
     """It does not become a row of nulls; the error says which message, and why."""
     program = """worker.extract(lambda: [b'{"id": 1}', b'{"id": "1"}'])"""
@@ -179,6 +184,7 @@ def test_worker_that_fails_fails_the_task(spark: SparkSession) -> None:
     assert "(offsets 3 to 9, partition 0)" in text
 
 
+@pytest.mark.any_client
 def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> None:
     """Whoever has enough rows ends the task, and that ends its worker."""
     pid = "open(sys.argv[1], 'w').write(str(os.getpid()))"
@@ -239,6 +245,7 @@ def test_ranges_cover_all_and_nothing_twice() -> None:
 # --- a stage, without options -----------------------------------------------------
 
 
+@pytest.mark.any_client
 def test_stage_is_read_without_options(spark: SparkSession) -> None:
     """By a name of its own, with all that the stage says."""
     stage = Stage(
@@ -306,6 +313,7 @@ def test_stream_reads_what_is_there_and_goes_on_from_its_checkpoint(
     assert rows(spark, tmp_path) == list(range(3, 12))
 
 
+@pytest.mark.any_client
 def test_batch_that_failed_is_read_again_as_it_was(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -332,6 +340,7 @@ def test_batch_that_failed_is_read_again_as_it_was(
     assert rows(spark, tmp_path) == list(range(9))
 
 
+@pytest.mark.any_client
 def test_worker_may_say_where_a_stream_begins(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def lines(path: Path) -> list[str]:
 # --- once -------------------------------------------------------------------------
 
 
+@pytest.mark.any_client
 def test_files_of_all_partitions_are_in_place_after_the_commit(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) ->
     assert list((tmp_path / "o").iterdir()) == []
 
 
+@pytest.mark.any_client
 def test_worker_must_end_well_too(spark: SparkSession, tmp_path: Path) -> None:
     """Its files may be incomplete if it does not, though it has answered."""
     writer = write(texts(spark, "a", "b"), command=command(STAGED, tmp_path / "k", 5))
@@ -150,6 +152,7 @@ def test_worker_must_end_well_too(spark: SparkSession, tmp_path: Path) -> None:
     assert list((tmp_path / "o").iterdir()) == []
 
 
+@pytest.mark.any_client
 def test_null_is_no_message(spark: SparkSession, tmp_path: Path) -> None:
     """It is told from nothing."""
     frame = spark.createDataFrame([("a",), (None,)], "t string").coalesce(1)
@@ -158,6 +161,7 @@ def test_null_is_no_message(spark: SparkSession, tmp_path: Path) -> None:
     assert "stage load: message is null in 1 of 2 rows" in text
 
 
+@pytest.mark.any_client
 def test_programs_make_a_write_final_or_undo_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -185,6 +189,7 @@ def test_programs_make_a_write_final_or_undo_it(
     assert (tmp_path / undone[0]["attempt"]).read_text() == "a\n"
 
 
+@pytest.mark.any_client
 def test_commit_that_fails_undoes_the_write(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -261,6 +266,7 @@ def test_stream_is_loaded_batch_by_batch(spark: SparkSession, tmp_path: Path) ->
     assert [file.name for file in (tmp_path / "o").glob("[._]*")] == ["_etlstage"]
 
 
+@pytest.mark.any_client
 def test_batch_that_is_committed_twice_is_loaded_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:

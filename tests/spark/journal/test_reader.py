@@ -93,6 +93,7 @@ def test_what_is_committed_becomes_rows(
     assert uncommitted.where("value = binary('100000')").count() == 1
 
 
+@pytest.mark.any_client
 def test_columns_are_those_that_are_asked_for(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         read_options(JournalWriting, {"path": "x", "keep": "7x"})
 
 
+@pytest.mark.any_client
 def test_what_makes_no_sense_is_refused(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:

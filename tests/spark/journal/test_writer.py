@@ -77,6 +77,7 @@ def test_rows_are_appended(spark: SparkSession, tmp_path: Path) -> None:
     assert committed(path)[:2] == [b"a", b"a"]
 
 
+@pytest.mark.any_client
 def test_a_write_that_fails_is_never_seen(spark: SparkSession, tmp_path: Path) -> None:
     """Though some of its tasks may have ended well."""
     path = tmp_path / "set"
@@ -95,6 +96,7 @@ def test_a_write_that_fails_is_never_seen(spark: SparkSession, tmp_path: Path) -
     assert committed(path) == [b"a"]
 
 
+@pytest.mark.any_client
 def test_what_makes_no_sense_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Before any task."""
     rows = spark.sql("select 'a' as t")

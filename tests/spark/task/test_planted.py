@@ -91,6 +91,7 @@ async def run_pipeline(planned: Plan, spark: SparkSession, folder: Path) -> str:
     return report.status
 
 
+@pytest.mark.any_client
 def test_no_row_is_wrong_in_silence(spark: SparkSession) -> None:
     """In all modes, at all windows, with one worker and with three (issue 10)."""
     run_in_one_job([plan(seed) for seed in SEEDS], spark)

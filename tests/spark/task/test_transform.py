@@ -50,6 +50,7 @@ def test_rows_pass_through_workers_in_order(spark: SparkSession) -> None:
     assert [row.value for row in made.collect()] == [f"ROW {n}" for n in range(45_000)]
 
 
+@pytest.mark.any_client
 def test_reply_of_none_or_many_becomes_rows_with_what_is_kept(
     spark: SparkSession,
 ) -> None:
@@ -66,6 +67,7 @@ def test_reply_of_none_or_many_becomes_rows_with_what_is_kept(
     ]
 
 
+@pytest.mark.any_client
 def test_binary_message_gives_binary_rows(spark: SparkSession) -> None:
     """What is no text stays as it is."""
     payloads = [b"", b"\xff\xfe", b"x" * 70_000]
@@ -77,6 +79,7 @@ def test_binary_message_gives_binary_rows(spark: SparkSession) -> None:
     assert [bytes(row.raw) for row in made.collect()] == payloads
 
 
+@pytest.mark.any_client
 def test_replies_in_json_become_typed_columns(spark: SparkSession) -> None:
     """The message is the row in JSON by default, and so is the reply by schema."""
     frame = spark.range(0, 4, 1, 2).selectExpr("id", "id * 0.5D as half")
@@ -148,6 +151,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.any_client
 def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
     """A worker that answers twice, or greets, can't shift what is behind (issue 10)."""
     frame = spark.range(0, 400, 1, 2).selectExpr("id", "cast(id as string) as m")
@@ -177,6 +181,7 @@ def test_column_of_errors_must_be_the_only_one(spark: SparkSession) -> None:
         transform(frame, stage(""), message="m", errors="row")  # type: ignore[arg-type]
 
 
+@pytest.mark.any_client
 def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
     """Neither what is no text passes for text, nor any JSON for any schema."""
     frame = spark.range(0, 1, 1, 1).selectExpr("cast(id as string)")
@@ -186,6 +191,7 @@ def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
     assert "stage t: a reply does not fit the schema struct<n:int>" in text
 
 
+@pytest.mark.any_client
 def test_message_that_can_not_be_sent_fails_its_task(spark: SparkSession) -> None:
     """A null is told from nothing, and a marker is named."""
     frame = spark.createDataFrame([("a",), (None,)], "m string").coalesce(1)
@@ -215,6 +221,7 @@ def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
         transform(frame, stage(""), message="id")
 
 
+@pytest.mark.any_client
 def test_worker_does_not_see_secrets_of_spark(spark: SparkSession) -> None:
     """Its environment has what it needs, and nothing by which to reach Spark."""
     frame = spark.range(0, 1, 1, 1).selectExpr("cast(id as string)")
@@ -234,6 +241,7 @@ def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("end", ["kill -9", "cancel"])
+@pytest.mark.any_client
 def test_nothing_outlives_the_task(
     spark: SparkSession, tmp_path: Path, end: str
 ) -> None:
@@ -254,6 +262,7 @@ def test_nothing_outlives_the_task(
     assert errors
 
 
+@pytest.mark.any_client
 def test_worker_that_hangs_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """At its deadline it is replaced, and so is the next; then the task fails."""
     frame = spark.range(0, 10, 1, 1).selectExpr("cast(id as string)")
