@@ -113,7 +113,7 @@ class LeasedSink(ShardSink):
         self._entered = anyio.Event()
         self._read_out: MemoryObjectSendStream[Run]
         self._read_in: MemoryObjectReceiveStream[Run]
-        self._shards: dict[str, LeasedShard] = {}  # whose workers run
+        self._shards: dict[str, LeasedShard] = {}  # that are ours
         self._failures: dict[str, EtlstageError] = {}
         self._refused: EtlstageError | None = None
         self._changed = Signal()
@@ -424,6 +424,9 @@ class LeasedSink(ShardSink):
         share = position[:2] if isinstance(position, list) else position
         shard.worker = self._worker(shard.name, share, partial(self._store, shard))
         _log.info("shard taken", stage=self.name, shard=shard.name, position=position)
+        # It may be lost before its worker has started.
+        self._shards[shard.name] = shard
+        self._metrics.leases(len(self._shards))
         try:
             await self._serve(shard)
         except EtlstageError as error:
@@ -437,8 +440,7 @@ class LeasedSink(ShardSink):
                 # One at a time, for to start a process keeps leases from being renewed.
                 worker = await stack.enter_async_context(shard.worker)
                 await anyio.lowlevel.checkpoint()
-            self._shards[shard.name] = shard
-            self._metrics.leases(len(self._shards))
+            shard.started = True
             self._change()
             if self._stream is not None:
                 self._tasks.start_soon(self._feed, self._stream, shard)

@@ -86,8 +86,9 @@ class ShardWorker:
         self._running = False
 
     async def __aenter__(self) -> Self:
-        """Start the worker."""
-        await self._start()
+        """Start the worker, unless it was stopped meanwhile."""
+        if not self.stopping:
+            await self._start()
         return self
 
     async def __aexit__(
@@ -150,7 +151,7 @@ class ShardWorker:
 
         """
         tries, source = 0, self._finished_with(self._given)
-        while True:
+        while not self.stopping:
             supervisor, last = self._supervisor, tries == self._most
             failures, left = supervisor.faults.failures, list[Run]()
             async with aclosing(supervisor.answers(source)) as answers:
@@ -179,10 +180,9 @@ class ShardWorker:
             await self._end()
             tries += 1
             await anyio.sleep(wait_time(tries, self._stage.restart))
-            if self.stopping:
-                return
-            source = self._finished_with(left)
-            await self._start()
+            if not self.stopping:
+                source = self._finished_with(left)
+                await self._start()
 
     @property
     def _most(self) -> int:
@@ -318,6 +318,8 @@ class LeasedShard:
         """Records that were written and have no outcome."""
         self.exhausted: FarewellReason | None = None
         """The reason that its worker gets, since all was read for it."""
+        self.started = False
+        """Its worker has been."""
         self.gone = False
         self.failure: EtlstageError | None = None
         self._asked: _Asked | None = None
@@ -325,7 +327,8 @@ class LeasedShard:
     @property
     def wants(self) -> bool:
         """Whether it needs input."""
-        return not (self.exhausted is not None or self.worker.stopping or self.gone)
+        over = self.exhausted is not None or self.worker.stopping or self.gone
+        return self.started and not over
 
     async def ask(self, report: Callable[[], None]) -> bool:
         """Report that a checkpoint is asked for; return whether it was stored."""

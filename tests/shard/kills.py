@@ -27,7 +27,7 @@ COUNT: Final = 5_000
 BETWEEN: Final = 600  # records between two kills, on average
 PATIENCE: Final = 300.0  # seconds without a record
 KEEPS: Final = {
-    "leases": ("", "leases: leases.db, failover: 1s"),
+    "leases": ("", "leases: leases.db, failover: 3s"),
     "state": ("state: state", "sequence: /n"),
 }
 FILE: Final = """\
@@ -61,9 +61,8 @@ def main() -> int:
         failures += bool(wrong)
         if not wrong:
             shutil.rmtree(folder)
-        print(
-            kept, f"{done} kills:", *kills, wrong and f"{folder}: {wrong}", flush=True
-        )
+        line = f"{done} kills, {kept}: {' '.join(kills)}"
+        tell(f"{line}; {folder}: {wrong}" if wrong else line)
     tell(f"{done} kills, {trial} loads, {failures} failures")
     return int(failures > 0)
 

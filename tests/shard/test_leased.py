@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
@@ -279,6 +279,47 @@ async def test_database_that_is_gone_for_long() -> None:
     account = report.ledger[-1]
     assert account.done + account.unprocessed == account.received
     assert account.done == COUNT
+
+
+class SlowToStart(LeasedSink):
+    """A runner that has more to do for a time than to start workers."""
+
+    async def __aenter__(self) -> Self:
+        """Open the table."""
+        await super().__aenter__()
+        self._tasks.start_soon(self._pause)
+        return self
+
+    async def _pause(self) -> None:
+        async with self._starting:
+            await anyio.sleep(9)
+
+
+@virtually
+async def test_shard_is_lost_before_its_worker_has_started() -> None:
+    """It gets none, and one when it is taken again (issue 25)."""
+    table, processors = Gone(), Processors()
+
+    async def fail() -> None:
+        await anyio.sleep(1)
+        table.gone = True
+        await anyio.sleep(5)
+        table.gone = False
+
+    sink = SlowToStart(
+        STAGE,
+        cut=Cut(3, "/user"),
+        keeper=LeaseKeeper("a", "start", failover=3.0),
+        leases=lambda _of: table,
+        launch=ScriptedLaunch(processors),
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fail)
+        (report,) = await run_all(runner(table, processors, sink=sink))
+    assert report.status == "done", report.error
+    check_whole(processors)
+    assert {*processors.errors} == {None}
+    assert Counter(action for _, action in processors.actions)["initialize"] == 3
 
 
 @virtually
