@@ -295,8 +295,6 @@ class LeaseKeeper:
     def _drop(self, held: _Held) -> None:
         if self._held.get(held.lease.shard) is held:
             del self._held[held.lease.shard]
-        if held.change is not None:
-            self._changes.pop(held.change.number, None)
 
     def _give_up_late(self) -> None:
         """Give up what was not confirmed in time, and who does not end."""
