@@ -167,7 +167,7 @@ class Link:
         self._storing = 0  # positions that are being stored for the worker
         self._storing_since = 0.0
         self._worked = 0.0  # seconds at what it is at, before it asked for that
-        self._stored = anyio.Event()  # all of them are
+        self._stored: anyio.Event | None = None  # who waits until all of them are
         self._unshown = anyio.Event()  # whether replies are paired is to be shown
         self._given: anyio.Event | None = None  # who sleeps meanwhile is to look
         self._retiring = False
@@ -244,6 +244,8 @@ class Link:
         elif self._extracts or self._going_on is not None:
             self._follow_consumer()
         if dispatch.giving.idle or self._output_ended or not self._worker.usable:
+            return False
+        if self._commits and not self._session.room:
             return False
         if self._unsent and not self._flush_unsent():
             return False
@@ -606,7 +608,7 @@ class Link:
                     self._arm_deadlines(now)
             case CommitAsked(position=position):
                 if not self._storing:
-                    self._storing_since, self._stored = now, anyio.Event()
+                    self._storing_since = now
                     self._worked += now - self.deadlines.turn_at
                 self._storing += 1
                 self._arm_deadlines(now)  # nothing: the worker waits for us
@@ -691,13 +693,15 @@ class Link:
             self._farewell = None
 
     def _answer_commit(self, position: object, error: str | None) -> None:
-        now = anyio.current_time()
+        now = self._clock()
         self._storing -= 1
         if not self._storing:
             if not self._in_order:
                 self.dispatch.postpone(now - self._storing_since, now)
             self._arm_deadlines(now)
-            self._stored.set()
+            if self._stored is not None:
+                self._stored.set()
+                self._stored = None
         # Also of a worker that is stopping, or has exited: what is stored is stored.
         if not self._worker.ended:
             self._session.send(CommitAnswered(position, error), now)
@@ -711,6 +715,8 @@ class Link:
     async def stored(self) -> None:
         """Wait until all positions are stored that the worker has asked to store."""
         if self._storing:
+            if self._stored is None:
+                self._stored = anyio.Event()
             await self._stored.wait()
 
     # --- whether replies are paired ---------------------------------------------------

@@ -156,6 +156,8 @@ class Intake:
         run, error = sound(item, self._count)
         submission = self.submission
         while self._full:
+            if isinstance(submission, Submission):
+                submission.feeder_waits = True
             await self.room.wait()
         submission.feed(run, anyio.current_time())
         self._count += len(run)

@@ -153,6 +153,7 @@ class KclSession:
         self._empty_after = empty_after
         self._overdue_after = commit_overdue
         self._answer_after = answer
+        self._has_timers = (empty_after, commit_overdue, answer) != (None, None, None)
         self._lines = Lines(max_line)
         self._open = Uncommitted(self.shard, position_of(assignment.position))
         self._asks: deque[Ask] = deque()
@@ -451,6 +452,8 @@ class KclSession:
 
     def get_timer(self) -> float | None:
         """Return when :meth:`handle_timer` wants to be called, in seconds, or None."""
+        if not self._has_timers:
+            return None
         due = (self._empty_due(), self._overdue(), self._unanswered())
         return min((time for time in due if time is not None), default=None)
 

@@ -379,7 +379,9 @@ class Dispatcher:
             self.open.add(OpenRange(first, count, exchange, now))
             if self._commits:
                 self._backlog.step_on(count)
-                caller.wake()  # there is room for more, though nothing has ended
+                if caller.feeder_waits:
+                    caller.feeder_waits = False
+                    caller.wake()  # there is room, though nothing has ended
             return Opened(first, messages)
         self._last = first
         self.open.add(OpenRange(first, 1, exchange, now))

@@ -144,6 +144,8 @@ class Submission:
         """No more will be fed."""
         self.withheld: bool = False
         """No worker is given any more of it; what it has is finished."""
+        self.feeder_waits: bool = False
+        """Who feeds it waits until some are taken; unset as they are."""
         self.waiting: int = 0
         """Messages that no worker has taken."""
         self.waiting_bytes: int = 0
