@@ -443,6 +443,10 @@ class JournalLog:
                         break
                     _check(data, crc)
             except _Bad as error:
+                if held_at < at:
+                    # Read with what is before it, perhaps torn, and another since.
+                    held, held_at = b"", at
+                    continue
                 found = self._next_head(segment, at + 1)
                 over = found or segment + (self._storage.size(path) or 0)
                 if at >= passed or over > passed:

@@ -109,6 +109,21 @@ def test_writers_take_turns(storage: Storage) -> None:
     assert one.segments() == [0, 99]
 
 
+def test_tail_that_was_read_torn_and_is_another_now_is_no_damage(
+    storage: Storage,
+) -> None:
+    """A reader in the middle of a segment may have read it before it was cut (issue 24)."""
+    writer = log(storage)
+    writer.append(0, b"one")
+    end = writer.append(0, b"torn" * 10)[1]
+    path = "part-000/00000000000000000000.log"
+    storage.truncate(path, end - 4)
+    groups = log(storage).groups(0)
+    assert next(groups).data == b"one"
+    log(storage).append(1, b"another" * 10)
+    assert next(groups).data == b"another" * 10
+
+
 @pytest.mark.parametrize("left", range(1, HEAD + 6))
 def test_torn_tail_is_cut_by_the_next_writer(storage: Storage, left: int) -> None:
     """And not by a reader, who does not see it."""
