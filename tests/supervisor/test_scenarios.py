@@ -24,12 +24,11 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
-from tests.examples.languages import ALL, ANY_MARKERS, PYTHONS, Language
+from tests.examples.languages import ALL, PYTHONS, Language
 from tests.staged import staged
 from tests.supervisor.workers import Settings, outputs
 
 each_language = pytest.mark.parametrize("language", ALL, ids=str)
-each_with_any_markers = pytest.mark.parametrize("language", ANY_MARKERS, ids=str)
 each_python = pytest.mark.parametrize("language", PYTHONS, ids=str)
 
 LINES = [b"%d %s" % (n, b"x" * (n % 5)) for n in range(2500)]
@@ -92,16 +91,6 @@ async def test_transform_single(language: Language, tools: Path) -> None:
     ]
 
 
-@each_with_any_markers
-async def test_transform_single_with_other_markers(
-    language: Language, tools: Path
-) -> None:
-    """They travel in the environment."""
-    stage = example(language, "transform", tools, dialect=MarkerDialect(markers=ODD))
-
-    assert await submit(stage, LINES[:99]) == [tuple(m.split()) for m in LINES[:99]]
-
-
 @each_language
 async def test_load_single(language: Language, tools: Path, tmp_path: Path) -> None:
     """No output, one EOP each, and all of it is there in order."""
@@ -123,12 +112,11 @@ def batching(
     language: Language,
     tools: Path,
     *size: int,
-    markers: Markers = Markers(),  # noqa: B008 - never changed
     **settings: Unpack[Settings],
 ) -> Stage:
     """Return a stage of batches; with a ``size`` its worker closes them."""
     mode = Mode.BATCH_WORKER if size else Mode.BATCH_SUPERVISOR
-    settings["dialect"] = MarkerDialect(mode=mode, markers=markers)
+    settings["dialect"] = MarkerDialect(mode=mode)
     return example(language, "transform_batch", tools, *size, **settings)
 
 
@@ -150,21 +138,6 @@ async def test_batches_ahead_of_their_answers(language: Language, tools: Path) -
     stage = batching(language, tools, batch=batch, workers=2, window=9)
 
     assert [m for group in await submit(stage, LINES) for m in group] == LINES
-
-
-@pytest.mark.parametrize(
-    ("language", "size"),
-    [*((found, ()) for found in ANY_MARKERS), *((found, (100,)) for found in PYTHONS)],
-    ids=str,
-)
-async def test_transform_batch_with_other_markers(
-    language: Language, tools: Path, size: tuple[int, ...]
-) -> None:
-    """EOB, EOM and BNC of several bytes, NUL among them; it is we who close both."""
-    stage = batching(language, tools, *size, batch=CLOSED, markers=ODD)
-    seen = await submit(stage, REPEATED)
-
-    assert [o for group in seen for o in group] == [b"a", b"b", b"", b"c", b"", b"d"]
 
 
 @each_python

@@ -1,5 +1,5 @@
 """
-Every fault, in every mode, with one worker and with three: a stage survives it.
+Every fault, in every mode, with one worker or with three: a stage survives it.
 
 A worker that fails in its first start costs nothing; a message that is always at
 fault is found, alone, and all others are delivered once, in order.
@@ -8,6 +8,8 @@ fault is found, alone, and all others are delivered once, in order.
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,24 @@ from tests.testing.supervised import (
 MB = 1_000_000
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
 one_and_three = pytest.mark.parametrize("workers", [1, 3])
+
+
+def in_every_mode(names: str, rows: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Run each row in every mode, in turn with one worker and with three."""
+    several = "," in names
+    return pytest.mark.parametrize(
+        f"{names}, mode, workers",
+        [
+            pytest.param(
+                *(values if several else [values]),
+                mode,
+                workers := (1, 3)[(at + turn) % 2],
+                id=f"{workers}-{mode.name.lower()}-{name}",
+            )
+            for at, (name, values) in enumerate(rows.items())
+            for turn, mode in enumerate(MODES)
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +92,7 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "status"), DEATHS.values(), ids=DEATHS)
-@every_mode
-@one_and_three
+@in_every_mode("fault, status", DEATHS)
 async def test_worker_that_dies_is_started_again(
     fault: Fault, status: int, mode: Mode, workers: int
 ) -> None:
@@ -88,7 +106,6 @@ async def test_worker_that_dies_is_started_again(
     deaths = [e for e in outcome.of(WorkerExited) if e.lost]
     assert {e.status for e in deaths} == {status}
     assert len(deaths) == outcome.restarts
-    assert outcome.seconds < 5
 
 
 WRONGS = {
@@ -99,9 +116,7 @@ WRONGS = {
 }
 
 
-@pytest.mark.parametrize("fault", WRONGS.values(), ids=WRONGS)
-@every_mode
-@one_and_three
+@in_every_mode("fault", WRONGS)
 async def test_worker_that_breaks_the_protocol_is_replaced(
     fault: Fault, mode: Mode, workers: int
 ) -> None:
@@ -124,7 +139,6 @@ async def test_worker_that_breaks_the_protocol_is_replaced(
     assert {type(e.error) for e in failed} == {RemoteProtocolError}
     # Whoever answers the last message twice is not started again.
     assert outcome.restarts <= len(failed) <= workers
-    assert outcome.seconds < 5
     assert outcome.peak < 40 * MB * workers
 
 
@@ -143,9 +157,7 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize("faults", HANGS.values(), ids=HANGS)
-@every_mode
-@one_and_three
+@in_every_mode("faults", HANGS)
 async def test_worker_that_hangs_is_replaced(
     faults: tuple[Fault, ...], mode: Mode, workers: int
 ) -> None:
@@ -164,7 +176,6 @@ async def test_worker_that_hangs_is_replaced(
 
     assert delivered(outcome.results) == messages
     assert 1 <= outcome.restarts <= workers
-    assert outcome.seconds < 5
 
 
 # --- a message that is always at fault: it is found, alone ----------------------------
@@ -180,9 +191,7 @@ POISONS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "error", "timeouts"), POISONS.values(), ids=POISONS)
-@every_mode
-@one_and_three
+@in_every_mode("kind, error, timeouts", POISONS)
 async def test_message_that_is_always_at_fault_is_found(
     kind: FaultKind,
     error: type[Exception],
@@ -215,7 +224,6 @@ async def test_message_that_is_always_at_fault_is_found(
     assert delivered(outcome.results) == [m for m in messages if m != b"poison"]
     # Other workers may have done the rest before the last restart.
     assert outcome.restarts == attempts or workers == 3
-    assert outcome.seconds < 8
 
 
 @every_mode
@@ -286,9 +294,7 @@ NUISANCES = {
 }
 
 
-@pytest.mark.parametrize("faults", NUISANCES.values(), ids=NUISANCES)
-@every_mode
-@one_and_three
+@in_every_mode("faults", NUISANCES)
 async def test_nuisance_costs_no_restart(
     faults: tuple[Fault, ...], mode: Mode, workers: int
 ) -> None:
@@ -301,7 +307,6 @@ async def test_nuisance_costs_no_restart(
     assert outcome.restarts == 0
     assert outcome.of(WorkerFailed) == []
     assert len(outcome.of(WorkerExited)) == workers
-    assert outcome.seconds < 3
     assert outcome.peak < 60 * MB
 
 
@@ -314,7 +319,6 @@ async def test_ten_megabytes_of_stderr(mode: Mode) -> None:
 
     assert delivered(outcome.results) == numbers(8)
     assert outcome.restarts == 0
-    assert outcome.seconds < 8
     assert outcome.peak < 40 * MB
 
 
@@ -376,7 +380,6 @@ async def test_worker_that_never_starts_fails_the_stage(
 
     assert {type(r.error) for r in outcome.results} == {StageFailed}
     assert outcome.restarts == 3 * workers
-    assert outcome.seconds < 5
 
 
 @every_mode
@@ -447,9 +450,7 @@ IDLE = {
 }
 
 
-@pytest.mark.parametrize(("fault", "blamed"), IDLE.values(), ids=IDLE)
-@every_mode
-@one_and_three
+@in_every_mode("fault, blamed", IDLE)
 async def test_idle_worker_that_fails_is_replaced(
     fault: Fault, blamed: bool, mode: Mode, workers: int
 ) -> None:
@@ -567,7 +568,6 @@ async def test_child_that_outlives_a_worker_that_dies(mode: Mode) -> None:
 
     assert delivered(outcome.results) == numbers(24)
     assert outcome.restarts == 1
-    assert outcome.seconds < 3
 
 
 @every_mode
@@ -583,7 +583,6 @@ async def test_child_in_a_session_of_its_own_of_a_worker_that_dies(mode: Mode) -
 
     assert delivered(outcome.results) == numbers(24)
     assert outcome.restarts == 1
-    assert outcome.seconds < 5
 
 
 @every_mode
