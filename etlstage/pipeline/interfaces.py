@@ -271,6 +271,12 @@ class Sink(Landing):
     supervisor: AsyncSupervisor | None = None
     """Of its workers, if it has any, as soon as they are started."""
 
+    withheld: bool = False
+    """Whether its workers are given no more, so that some of a run may be dropped."""
+
+    def withhold(self) -> None:
+        """Give workers no more, if it has any: what they have is finished."""
+
     def input_of(self, source: Source) -> Source:
         """Return what is to be read for it: a source, or its part of one."""
         return source

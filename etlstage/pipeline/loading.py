@@ -173,8 +173,8 @@ class Loading:
 
     async def _take_exactly(self, item: Run | Position) -> None:
         if isinstance(item, Position):
-            if self._sink.supervisor is not None and self._sink.account.pending:
-                return  # of what is before it its workers were not given all
+            if self._sink.withheld:
+                return  # of what is before it the workers may not have been given all
             self._coming = (
                 max(self._coming[0], self._behind[0]),
                 max(self._coming[1], self._behind[1]),

@@ -457,9 +457,9 @@ class Pipeline(Runner):
         self._cut = True
         assert self._extracting is not None
         self._extracting.cancel()
-        for supervisor in (*self._supervisors, self._sink.supervisor):
-            if supervisor is not None:
-                supervisor.withhold()
+        self._sink.withhold()
+        for supervisor in self._supervisors:
+            supervisor.withhold()
         _log.warning(
             "draining took too long: what waits is not processed",
             seconds=self.drain_limit,

@@ -92,10 +92,17 @@ class WorkerSink(Sink):
         self.account.add_faults(self.supervisor.faults)
         self.account.busy += self.supervisor.busy
 
+    def withhold(self) -> None:
+        """Give the workers no more."""
+        self.withheld = True
+        self.supervisor.withhold()
+
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""
         before = self.account.received
         self.account.received += len(run)
+        if self.withheld:
+            return
         await self._settle([run], before)
 
     async def _settle(
