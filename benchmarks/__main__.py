@@ -20,6 +20,7 @@ QUESTIONS = (
     "cocaine",
     "cocaine_sdk",
     "kcl",
+    "leases",
     "heartbeats",
     "sdk_worker",
     "refusals",

@@ -434,8 +434,9 @@ class LeaseKeeper:
 
     def _namesake(self, owner: str | None) -> bool:
         """Return whether an owner is another start of ours."""
-        name = (owner or "").rpartition("/")[0]
-        return name == self._name and owner != self.owner
+        if owner is None or owner == self.owner:
+            return False
+        return owner.rpartition("/")[0] == self._name
 
     def _twin(self, rows: Mapping[str, Lease]) -> Lease | None:
         """Return a lease that another start of ours has renewed before our eyes."""
@@ -489,7 +490,10 @@ class LeaseKeeper:
     def _balance(self, rows: Mapping[str, Lease]) -> None:
         """Take what is free or ours, or claim, up to a fair share."""
         shards = [row for row in rows.values() if self._open(row, rows)]
-        living = [row for row in shards if not self._free(row)]
+        living: list[Lease] = []
+        free: list[Lease] = []
+        for row in shards:
+            (free if self._free(row) else living).append(row)
         if any(self._namesake(row.owner) for row in living):
             return  # it will be seen soon whether that start of ours lives
         counts = Counter(str(row.claimant or row.owner) for row in living)
@@ -503,8 +507,8 @@ class LeaseKeeper:
         ]
         free = [
             row
-            for row in shards
-            if self._free(row) and row.shard not in self._held and row not in mine
+            for row in free
+            if row.owner != self.owner and row.shard not in self._held
         ]
         for row in mine:
             self._grab(row)
@@ -533,7 +537,9 @@ class LeaseKeeper:
         if row.ended or row.shard in self._failed:
             return False
         # One that is not there is not known to have ended.
-        return all(parent in rows and rows[parent].ended for parent in row.parents)
+        return not row.parents or all(
+            parent in rows and rows[parent].ended for parent in row.parents
+        )
 
     def _free(self, row: Lease) -> bool:
         """Return whether a lease has no owner that lives."""
