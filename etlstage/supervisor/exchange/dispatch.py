@@ -41,7 +41,7 @@ from etlstage.supervisor.exchange.retry import (
     refused,
     tried,
 )
-from etlstage.supervisor.exchange.round import Dialogue
+from etlstage.supervisor.exchange.round import Dialogue, Round
 from etlstage.supervisor.exchange.table import OpenRange, RangePart, Table
 
 __all__ = ("Answered", "Dispatcher")
@@ -140,7 +140,7 @@ class Dispatcher:
         """Whether the worker is busy for a caller that is gone, and can't cancel it."""
         ranges = self.open.ranges
         caller = ranges[0].exchange.submission if ranges else None
-        return caller is not None and caller.streams and caller.abandoned
+        return isinstance(caller, Round) and caller.abandoned
 
     @property
     def oldest(self) -> float | None:
@@ -190,9 +190,10 @@ class Dispatcher:
     def cancellations(self) -> list[Cancelled]:
         """Return, once, what cancels exchanges whose callers are gone."""
         gone = [
-            Cancelled(id_, *item.exchange.submission.cancel_reason)
+            Cancelled(id_, *caller.cancel_reason)
             for item in self.open.ranges
-            if item.exchange.submission.streams and item.exchange.submission.abandoned
+            if isinstance(caller := item.exchange.submission, Round)
+            and caller.abandoned
             for id_ in item.numbers
         ]
         for cancelled in gone:
@@ -211,8 +212,8 @@ class Dispatcher:
         """
         if (item := self.open.find(id_)) is None:
             return
-        if item.exchange.submission.streams:
-            item.exchange.submission.pass_on(outputs)
+        if isinstance(caller := item.exchange.submission, Round):
+            caller.pass_on(outputs)
             return
         begun = self._begun.setdefault(id_, _Begun())
         begun.cost += cost_of(outputs)
@@ -436,7 +437,7 @@ class Dispatcher:
     ) -> list[Exchange]:
         """End what a worker refused, or have it tried again; return that."""
         # To try a round again would double what was passed on already.
-        streams = exchange.submission.streams
+        streams = isinstance(exchange.submission, Round)
         retries = 0 if streams else self._stage.on_error.retries_refused
         ended, again = refused(exchange, outcome, retries=retries)
         for part in ended:
@@ -455,7 +456,7 @@ class Dispatcher:
     ) -> Outcome:
         """Return an outcome, with those refused whose replies break the contract."""
         checker = self._backlog.checker
-        if checker is None or exchange.submission.streams:
+        if checker is None or isinstance(exchange.submission, Round):
             return outcome
         return outcome.checked(checker, self._stage, slow)
 

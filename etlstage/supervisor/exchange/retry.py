@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 from etlstage.errors import Attempt, EtlstageError
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.round import Round
 
 __all__ = (
     "Judgement",
@@ -115,8 +116,10 @@ def judge_rounds(
     """
     found, progress = Judgement([], [], []), False
     for exchange in rounds:
-        lost, repeatable = exchange, exchange.submission.repeatable
-        if repeatable and exchange.submission.rewind():
+        lost, asked = exchange, exchange.submission
+        assert isinstance(asked, Round), "only rounds are asked for again"
+        repeatable = asked.repeatable
+        if repeatable and asked.rewind():
             progress = True
             lost = replace(lost, attempts=(), tries=0)
         if not untouched:

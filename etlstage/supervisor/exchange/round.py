@@ -55,7 +55,8 @@ class Round(Submission):
 
     """
 
-    streams = True
+    cancel_reason: tuple[int, str] = 0, "the caller has gone"
+    """Code and reason that a worker is sent when its caller is gone."""
 
     def __init__(
         self,

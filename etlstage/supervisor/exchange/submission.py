@@ -110,11 +110,6 @@ class Submission:
 
     """
 
-    streams = False
-    """Whether outputs are passed on before their exchange has ended."""
-    cancel_reason: tuple[int, str] = 0, "the caller has gone"
-    """Code and reason that a worker is sent when its caller is gone."""
-
     def __init__(
         self,
         on_outcome: Callable[[], None],
@@ -155,11 +150,6 @@ class Submission:
         """Messages that were fed and not collected."""
         self.held_bytes: int = 0
         """Bytes of these messages and of the replies to them."""
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether another worker may be asked when one is lost."""
-        raise AssertionError("unreachable: only a round is asked for again")
 
     @property
     def finished(self) -> bool:
@@ -326,14 +316,6 @@ class Submission:
         self._unread += size
         if self._order.add(outcome, self._limit) or self.withheld:
             self._on_outcome()
-
-    def pass_on(self, outputs: Run) -> None:
-        """Take outputs of an exchange that has not ended."""
-        raise AssertionError("unreachable: only a round streams its outputs")
-
-    def rewind(self) -> bool:
-        """Expect outputs again that have been passed on."""
-        raise AssertionError("unreachable: only a round streams its outputs")
 
     def collect(self) -> list[Collected]:
         """
