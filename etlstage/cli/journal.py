@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,7 +114,8 @@ def _append(path: Folder, *, journal: Name = None) -> int:
     with _opened(path) as journals:
         mapping = random(journals.partitions)
         if journal is not None:
-            journals.log(journal)
+            with _named_by_user():
+                journals.log(journal)
             target = journal, journals.content_type
             mapping = lambda _: target  # noqa: E731 - as short as it can be
         publisher = Publisher(journals, mapping=mapping)
@@ -172,7 +175,8 @@ def _readers(
     """List readers that have names, and from where on they need the journals."""
     with _opened(path) as journals:
         if forget is not None:
-            journals.forget(forget)
+            with _named_by_user():
+                journals.forget(forget)
             return 0
         for reader in journals.readers():
             row = {
@@ -206,10 +210,13 @@ def _print_messages(
     """Print messages as lines of JSON, with where they stand and their UUIDs."""
     from etlstage.sequencing import producer_of
 
+    if producer is not None and not re.fullmatch("[0-9a-f]{12}", producer):
+        raise ConfigError(f"--producer is {producer!r}, expected 12 hexadecimal digits")
     with _opened(path) as journals:
         names = [spec.name for spec in journals.select()]
         if journal is not None:
-            journals.log(journal)
+            with _named_by_user():
+                journals.log(journal)
             names = [journal]
         offsets = {name: _offset(journals.log(name), begin) for name in names}
         for envelope in _messages(
@@ -228,7 +235,19 @@ def _print_messages(
 def _opened(path: Path) -> Journals:
     from etlstage.journal import Journals
 
-    return Journals.open(path, create=False)
+    with _named_by_user():
+        return Journals.open(path, create=False)
+
+
+@contextmanager
+def _named_by_user() -> Iterator[None]:
+    """Make what is not there wrong usage: it was named on the command line."""
+    from etlstage.journal import JournalError
+
+    try:
+        yield
+    except JournalError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _messages(

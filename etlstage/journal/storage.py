@@ -97,7 +97,7 @@ class FolderStorage:
         """Return how many bytes a file has."""
         try:
             return os.stat(f"{self._prefix}{path}").st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def load(self, path: str) -> bytes:

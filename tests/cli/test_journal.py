@@ -14,7 +14,7 @@ import pytest
 from etlstage.cli import journal as commands
 from etlstage.cli.app import app
 from etlstage.errors import ConfigError
-from etlstage.journal import JournalError, Journals, Publisher, modulo
+from etlstage.journal import Journals, Publisher, modulo
 
 pytestmark = pytest.mark.core
 
@@ -109,11 +109,14 @@ def test_messages_are_printed_from_a_time(
 
 
 def test_unknown_journal_is_named(folder: Path) -> None:
-    """With the one that was meant."""
-    with pytest.raises(JournalError, match=r"did you mean 'orders/part-000'"):
+    """With the one that was meant; a wrong name or folder is wrong usage (issue 24)."""
+    with pytest.raises(ConfigError, match=r"did you mean 'orders/part-000'"):
         run("journal", "cat", str(folder), "--journal", "orders/part-00")
-    with pytest.raises(JournalError, match="no set of journals is there"):
-        run("journal", "ls", str(folder / "none"))
+    for none in (folder / "none", folder / "spec.json"):
+        with pytest.raises(ConfigError, match="no set of journals is there"):
+            run("journal", "ls", str(none))
+    with pytest.raises(ConfigError, match="expected 12 hexadecimal digits"):
+        run("journal", "cat", str(folder), "--producer", "birds")
 
 
 def test_lines_are_appended(
