@@ -227,9 +227,10 @@ def test_checkpoints_that_need_no_store_are_answered_at_once(
     assert session.events_received() == []
 
 
-def test_checkpoint_in_initialize() -> None:
+@pytest.mark.parametrize("version", Version)
+def test_checkpoint_in_initialize(version: Version) -> None:
     """There is no checkpointer; the processor may go on."""
-    session = KclSession(Assignment("s-1"))
+    session = KclSession(Assignment("s-1"), version)
     session.data_to_send()
     session.receive_data(checkpoint() + status("initialize"), 0.0)
 
@@ -534,6 +535,30 @@ def test_end_of_stdout(reason: FarewellReason | None, action: str) -> None:
     assert isinstance(farewell, Farewell)
     assert action in farewell.reason
     assert session.owed == 0
+
+
+def test_checkpoint_between_records_ends_none() -> None:
+    """It is stored, and answered."""
+    session = begun(position="5")
+    given(session, 7)
+    session.receive_data(checkpoint("6"), 0.0)
+    session.events_received()
+    session.send(CommitAnswered(["6", 0]), 0.0)
+
+    assert session.events_received() == []
+    assert session.stored == ShardPosition("6")
+    assert error_in(said(session)) is None
+
+
+def test_nothing_is_written_behind_a_failure() -> None:
+    """Neither to what was asked before it, nor to what is answered later."""
+    session = begun()
+    given(session, 1)
+    session.receive_data(checkpoint("None") + checkpoint() + status("initialize"), 0.0)
+    assert session.state is State.ERROR
+    assert said(session) == b""
+    session.send(CommitAnswered(["1", 0]), 0.0)
+    assert said(session) == b""
 
 
 @pytest.mark.parametrize("wrong", [b"", status("initialize")])
