@@ -561,6 +561,16 @@ def test_producers_are_pruned_within_their_journal() -> None:
     assert len(sequencer.producer_states(86400)) == 2
 
 
+def test_no_producer_is_forgotten_unless_that_is_asked_for() -> None:
+    """However long it has been silent."""
+    sequencer = Sequencer()
+    for producer, clock in ((A, 16), (B, 10**12)):
+        sequencer.queue_uncommitted(envelope(producer, clock, 0, 0))
+        list(dequeued(sequencer, JournalHistory([], [])))
+    assert len(sequencer.producer_states()) == 2
+    assert len(sequencer.checkpoint().states) == 2
+
+
 def test_producer_with_an_open_span_is_as_old_as_its_newest_message() -> None:
     """Not as its last acknowledgement."""
     sequencer = queued(
