@@ -24,7 +24,7 @@ from etlstage import ErrorPolicy, InvalidState, RestartPolicy, Stage, WorkerStar
 from etlstage.asgi import StageService
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
-from tests.manual.fences import section
+from tests.manual.fences import SECTIONS
 
 pytestmark = pytest.mark.process
 
@@ -233,7 +233,7 @@ async def test_application_of_the_manual() -> None:
     names: dict[str, Any] = {
         "stage": Stage(name="t", worker=[sys.executable, "-c", UPPER])
     }
-    (fence,) = section("how-to/embed.md#Serve HTTP with Starlette or FastAPI").fences
+    (fence,) = SECTIONS["how-to/embed.md#Serve HTTP with Starlette or FastAPI"]
     exec(compile(fence.text, "manual", "exec", dont_inherit=True), names)  # noqa: S102 - the manual's own
     async with serving(names["app"]) as client:
         assert (await client.post("/", content=b"abc")).text == "ABC"

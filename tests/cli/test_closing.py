@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.cli.conftest import Etlstage
-from tests.manual.fences import section
+from tests.manual.fences import SECTIONS
 
 REFUSING: Final = """\
 import sys
@@ -41,7 +41,7 @@ def test_report_is_as_the_manual_shows_it(
     _, upper, load = written["stages"]
     assert 0 < upper["busy"] <= written["seconds"]
     assert 0 < load["busy"] <= written["seconds"]
-    (fence,) = section("reference/report.md#The report").fences
+    (fence,) = SECTIONS["reference/report.md#The report"]
     assert comparable(written) == comparable(json.loads(fence.text))
     order = list(written), list(written["stages"][0]), list(written["edges"][0])
     shown = json.loads(fence.text)

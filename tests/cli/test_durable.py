@@ -16,7 +16,7 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from tests.cli.conftest import Etlstage, command, environment, left_behind
 from tests.cli.test_kills import wait_until
-from tests.manual.fences import section
+from tests.manual.fences import SECTIONS, write
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -72,8 +72,8 @@ def loaded(folder: Path, salts: int = 2) -> list[str]:
 
 def test_halves_of_the_manual(etlstage: Etlstage, tmp_path: Path) -> None:
     """Together, and one after the other."""
-    fence, *_ = section("how-to/journals.md#Durable edges").fences
-    fence.write(tmp_path)
+    fence, *_ = SECTIONS["how-to/journals.md#Durable edges"]
+    write(fence.file, fence.text, tmp_path)
     (tmp_path / "fetch.py").write_text(
         "import json, sys\n"
         "for line in sys.stdin.buffer:\n"

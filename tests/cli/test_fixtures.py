@@ -14,7 +14,7 @@ from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import read_letters
 from tests.cli.conftest import Etlstage
 from tests.fixtures.make import WHERE
-from tests.manual.fences import section
+from tests.manual.fences import SECTIONS
 
 VERSIONS: Final = sorted(
     path
@@ -97,7 +97,7 @@ def test_reports_have_no_key_that_is_gone(left: Path) -> None:
         parts = [report, *report["stages"], *report["edges"], report["dead_letters"]]
         return {key for part in parts for key in part}
 
-    (fence,) = section("reference/report.md#The report").fences
+    (fence,) = SECTIONS["reference/report.md#The report"]
     assert keys(json.loads((left / "report.json").read_text())) <= keys(
         json.loads(fence.text)
     )

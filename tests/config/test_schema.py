@@ -20,7 +20,7 @@ from etlstage.config.reading import read
 from etlstage.config.schema import pipeline_schema, schema_text
 from etlstage.config.stages import stage_of
 from etlstage.settings.definition import Section, Setting, section_in
-from tests.manual.fences import MANUAL, section
+from tests.manual.fences import MANUAL, SECTIONS
 from tests.reference import schemas
 
 FILES = [
@@ -202,7 +202,7 @@ def test_ends_and_forms(text: str, valid: bool) -> None:
 
 def test_manual_lists_every_key_with_its_default(tmp_path: Path) -> None:
     """Keys that are not in force are there as comments."""
-    (fence,) = section("reference/keys.md#Pipeline keys").fences
+    (fence,) = SECTIONS["reference/keys.md#Pipeline keys"]
     listing = fence.text
     path = tmp_path / "p.yaml"
     keyed = re.sub(r"^( {4,6})# ( *\w+:)", r"\1\2", listing, flags=re.MULTILINE)

@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import structlog
 
 from etlstage.cli.app import main
 from etlstage.spark import Session
-from tests.manual.fences import Step, as_shown, section, steps
+from tests.manual.fences import SECTIONS, run, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -101,7 +101,7 @@ spark = SparkSession.builder.master("local[2]").getOrCreate()
 
 def text_of(name: str, file: str = "") -> str:
     """Return what a section has fenced: one block, or the file of this name."""
-    (text,) = (f.text for f in section(name).fences if f.file == file)
+    (text,) = (f.text for f in SECTIONS[name] if f.file == file)
     return text
 
 
@@ -143,65 +143,59 @@ def test_notebook(
 ) -> None:
     """Its cells are a program, which prints what is shown (issue 27)."""
     cells, shown = [], []
-    for block in section("tutorials/notebook.md").fences:
+    for block in SECTIONS["tutorials/notebook.md"]:
         if block.language == "text":
             shown.append(block.text)
         elif block.file:
-            block.write(tmp_path / "cwd")
+            write(block.file, block.text, tmp_path / "cwd")
         else:
             cells.append(block.text)
     ended = program("\n".join(cells))
     assert ended.stdout == "\n".join([*shown, ""]), ended.stderr
 
 
+Shell = Callable[[list[str], bool], list[str]]
+
+
 @pytest.fixture
-def here(
+def shell(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     session: Session,
     capsys: pytest.CaptureFixture[str],
-) -> Iterator[Callable[[Sequence[Step]], None]]:
+) -> Iterator[Shell]:
     """Type commands of etlstage into this process, which has a session already."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     for name in [name for name in os.environ if name.startswith("SPARK_")]:
         monkeypatch.delenv(name)
 
-    def type_here(steps: Sequence[Step]) -> None:
-        for command, shown in steps:
-            monkeypatch.setattr(sys, "argv", shlex.split(command))
-            with pytest.raises(SystemExit):
-                main()
-            said = capsys.readouterr()
-            assert not as_shown(said.out, shown), said.err
+    def printed(command: str) -> str:
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        with pytest.raises(SystemExit):
+            main()
+        seen = capsys.readouterr()
+        sys.stderr.write(seen.err)  # pytest shows it of a failure
+        return seen.out
 
-    yield type_here
+    yield lambda commands, _: [printed(command) for command in commands]
     structlog.reset_defaults()
 
 
 @pytest.mark.classic
-def test_first_page(here: Callable[[Sequence[Step]], None], tmp_path: Path) -> None:
+def test_first_page(shell: Shell, tmp_path: Path) -> None:
     """It runs, and on the other engine, too, which leaves no trace (issue 11)."""
-    drawing, worker, pipeline, run = section("README.md#etlstage").fences
-    assert drawing.comment == "drawing"
-    worker.write(tmp_path)
-    pipeline.write(tmp_path)
-    (tmp_path / "names.txt").write_text("Ada\nAlan\nGrace\n")
-    here(steps(run.text))
+    write("names.txt", "Ada\nAlan\nGrace\n")
+    run("README.md#etlstage", {"shell": shell})
     before = set(tmp_path.rglob("*"))
-    here(steps(text_of("how-to/compare-engines.md#Compare two engines")))
+    run("how-to/compare-engines.md#Compare two engines", {"shell": shell})
     assert set(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.classic
-def test_tests_of_a_pipeline(
-    here: Callable[[Sequence[Step]], None], tmp_path: Path
-) -> None:
+def test_tests_of_a_pipeline(shell: Shell) -> None:
     """One fails, for its worker forgets to refuse; one has rows (issue 11)."""
-    tests, dialogue = section("how-to/test-a-pipeline.md#Test a pipeline").fences
     for name, text in TESTED.items():
-        (tmp_path / name).write_text(text)
-    with (tmp_path / "pipeline.yaml").open("a") as file:
-        file.write(tests.text)
-    (tmp_path / "papers.ndjson").touch()
-    here(steps(dialogue.text))
+        write(name, text)
+    write("papers.ndjson", "")
+    run("how-to/test-a-pipeline.md#Test a pipeline", {"shell": shell})

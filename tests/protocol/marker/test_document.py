@@ -10,19 +10,19 @@ import pytest
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.state import Mode, Token, TokenMachine
 from etlstage.testing.check import cocaine, extracting, kcl, marker, speaking
-from tests.manual.fences import DOCS, PAGES, fences_of
+from tests.manual.fences import DOCS, FENCES, PAGES
 
 NAME: Final = "reference/marker-protocol.md"
 PAGE: Final = PAGES[DOCS / NAME]
-DIALOGUES: Final = {f.heading: f for f in fences_of(NAME) if f.comment == "dialogue"}
+DIALOGUES: Final = [f.text.splitlines() for f in FENCES if f.comment == "dialogue"]
 MODES: Final = {mode.value: mode for mode in Mode}
 PART: Final = re.compile(r"([^<]*)<([A-Z]+)>")
 
 
-@pytest.mark.parametrize("heading", DIALOGUES)
-def test_dialogue_is_allowed(heading: str) -> None:
+@pytest.mark.parametrize("dialogue", DIALOGUES, ids=[d[0] for d in DIALOGUES])
+def test_dialogue_is_allowed(dialogue: list[str]) -> None:
     """From its first byte to its last, with nothing owed at its end (issue 27)."""
-    mode, *lines = DIALOGUES[heading].text.splitlines()
+    mode, *lines = dialogue
     machine = TokenMachine(MODES[mode])
     for line in lines:
         ours = line.startswith("S: ")
@@ -38,8 +38,9 @@ def test_dialogue_is_allowed(heading: str) -> None:
 
 def test_every_mode_has_a_dialogue() -> None:
     """And each page's fence is one (issue 27)."""
-    modes = [fence.text.partition("\n")[0] for fence in fences_of(NAME)]
-    assert sorted(modes) == sorted(MODES)
+    assert sorted(mode for mode, *_ in DIALOGUES) == sorted(MODES)
+    fenced = [f for f in FENCES if f.section.startswith(NAME)]
+    assert len(DIALOGUES) == len(fenced)
 
 
 def test_markers_have_their_defaults() -> None:
