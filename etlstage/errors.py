@@ -14,7 +14,7 @@ Everything that etlstage raises.
         * :class:`WorkerLost`
         * :class:`WorkerRefusal`: it said no to one message
         * :class:`Overloaded`: too many messages wait for their results
-        * :class:`StageFailed`: no worker is left
+        * :class:`StageFailed`: all workers failed
         * :class:`RepliesDoubtful`: which reply is whose is not known
         * :class:`SourceFailed`
         * :class:`InputDamaged`: a place of the input was passed over

@@ -1,5 +1,5 @@
 """
-``etlstage fuzz``: cases that a worker does not stand, each as short as can be.
+``etlstage fuzz``: cases that make a worker fail, each as short as can be.
 
 Exit code 0: none; 1: at least one; 2: it can't be tried.
 """
@@ -180,7 +180,7 @@ def _fuzz(
     text: Annotated[bool, typer.Option("--text", help="Inputs are UTF-8.")] = False,
     json_schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Inputs are as this JSON Schema says."),
+        typer.Option(metavar="FILE", help="Inputs are valid for this JSON Schema."),
     ] = None,
     strategy: Annotated[
         str,
@@ -258,7 +258,7 @@ def _fuzz(
             )
     if found:
         bugs = f"{counted(len(found), 'bug')} " if len(found) > 1 else ""
-        shortened = f", {done.tries:,} more to make it short" if done.tries else ""
+        shortened = f", {counted(done.tries, 'shrinking step')}" if done.tries else ""
         out.tell(f"{bugs}found after {tried}{shortened} (seed {seed})")
         return FAILED
     if known:
@@ -353,7 +353,7 @@ def _still_fails(
     for kept in list(failures.of(origin)):
         failure = kept.play(SURE)
         if failure is not None:
-            out.tell("what was found before still fails:")
+            out.tell("regression: a saved case still fails:")
             _show(out, kept, failure, program)
             known.append(failure)
             continue
@@ -381,7 +381,7 @@ class _progress:  # noqa: N801 - used as a function
         self._live.stop()
 
     def _tell(self, done: Progress) -> None:
-        tries = f", making it shorter: {done.tries:,}" if done.tries else ""
+        tries = f", shrinking: {done.tries:,}" if done.tries else ""
         text = f"{done.examples:,} cases, {done.messages:,} messages{tries}"
         if self._screen.renews:
             self._live.update(Text(text))
@@ -395,7 +395,7 @@ def _show(out: Screen, failure: Failure, failed: CaseFailed, program: Program) -
     for line in failure.written():
         out.tell(f"  {line}")
     out.tell("")
-    out.tell("what went both ways:")
+    out.tell("transcript:")
     out.tell(program.secrets.conceal(failed.transcript))
     out.tell("")
     out.tell(f"kept in {failure.recording}: 'etlstage replay' plays it")

@@ -103,7 +103,7 @@ def _replay(
         complain(f"{file} is not complete: {recording.cut}")
     if recording.blank:
         complain(
-            f"{file} has not what messages say: they are played as so many other bytes,"
+            f"{file} has not the content of messages: they are played as so many other bytes,"
             " and it is compared how many replies there are, and how the worker ends"
         )
     stage = recording.stage_of(command or recording.command)

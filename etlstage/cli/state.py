@@ -91,7 +91,7 @@ def show_state(
 def reset_state(
     place: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
 ) -> int:
-    """Forget how far runs have come; dead letters stay."""
+    """Delete checkpoints; dead letters stay."""
     state = find(place, changes_of(overlays, values)).state
     if not state.exists():
         typer.echo(f"nothing is stored in {_path(state)}")
@@ -144,7 +144,7 @@ def _holder(state: Path) -> tuple[bool, Holder | None]:
 
 
 def _forget(part: Delivery) -> None:
-    """Forget how far a part has come, and what waits to be read by it."""
+    """Delete the checkpoint of a part, and what waits to be read by it."""
     state = part.folder
     try:
         waiting = [path for what in WAITING for path in state.glob(what)]

@@ -97,7 +97,7 @@ def program_of(
         return _of_command(words, options, values)
     if options.given:
         wrong = next(iter(options.given))
-        raise ConfigError(f"--{wrong} can't be used with --stage: the file says it")
+        raise ConfigError(f"--{wrong} can't be used with --stage: the file sets it")
     if len(words) != 1:
         raise ConfigError("--stage needs one FILE, and no command")
     file = StageFile.read(Path(words[0]))
@@ -198,7 +198,7 @@ def _check_words(words: Sequence[str]) -> None:
     if len(words) == 1 and first.suffix in (".yaml", ".yml") and first.is_file():
         *names, last = StageFile.read(first).stages
         raise ConfigError(
-            f"{first} is a pipeline: say by --stage NAME which of its stages,"
+            f"{first} is a pipeline: name by --stage NAME one of its stages,"
             f" {', '.join(names)} or {last}"
         )
     at = script(words)

@@ -36,7 +36,7 @@ class Trial:
     Args:
         record: Folder where the conversations with its workers go, or None.
         limit: Bytes that are kept of each.
-        blank: Whether they are kept without what messages say.
+        blank: Whether they are kept without the content of messages.
         seed: For the faults in the file that have a probability; None: there may be no
             faults.
         most: Messages that are extracted, at most; None: all.
@@ -138,7 +138,7 @@ def _recording_folder(path: Path, limit: int, *, blank: bool) -> RecordingFolder
     Args:
         path: The folder; it is made if it is not there.
         limit: Bytes of a conversation that are kept.
-        blank: Whether to leave out what messages say.
+        blank: Whether to leave out the content of messages.
 
     Raises:
         ConfigError: If it can't be made, or holds recordings.

@@ -77,7 +77,7 @@ class ShardKeys(Keys):
     """Shards, each with a worker."""
     key: Pointer | None = None
     """A JSON pointer: messages that have the same there are in one shard, in their
-    order; by default a hash of the message says in which."""
+    order; by default a hash of the message picks it."""
     sequence: Pointer | None = None
     """A JSON pointer to the sequence number, which rises within a shard; by default
     messages are numbered as they come. What is not above the checkpoint was loaded."""
@@ -139,9 +139,9 @@ class SessionKeys(Keys):
     ) = None
     """A Spark Connect server."""
     config: dict[str, str] = field(default_factory=dict)
-    """Spark's own settings; they win over ours."""
+    """Spark's own settings; they override the defaults."""
     staging: Argument | None = None
-    """A folder that all executors see, and you."""
+    """A directory shared by driver and executors."""
     files: tuple[Argument, ...] = ()
     """Sent to the executors, with etlstage."""
     archives: tuple[Argument, ...] = ()

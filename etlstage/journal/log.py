@@ -500,7 +500,9 @@ def _parsed(head: bytes, at: int) -> tuple[int, int, int]:
     if magic != _MAGIC or own != crc32(head[: _SHAPE.size]):
         raise _Bad("its head is not what was written")
     if begin != at:
-        raise _Bad(f"its head says offset {begin}")
+        raise _Bad(f"its head has offset {begin}")
     if size > MAX_GROUP:
-        raise _Bad(f"its head says {size} bytes, expected no more than {MAX_GROUP}")
+        raise _Bad(
+            f"its head has a size of {size} bytes, expected no more than {MAX_GROUP}"
+        )
     return size, time, crc

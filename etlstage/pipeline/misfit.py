@@ -87,7 +87,7 @@ def reason(
         if name not in document:
             return (
                 f"field {name!r} is missing: misspelt, or to be null, which missing:"
-                f" null says, or for this column {name} ... null in the schema"
+                f" null accepts, or for this column {name} ... null in the schema"
             )
     others = document.keys() - set(names)
     if closed and others:

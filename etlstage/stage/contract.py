@@ -78,7 +78,7 @@ class ReplyContract(Definition):
     members; there are comparisons, and, or, not, arithmetic, in [...], null."""
     max_seconds: Duration | None = None
     """How long a reply may take, from when its turn came; of a worker's first that is
-    with its start, unless it says when it is ready."""
+    with its start, unless it reports when it is ready."""
     stateless: bool = False
     """A message has the same outputs whatever came before; asked by tests alone."""
     order_free: bool = False

@@ -136,7 +136,7 @@ class Timeouts(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("timeout",)
     start: Duration | None = 30.0
-    """From its start until it says that it is ready, if it does so at all."""
+    """From its start until it reports that it is ready, if it does so at all."""
     message: Duration | None = 300.0
     """For the answer to a message or a batch, once its turn has come."""
     total: Annotated[Duration | None, Place.FED | Place.WRITE] = None
@@ -300,7 +300,7 @@ class RestartPolicy(Definition):
     max_delay: Duration = 30.0
     """Longest delay, in seconds."""
     never_on: frozenset[Annotated[int, Whole(0, 255)]] = frozenset()
-    """Exit statuses by which a worker says that a restart won't help."""
+    """Exit statuses of a worker that a restart won't help."""
 
     def __str__(self) -> str:
         within = self.shown("within")

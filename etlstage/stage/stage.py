@@ -72,7 +72,7 @@ class WorkerProgram(Definition):
     """Program and arguments; no shell. Names in braces are the dialect's, such as
     ``{eom}`` for a marker, escaped."""
     ready: bool = False
-    """The worker says when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
+    """The worker reports when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
     names; it is given nothing before that."""
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     """What the kernel grants a worker's process."""
@@ -81,7 +81,7 @@ class WorkerProgram(Definition):
     cwd: Folder | None = None
     """Working directory of the worker; by default ours."""
     user: Argument | None = None
-    """Who the worker runs as, by name or number; by default we."""
+    """Who the worker runs as, by name or number; by default the user running etlstage."""
     group: Argument | None = None
     """Its group, by name or number; by default the user's, or ours. Without a user it
     has no supplementary groups."""

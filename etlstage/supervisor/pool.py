@@ -507,7 +507,7 @@ class WorkerPool:
     def _give_up(self, worker: str, reason: str) -> None:
         last = self._last_errors.get(worker)
         name = self.stage.name
-        text = f"no worker is left: {reason}"
+        text = f"all workers failed: {reason}"
         if last is not None:
             text = (
                 f"{last.word}; {text}" if last.word else f"{text}; last error: {last}"

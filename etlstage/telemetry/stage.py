@@ -166,7 +166,7 @@ class StageMetrics:
             if more := count - self._mismatched.get(promise, 0):
                 self._counter(
                     "etlstage_mismatches_total",
-                    "Replies that were not as expect says, by the first key they broke.",
+                    "Replies that broke expect, by the first key.",
                     expect=promise,
                 ).add(more)
         self._mismatched = dict(found)

@@ -25,7 +25,7 @@ a clock that jumps: restarts, back-off and deadlines take milliseconds to test. 
     run_virtually(main)  # in it: AsyncSupervisor(stage, launch=ScriptedLaunch(script))
 
 A *worker under test* is one real process that is given just the bytes that a test
-wants it to be given, with everything kept that goes both ways::
+wants it to be given, with a transcript of both directions::
 
     async with WorkerUnderTest(stage) as worker:
         (reply,) = await worker.exchange([b"one"], cuts=[2])

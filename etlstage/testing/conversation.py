@@ -2,7 +2,7 @@
 One worker, and us in the place of its supervisor.
 
 No pool, no retry, no restart: the worker is given just the bytes that a test wants it
-to be given, cut where the test wants it, and everything that went both ways is kept.
+to be given, cut where the test wants it, and everything that was written and read is kept.
 
 ::
 
@@ -101,7 +101,7 @@ class WorkerUnderTest:
 
     @property
     def transcript(self) -> Transcript:
-        """All that went both ways."""
+        """The transcript."""
         return self._process.transcript
 
     @property
@@ -126,7 +126,7 @@ class WorkerUnderTest:
                 self._process.accompany(self._answers.run)
             if self.stage.program.ready:
                 await self.until(
-                    lambda: self._process.alive, "did not say that it is ready"
+                    lambda: self._process.alive, "did not report that it is ready"
                 )
             if self.stage.dialect.announces:
                 silence = self.stage.dialect.silence
@@ -391,7 +391,7 @@ class WorkerUnderTest:
                 self.fail(f"gave a reply, number {number}, that {flaw}")
 
     def fail(self, what: str) -> NoReturn:
-        """Raise :class:`WorkerMisbehaved` with what it did, and all that went both ways."""
+        """Raise :class:`WorkerMisbehaved` with what it did, and the transcript."""
         command = f"  command: {harmless(command_line(self.stage))}"
         shown = self.transcript.shown(self.stage.dialect)
         raise WorkerMisbehaved(f"the worker {what}", f"{command}\n{shown}")

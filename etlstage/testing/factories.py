@@ -101,7 +101,7 @@ class WorkerFactory:
         return made
 
     def shown(self) -> Iterator[tuple[str, str]]:
-        """Yield of each worker what it is called, and all that went both ways."""
+        """Yield of each worker its name, and its transcript."""
         for made in self._made:
             shown = made.transcript.shown(made.stage.dialect)
             yield f"worker {made.stage.name}", shown

@@ -9,7 +9,7 @@ A daemon for one record processor, without Java and without AWS.
         assert processor.stored.sequence == "SHARD_END"
 
 No restart and no pool: a processor is given what a test gives it, and everything that
-went both ways is kept. Its checkpoints are judged as the daemon's library does it, and
+was written and read is kept. Its checkpoints are judged as the daemon's library does it, and
 what goes wrong at one of them a plan of faults says.
 """
 
@@ -144,12 +144,12 @@ class ProcessorUnderTest:
 
     @property
     def transcript(self) -> Transcript:
-        """All that went both ways."""
+        """The transcript."""
         return self._process.transcript
 
     @property
     def said(self) -> list[str]:
-        """All that went both ways, by name; ``>`` is in front of what it was sent."""
+        """The transcript, by name; ``>`` is in front of what it was sent."""
         reader = kit_of(self.stage.dialect).reader()
         assert reader is not None
         return [

@@ -390,7 +390,7 @@ class _ShardRun:
                 begin = _position(processor.killed, f"fault {FaultKind.RESTART.value}")
         raise ConfigError(
             f"fault {FaultKind.RESTART.value}: {self._shard.name} was begun {_STARTS:,}"
-            " times; say by number when"
+            " times; give a number"
         )
 
     def ended(self) -> str:

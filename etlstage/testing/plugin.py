@@ -29,7 +29,7 @@ _WORKERS = pytest.StashKey["WorkerFactory"]()
 @pytest.fixture
 def worker(request: pytest.FixtureRequest) -> WorkerFactory:
     """
-    Make a worker under test, of which a failure shows all that went both ways.
+    Make a worker under test, of which a failure shows the transcript.
 
     ::
 

@@ -47,7 +47,7 @@ class Process:
             to go on with that.
 
     Attributes:
-        transcript: All that went both ways.
+        transcript: The transcript.
         open: Those of stdout and stderr that have not ended.
         alive: It has shown so, beside its replies.
         closed: Its stdin is.

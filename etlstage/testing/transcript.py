@@ -66,7 +66,7 @@ class Entry:
 
 
 class Transcript(list[Entry]):
-    """All that went both ways, in order."""
+    """What was read and written, in order."""
 
     def of(self, channel: Channel) -> bytes:
         """Return the bytes that went one way."""
@@ -103,7 +103,7 @@ class WorkerMisbehaved(EtlstageError, AssertionError):
 
     Attributes:
         what: What it did, as a part of a sentence.
-        transcript: All that went both ways, as text.
+        transcript: The transcript, as text.
 
     """
 

@@ -359,7 +359,9 @@ class Listener:
         if token is not None:
             self._admit(connection, token, received)
         elif len(received) > _IDENTITY:
-            self._refuse(connection, f"did not say who it is in {len(received)} bytes")
+            self._refuse(
+                connection, f"did not identify itself in {len(received)} bytes"
+            )
 
     def _admit(self, connection: socket.socket, token: str, received: bytes) -> None:
         wire = self._expected.pop(token, None)

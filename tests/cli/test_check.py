@@ -58,7 +58,7 @@ def test_all_checks_are_listed(etlstage: Etlstage) -> None:
 
 @pytest.mark.timeout(60)
 def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
-    """It shows what went both ways, and is an object for a program (issue 12)."""
+    """It shows the transcript, and is an object for a program (issue 12)."""
     arguments = ("--timeout", "2", "--", "python", "silent.py")
     done = etlstage("check", "--json", "--junit", "out.xml", *arguments)
     assert done.returncode == 1

@@ -76,7 +76,7 @@ def test_what_messages_say_may_be_left_out(etlstage: Etlstage, pipeline: Path) -
     assert recording.written(Channel.STDOUT) == b"x\n\0x\n\0x\n\0"
     played = etlstage("replay", file)
     assert (played.returncode, played.stdout) == (0, "3 replies, as many as recorded\n")
-    assert "has not what messages say" in played.stderr
+    assert "has not the content of messages" in played.stderr
 
 
 def test_fewest_messages_are_kept(recordings: Path, etlstage: Etlstage) -> None:

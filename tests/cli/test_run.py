@@ -197,7 +197,7 @@ def test_report_that_can_not_be_written_at_the_end(
     result = etlstage("run", pipeline, "--report", "reports/r.json")
     assert result.returncode == 1
     (why,) = re.findall("^etlstage: error: .*", result.stderr, re.MULTILINE)
-    assert why.startswith("etlstage: error: stage upper: no worker is left")
+    assert why.startswith("etlstage: error: stage upper: all workers failed")
     assert result.stderr.splitlines()[-1] == line
 
 

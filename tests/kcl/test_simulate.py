@@ -317,7 +317,7 @@ async def test_shard_that_begins_again_for_ever(
     """It is refused; a fault like this needs a number."""
     fault = Fault(FaultKind.RESTART, Moment.CHECKPOINT, data=b"1")
     monkeypatch.setattr("etlstage.testing.kcl_daemon._STARTS", 3)
-    with pytest.raises(ConfigError, match="was begun 3 times; say by number when"):
+    with pytest.raises(ConfigError, match="was begun 3 times; give a number"):
         await told(tmp_path, SDK, fault)
 
 

@@ -177,7 +177,7 @@ async def test_worker_that_never_starts_fails_the_stage() -> None:
         (outcome,) = [outcome async for outcome in supervisor.answers(runs())]
 
     assert isinstance(outcome.error, StageFailed)
-    assert "no worker is left" in str(outcome.error)
+    assert "all workers failed" in str(outcome.error)
 
 
 async def test_poison_is_found_in_order_and_stepped_over() -> None:

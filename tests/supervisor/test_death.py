@@ -90,7 +90,7 @@ async def test_what_a_dead_worker_held_is_lost(run: Stage, fate: str) -> None:
     )
     for text in errors(results[1:]):
         assert re.match(
-            r"stage t: (.*; )?no worker is left: worker t-1 \(pid \d+\) ", text
+            r"stage t: (.*; )?all workers failed: worker t-1 \(pid \d+\) ", text
         )
         assert re.search(story(fate, run, words), text)
     assert {type(r.error) for r in results[1:]} == {faults.StageFailed}

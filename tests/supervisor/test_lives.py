@@ -134,7 +134,7 @@ async def test_program_that_never_works_is_given_up() -> None:
     last = outcomes[-1]
     assert isinstance(last, StageFailed)
     assert str(last).startswith(
-        "stage t: no such table; no worker is left: worker t-1 ("
+        "stage t: no such table; all workers failed: worker t-1 ("
     )
     assert "after 2 restarts without progress in " in str(last)
     assert "stderr: no such table" in last.story

@@ -278,7 +278,7 @@ async def test_nobody_is_left() -> None:
         AsyncSupervisor(dead, launch=ScriptedLaunch(leave)) as supervisor,
         supervisor.session() as session,
     ):
-        with pytest.raises(StageFailed, match="no worker is left"):
+        with pytest.raises(StageFailed, match="all workers failed"):
             await anext(session)
 
 

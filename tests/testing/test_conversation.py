@@ -146,7 +146,7 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
     ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
 )
 async def test_error_says_what_the_worker_did(fault: Fault, said: str) -> None:
-    """And shows what went both ways, with the markers by name (issue 12)."""
+    """And shows the transcript, with the markers by name (issue 12)."""
     text = await failure(hostile(fault), b"a")
     assert re.match(f"the worker {said}", text)
     assert "stdin   a<EOM>" in text
@@ -234,7 +234,7 @@ async def test_ready_worker_is_waited_for(tmp_path: Path) -> None:
     )
     async with WorkerUnderTest(python(program, ready=True)):
         assert mark.exists()
-    with pytest.raises(WorkerMisbehaved, match="did not say that it is ready"):
+    with pytest.raises(WorkerMisbehaved, match="did not report that it is ready"):
         async with WorkerUnderTest(python("input()", ready=True), timeout=0.2):
             pass
 

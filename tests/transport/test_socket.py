@@ -165,7 +165,7 @@ def test_workers_of_one_listener_are_told_apart(
         (hello("somebody"), "is no worker that we wait for"),
         (b"\x93\x02\x00\x90", "the first frame is no handshake"),
         (b"GET / HTTP/1.1\r\n", "the first frame is no handshake"),
-        (LONG, f"did not say who it is in {len(LONG)} bytes"),
+        (LONG, f"did not identify itself in {len(LONG)} bytes"),
     ],
     ids=["unknown", "no handshake", "no dialect", "too long"],
 )

@@ -67,7 +67,7 @@ class FileSourceKeys(RowSourceKeys):
     options: dict[str, str] = field(default_factory=dict)
     """Of csv, as Spark calls them: header, sep, escape."""
     schema_: Annotated[str, DDL] | None = None
-    """Its columns, as in "id long, title string"; without it what the files say."""
+    """Its columns, as in "id long, title string"; without it those of the files."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:

@@ -201,7 +201,7 @@ class WorkerSinkKeys(SinkKeys):
         if stage.shards is not None and not commits:
             text = (
                 "is for a worker that commits, as one of dialect kcl does; others share"
-                " the input as workers and order say"
+                " the input as workers and order set"
             )
             yield broken(("load", "shards"), text)
         if stage.shards is not None:

@@ -1,5 +1,5 @@
 """
-Who holds the lock of a state directory, or of an output, and whether he is at work.
+Who holds the lock of a state directory, or of an output, and whether its process is at work.
 
 An output has a lock of its own, for two runs that have different state directories, or
 none: Spark clears away, at the end of one write, what another has not finished there.

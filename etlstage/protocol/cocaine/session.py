@@ -79,7 +79,7 @@ class Alarm(Enum):
     if not TYPE_CHECKING:
         __hash__ = object.__hash__
 
-    HANDSHAKE = "it did not say who it is"
+    HANDSHAKE = "it did not identify itself"
     HEARTBEAT = "there was no heartbeat"
     UNHEARD = "it is not read"
     """It gets our heartbeats: it may beat, and get no answer."""

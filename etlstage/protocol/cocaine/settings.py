@@ -107,13 +107,13 @@ class CocaineDialect(Definition, Dialect):
     concat: bool = False
     """All chunks of a reply are one message, and not a message each."""
     terminate: Annotated[Literal["fail", "drain"], Noun("way to terminate")] = "fail"
-    """What becomes of the sessions of a worker that says that it terminates: they are
+    """What becomes of the sessions of a worker that sends a terminate: they are
     lost at once (fail), or it may end them within ``seal`` (drain)."""
     seal: Duration = 3.0
     """For open sessions to end, in seconds, before a worker is sent a terminate; less
     than timeout.stop."""
     handshake: Duration | None = None
-    """From the start of a worker until it says who it is, in seconds; by default only
+    """From the start of a worker until it identifies itself, in seconds; by default only
     timeout.start counts."""
     heartbeat: Duration = 30.0
     """From one heartbeat of a worker, or anything else that it says, to the next, in

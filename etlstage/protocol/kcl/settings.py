@@ -40,7 +40,7 @@ class KclDialect(Definition, Dialect):
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     version: Version = Version.V2
     """What is written: as daemons since 2.1 do (v2), from 1.7.2 to 1.15 (v1), before
-    (2014), or as the document says (document). A processor may answer in any."""
+    (2014), or as in the document (document). A processor may answer in any."""
     max_line: Size = 64 * 1024 * 1024
     """Longest line that a processor may write, in bytes."""
     max_uncommitted: Count = 100_000

@@ -69,7 +69,7 @@ class Session:
             master: Where Spark runs, by default ``local[*]``.
             remote: A Spark Connect server, as ``sc://host``, in place of a master;
                 ``local[*]`` starts one in this process.
-            config: Spark's own settings; they win over ours.
+            config: Spark's own settings; they override the defaults.
             log_path: Where the JVM logs, by default a temporary file.
 
         """

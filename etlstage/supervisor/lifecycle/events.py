@@ -281,7 +281,7 @@ class Publish(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Answer all messages, now and later, with an error: no worker is left."""
+    """Answer all messages, now and later, with an error: all workers failed."""
 
     worker: str
     """The last one."""

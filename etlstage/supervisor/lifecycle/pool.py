@@ -108,7 +108,7 @@ class PoolState:
         self.forced: bool = False
         """The workers are not given the time to end by themselves."""
         self.given_up: bool = False
-        """No worker is left, although messages may be."""
+        """All workers failed, although messages may be left."""
 
     def __repr__(self) -> str:
         return f"<PoolState {list(self._lives.values())}>"
@@ -181,7 +181,7 @@ class PoolState:
         wanted = self._wanted()
         if self.given_up:
             ends = "; ".join(life.end for life in wanted)
-            return Health("failed", f"no worker is left: {ends}")
+            return Health("failed", f"all workers failed: {ends}")
         running = [
             life
             for life in wanted
@@ -207,7 +207,7 @@ class PoolState:
         gone = bool(wanted) and all(life.finished for life in wanted)
         assert not self.given_up or gone, "failed too early"
         assert not gone or self.stopping or self.given_up, (
-            "no worker is left, and it is not reported"
+            "all workers failed, and it is not reported"
         )
 
     # --- how many -----------------------------------------------------------

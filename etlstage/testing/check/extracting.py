@@ -144,9 +144,7 @@ async def knows_its_latest_offset(subject: Subject) -> None:
     async with subject.start() as worker:
         before = await _offset(worker, "latest")
         if before is None:
-            subject.advise(
-                worker, "it can't say what its latest offset is: its stage needs end"
-            )
+            subject.advise(worker, "it has no answer to latest: its stage needs end")
         start = await _first(worker)
         await worker.exchange([_range(start, start + 1)])
         for _ in range(2):

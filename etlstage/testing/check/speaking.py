@@ -285,7 +285,7 @@ async def ends_in_the_middle(subject: Subject) -> None:
         worker.close_stdin()
         await worker.exited()
         if not subject.shape.batches and worker.transcript.of(Channel.STDOUT):
-            subject.advise(worker, "it takes half a message at the end for a message")
+            subject.advise(worker, "it treats an unterminated last message as complete")
 
 
 async def exits_on_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
@@ -319,7 +319,7 @@ async def continues_after_a_refusal(subject: Subject) -> None:
     if no.refused is None:
         raise Advice("it refuses a message at one time, and answers it at another")
     if not reason.strip():
-        raise Advice("it does not say why it refuses")
+        raise Advice("it gives no reason for a refusal")
 
 
 async def replies_the_same_again(subject: Subject) -> None:

@@ -209,7 +209,7 @@ class Subject:
             self.advise(worker, f"it {fate}")
 
     def advise(self, worker: WorkerUnderTest, what: str) -> NoReturn:
-        """Raise :class:`Advice`, with what went both ways."""
+        """Raise :class:`Advice`, with the transcript."""
         raise Advice(what, worker.transcript.shown(self.dialect))
 
     def note(self, run: Run, replies: Sequence[Reply]) -> None:

@@ -98,7 +98,7 @@ class Finding(NamedTuple):
     verdict: Verdict
     reason: str = ""
     transcript: str = ""
-    """What went both ways, as text."""
+    """The transcript, as text."""
     seconds: float = 0.0
     blocked: bool = False
     """It was not made, since one that says more has failed."""
@@ -200,7 +200,7 @@ def assert_conforms(
         timeout: How long it may take for anything, in seconds.
 
     Raises:
-        AssertionError: If a check fails; the text shows what went both ways.
+        AssertionError: If a check fails; the text shows the transcript.
         ConfigError: If the sample can't be sent.
         WorkerStartFailed: If the program can't be run.
 

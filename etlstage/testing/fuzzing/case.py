@@ -48,11 +48,11 @@ class FailureKind(StrEnum):
     BREAKS = "it breaks the protocol"
     OUTPUTS = "it does not give one output for each message"
     JSON = "it writes what is no JSON"
-    EXPECT = "its reply is not as expect says"
+    EXPECT = "its reply breaks expect"
     IDEMPOTENT = "it changes its own output"
     ORDER_FREE = "its replies depend on the order of the messages"
     STATELESS = "its replies depend on the messages before"
-    MODEL = "it does not do as the model does"
+    MODEL = "it differs from the model"
 
     @property
     def of_any(self) -> bool:
@@ -67,7 +67,7 @@ class FailureKind(StrEnum):
 
 class CaseFailed(WorkerMisbehaved):
     """
-    Raised when a worker does not stand a case.
+    Raised when a case makes a worker fail.
 
     Attributes:
         kind: What it is found to do.
@@ -217,7 +217,7 @@ async def _classified(worker: UnderTest, doing: Awaitable[Any]) -> Any:  # noqa:
 
 
 def fail(worker: UnderTest, kind: FailureKind, what: str) -> NoReturn:
-    """Raise :class:`CaseFailed` with all that went both ways."""
+    """Raise :class:`CaseFailed` with the transcript."""
     try:
         worker.fail("")
     except WorkerMisbehaved as failed:

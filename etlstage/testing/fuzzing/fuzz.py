@@ -1,5 +1,5 @@
 """
-Hypothesis looks for cases that a worker does not stand.
+Hypothesis looks for cases that make a worker fail.
 
 One process is given many cases, and what it has seen is kept in mind. What fails there
 is played to a fresh process. If it does not fail again, what came before is to blame:
@@ -79,7 +79,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Found:
-    """A case that a worker does not stand."""
+    """A case that makes a worker fail."""
 
     case: Case
     failure: CaseFailed

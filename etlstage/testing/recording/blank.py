@@ -27,7 +27,7 @@ _SIDES: Final = {Channel.STDIN: Side.SUPERVISOR, Channel.STDOUT: Side.WORKER}
 
 class Blank:
     """
-    Notes elsewhere what it is given, without what messages say.
+    Notes elsewhere what it is given, without the content of messages.
 
     Where a marker may have begun at the end of a read, all that comes waits until it is
     known whether it was one: notes stay in order.

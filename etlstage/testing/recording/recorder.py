@@ -169,7 +169,7 @@ class RecordingFolder:
     Args:
         path: The folder; it is made if it is not there, for us alone.
         limit: Bytes of a conversation that are kept; what comes behind is left out.
-        blank: Whether to leave out what messages say; see ``blank.py``.
+        blank: Whether to leave out the content of messages; see ``blank.py``.
 
     Attributes:
         path: The folder.

@@ -571,7 +571,9 @@ def test_worker_that_does_not_say_who_it_is_is_at_fault() -> None:
     session.handle_timer(10.0)
     session.handle_timer(12.0)
 
-    assert failure(session.events_received()) == ("it did not say who it is within 2 s")
+    assert failure(session.events_received()) == (
+        "it did not identify itself within 2 s"
+    )
 
 
 def test_worker_without_a_sign_of_life_is_at_fault() -> None:
@@ -701,7 +703,7 @@ def test_alarm_rings_once_and_is_named() -> None:
     assert not alarms.tick(12.0)
     assert alarms.rung() == [Alarm.HANDSHAKE]
     assert alarms.next() == 15.0
-    assert alarms.missed(Alarm.HANDSHAKE) == "it did not say who it is within 2 s"
+    assert alarms.missed(Alarm.HANDSHAKE) == "it did not identify itself within 2 s"
 
 
 def test_alarm_without_a_limit_never_rings() -> None:

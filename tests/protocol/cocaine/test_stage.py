@@ -356,7 +356,7 @@ async def test_worker_that_is_not_ready_in_time_is_not_waited_for() -> None:
     unheard = "did not connect with a handshake of its --uuid"
     assert f"was not ready within 10 s: it {unheard}" in text
     text = await beginning(silent, dialect=CocaineDialect(handshake=2.0))
-    assert "it did not say who it is within 2 s" in text
+    assert "it did not identify itself within 2 s" in text
 
 
 async def test_worker_without_heartbeat_is_not_waited_for() -> None:

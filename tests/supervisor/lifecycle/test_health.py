@@ -104,7 +104,7 @@ def test_none_is_left() -> None:
     """There is no way back from here."""
     state = pool(*started(1), died(1), workers=1, restart=RestartPolicy(max=0))
     assert state.health(9.0) == Health(
-        "failed", "no worker is left: worker t-1 (pid 1) was killed by SIGKILL"
+        "failed", "all workers failed: worker t-1 (pid 1) was killed by SIGKILL"
     )
 
 

@@ -190,7 +190,7 @@ def test_refusing_worker_goes_on() -> None:
     findings = scripted(each(refuse))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
-    assert advice["continues after a refusal"] == "it does not say why it refuses"
+    assert advice["continues after a refusal"] == "it gives no reason for a refusal"
 
 
 def test_worker_that_refuses_what_it_can_process_is_found() -> None:
@@ -281,7 +281,7 @@ def test_half_a_message_at_the_end_is_none() -> None:
             await worker.reply(rest)
 
     advice = said(scripted(take_all), Verdict.ADVICE)
-    assert "half a message" in advice["ends in the middle"]
+    assert "unterminated last message" in advice["ends in the middle"]
 
 
 def test_batches_are_checked() -> None:
