@@ -71,6 +71,7 @@ class JournalSink(Sink):
             farther behind.
         sync: When appended bytes are forced to the disk, besides at the end of an epoch.
         most: Of the journals that there are, to how many is appended; None: to all.
+        opening: As :class:`~etlstage.sequencing.Publisher` has it.
 
     """
 
@@ -86,10 +87,12 @@ class JournalSink(Sink):
         limit: str | None = None,
         sync: str = "commit",
         most: int | None = None,
+        opening: Callable[[AckIntent], None] | None = None,
     ) -> None:
         super().__init__(name)
         self._path = path
         self._most = most
+        self._opening = opening
         # Of a durable edge: behind it somebody goes on with the load.
         self.settles: bool = most is None
         self._tokens = None if key is None else point(key)
@@ -102,8 +105,6 @@ class JournalSink(Sink):
         }
         self._once = False
         self._intents: list[list[str]] = []
-        self.rollbacks: list[list[str]] = []
-        """What drops the epoch that was flushed last, in place of its intents."""
         self._open = False
         self._finished = False
         # What was taken and not appended yet, how much of it, and how many messages
@@ -188,10 +189,6 @@ class JournalSink(Sink):
         """Commit what was flushed; raises as :meth:`write`."""
         await anyio.to_thread.run_sync(self._acknowledge)
 
-    async def roll_back(self) -> None:
-        """Drop what was written since the last flush: readers need not keep it."""
-        await anyio.to_thread.run_sync(self._roll_back)
-
     def drain(self) -> None:
         """Wait no more for readers: what was read is to be appended."""
         self._shutting_down.set()
@@ -217,7 +214,9 @@ class JournalSink(Sink):
                     f" appends {RunFraming.content_type}: use another path"
                 )
         self._acknowledge()
-        self._publisher = Publisher(_Unlimited(self._journals), mapping=self._target)
+        self._publisher = Publisher(
+            _Unlimited(self._journals), mapping=self._target, opening=self._opening
+        )
         if self._tokens is not None:
             make = modulo if self._mapping == "modulo" else rendezvous
             self._map = make(self._write_key, self._targets)
@@ -248,15 +247,12 @@ class JournalSink(Sink):
                 for place, part in self._parts(run):
                     publish(_Placed(part, place))
 
-    def _roll_back(self) -> None:
-        with self._failing("append to"):
-            dropped = _plain(self._publisher.rollback_intents())
-            append_intents(self._journals, dropped, stage=self.name)
-
     def _flush(self) -> None:
         self._write()
-        self.rollbacks = _plain(self._publisher.rollback_intents())
-        self._intents = _plain(self._publisher.build_ack_intents())
+        self._intents = [
+            [journal, intent.hex()]
+            for journal, intent in self._publisher.build_ack_intents()
+        ]
         with self._failing("sync"):
             self._journals.sync()
 
@@ -301,11 +297,6 @@ class JournalSink(Sink):
                 f"stage {self.name}: can't {what} the journals in {self._path}: {error}",
                 stage=self.name,
             ) from error
-
-
-def _plain(intents: Iterable[AckIntent]) -> list[list[str]]:
-    """Return intents as plain JSON."""
-    return [[journal, intent.hex()] for journal, intent in intents]
 
 
 class _Placed(RunMessage):

@@ -96,6 +96,9 @@ class Publisher:
         mapping: Says which journal a message goes to, where a call does not.
         producer: The id; random if it is not given.
         now: Returns the time in nanoseconds since 1970, for the own clock.
+        opening: Called with what drops the open transaction from a journal, before the
+            first message there is appended. Who stores it can drop what a publisher
+            leaves that is killed.
 
     Attributes:
         without_uuid: How many messages were published that can't hold a UUID: they are
@@ -111,8 +114,10 @@ class Publisher:
         mapping: Mapping | Unbound | None = None,
         producer: bytes | None = None,
         now: Callable[[], int] = time_ns,
+        opening: Callable[[AckIntent], None] | None = None,
     ) -> None:
         self._appender = appender
+        self._opening = opening
         self._clock = Clock() if clock is None else clock
         self._now = now if clock is None else None
         if isinstance(mapping, Unbound):
@@ -197,16 +202,21 @@ class Publisher:
         Without it readers keep what they know of the transaction until they forget its
         producer.
         """
-        intents = []
-        for journal, (message, framing, first) in self._open.items():
-            if first == 1:
-                continue  # a UUID of clock 0 is none
-            # Acknowledged is what is before the first message.
-            message.set_uuid(build_uuid(self.producer, first - 1, Flags.ACK_TXN))
-            frame = _Pieces()
-            framing.marshal(message, frame)
-            intents.append(AckIntent(journal, b"".join(frame.pieces)))
-        return intents
+        # A UUID of clock 0 is none.
+        return [
+            self._rollback(journal, *opened)
+            for journal, opened in self._open.items()
+            if opened[2] != 1
+        ]
+
+    def _rollback(
+        self, journal: str, message: Message, framing: Framing, first: int
+    ) -> AckIntent:
+        # Acknowledged is what is before the first message.
+        message.set_uuid(build_uuid(self.producer, first - 1, Flags.ACK_TXN))
+        frame = _Pieces()
+        framing.marshal(message, frame)
+        return AckIntent(journal, b"".join(frame.pieces))
 
     def _check_certain(self) -> None:
         if self._uncertain:
@@ -240,6 +250,15 @@ class Publisher:
         except BaseException:
             section.abandon()
             raise
+        opens = flags is Flags.CONTINUE_TXN and journal not in self._open
+        if opens and self._opening is not None and clock > 1:
+            try:
+                opened = message.acknowledgement(journal), framing, clock
+                self._opening(self._rollback(journal, *opened))
+            except BaseException:
+                self._clock.untick(clock)
+                section.abandon()
+                raise
         try:
             append = section.release(*frame)
         except AppendUncertain:
@@ -251,7 +270,7 @@ class Publisher:
             raise
         if not message.uuid.int:
             self.without_uuid += 1
-        if flags is Flags.CONTINUE_TXN and journal not in self._open:
+        if opens:
             self._open[journal] = message.acknowledgement(journal), framing, clock
         return append
 

@@ -364,9 +364,44 @@ def test_transaction_is_rolled_back(
     assert caplog.messages == []
 
 
+def test_what_drops_a_transaction_is_told_before_it_begins() -> None:
+    """Once for each journal and transaction; who is killed can't tell it (issue 24)."""
+    journals, told = Memory(), list[tuple[AckIntent, int]]()
+
+    def opening(intent: AckIntent) -> None:
+        told.append((intent, len(journals.data.get("a", b""))))
+
+    publisher = Publisher(journals, mapping=to_json, opening=opening)
+    for _ in range(2):
+        publisher.publish_committed(Str("committed"))
+        before = len(journals.data["a"])
+        publisher.publish_uncommitted(Str("one"))
+        publisher.publish_uncommitted(Str("two"))
+        assert told == [(intent, before) for intent in publisher.rollback_intents()]
+        publisher.build_ack_intents()
+        told.clear()
+
+
+def test_transaction_does_not_begin_where_that_can_not_be_kept() -> None:
+    """It is as if nothing had been published (issue 24)."""
+    journals, clock = Memory(), Clock(1000)
+
+    def opening(_: AckIntent) -> None:
+        raise OSError(28, "No space left on device")
+
+    publisher = Publisher(journals, clock, mapping=to_json, opening=opening)
+    with pytest.raises(OSError, match="No space left"):
+        publisher.publish_uncommitted(Str("one"))
+    assert clock.value == 1000
+    assert publisher.build_ack_intents() == []
+    assert not journals.data.get("a")
+    publisher.publish_committed(Str("committed"))
+
+
 def test_transaction_at_the_beginning_of_time_is_not_rolled_back() -> None:
     """A UUID of clock 0 is none: its message would be delivered (issue 24)."""
-    publisher = Publisher(Memory(), Clock(tick=1), mapping=to_json)
+    told: list[AckIntent] = []
+    publisher = Publisher(Memory(), Clock(tick=1), mapping=to_json, opening=told.append)
     publisher.publish_uncommitted(Str("one"))
-    assert publisher.rollback_intents() == []
+    assert publisher.rollback_intents() == told == []
     assert len(publisher.build_ack_intents()) == 1

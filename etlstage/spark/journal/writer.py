@@ -5,8 +5,14 @@ Each attempt of a task is a producer: what it appends is in a transaction, force
 disk, and what would acknowledge it is sent to the driver. The driver stores that of all
 attempts that count beside the journals, in one step, and appends it then: with the first
 the write is committed, whatever happens to the second. What an attempt has appended that
-is not among them is never acknowledged, and so is never read; where its end is known it
-is rolled back, so that readers need not keep it until they forget the producer.
+is not among them is never acknowledged, and so is never read.
+
+It is rolled back, too, so that readers need not keep it until they forget the producer.
+Before an attempt first appends to a journal it notes what drops that, in a file beside
+the journals that is locked for as long as the attempt's process has it. So a driver that
+commits or aborts finds what was killed; what still runs then, for Spark does not wait
+for a task that it kills, is left to the next commit of the query, or to the next that
+writes to the set.
 
 Of a stream the last batch of each query stays stored: one that comes again, for Spark did
 not note that it was committed, has the acknowledgements that are stored appended again,
@@ -18,8 +24,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +45,7 @@ from etlstage.journal import Journals
 from etlstage.journal.errors import JournalError
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.journal_sink import JournalSink, append_intents
+from etlstage.sequencing import AckIntent
 from etlstage.settings.definition import settings_of
 from etlstage.spark.dataframe.read import column_of
 from etlstage.spark.datasource.documents import check_written
@@ -49,6 +55,8 @@ __all__ = ("JournalStreamWriter", "JournalWriter", "StoredCommits")
 
 _FOLDER: Final = "spark"
 """In the set, where acknowledgements are stored."""
+_ATTEMPT: Final = ".attempt"
+"""What a file there ends in that has what drops the appends of an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +64,12 @@ class AppendedPart(WriterCommitMessage):
     """What an attempt that ended well has appended."""
 
     query: str
+    run: str
+    """Of a stream: the start of its query."""
+    attempt: str
+    """The name of its file."""
     intents: list[list[str]]
     """What acknowledges it, by journal, framed."""
-    rollbacks: list[list[str]]
-    """What drops it, likewise."""
 
 
 class JournalWriter(DataSourceArrowWriter):
@@ -79,21 +89,21 @@ class JournalWriter(DataSourceArrowWriter):
 
     def __init__(self, writing: JournalWriting, schema: StructType) -> None:
         self._task = _AppendingTask(writing, schema)
-        self._number = secrets.token_hex(8)
+        self._name = f"write-{secrets.token_hex(8)}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedPart:
         """Append the rows of a partition, uncommitted."""
-        return self._task.append(iterator, self._number)
+        return self._task.append(iterator, self._name)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Store what acknowledges the attempts that count, and append it."""
         with self._task.place.opened() as journals:
-            StoredCommits(journals).write(self._number, _intents(messages))
+            StoredCommits(journals).write(self._name, _known(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Roll back what was appended, unless it is committed."""
         with self._task.place.opened() as journals:
-            StoredCommits(journals).roll_back(f"write-{self._number}", messages)
+            StoredCommits(journals).abort(self._name)
 
 
 class JournalStreamWriter(DataSourceStreamArrowWriter):
@@ -113,8 +123,9 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
         """Append the rows of a partition, uncommitted."""
         task = TaskContext.get()
         assert task is not None
-        query = str(task.getLocalProperty("sql.streaming.queryId"))
-        return self._task.append(iterator, query)
+        query = f"query-{task.getLocalProperty('sql.streaming.queryId')}"
+        run = task.getLocalProperty("spark.jobGroup.id")
+        return self._task.append(iterator, query, str(run))
 
     def commit(
         self,
@@ -122,13 +133,9 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
         batchId: int,  # noqa: N803 - Spark's name
     ) -> None:
         """Store what acknowledges the attempts that count, once, and append it."""
-        known = [one for one in messages if isinstance(one, AppendedPart)]
-        if known:
+        if known := _known(messages):
             with self._task.place.opened() as journals:
-                commits = StoredCommits(journals)
-                commits.batch(known[0].query, batchId, _intents(messages))
-                # Of a batch that was committed before, by another start.
-                commits.roll_back(f"query-{known[0].query}", messages)
+                StoredCommits(journals).batch(batchId, known)
 
     def abort(
         self,
@@ -136,11 +143,9 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
         batchId: int,  # noqa: N803 - Spark's name
     ) -> None:
         """Roll back what was appended, unless it is committed."""
-        known = [one for one in messages if isinstance(one, AppendedPart)]
-        if known:
+        if known := _known(messages):
             with self._task.place.opened() as journals:
-                name = f"query-{known[0].query}"
-                StoredCommits(journals).roll_back(name, messages)
+                StoredCommits(journals).roll_back(known[0].query, known[0].run)
 
 
 class StoredCommits:
@@ -154,82 +159,106 @@ class StoredCommits:
 
     def __init__(self, journals: Journals) -> None:
         self._journals = journals
+        self._storage = journals.storage
 
-    def write(self, number: str, intents: list[list[str]]) -> None:
+    def write(self, name: str, parts: Sequence[AppendedPart]) -> None:
         """Commit a write."""
-        name = f"write-{number}"
-        self._store(name, {"intents": intents})
-        self._finish(name, intents)
-
-    def batch(self, query: str, number: int, intents: list[list[str]]) -> None:
-        """Commit a batch of a stream, or what is stored of it, if it is committed."""
-        name = f"query-{query}"
-        stored = self._load(name)
-        if stored.get("batch", -1) < number:
-            stored = {"batch": number, "intents": intents}
-            self._store(name, stored)
-        self._append(stored["intents"])
-
-    def roll_back(
-        self, name: str, messages: Sequence[WriterCommitMessage | None]
-    ) -> None:
-        """
-        Roll back what is not among the acknowledgements that are stored.
-
-        Args:
-            name: Of the commit.
-            messages: Of attempts that have ended.
-
-        """
-        kept = self._load(name).get("intents", [])
-        self._append(
-            [
-                dropped
-                for one in messages
-                if isinstance(one, AppendedPart)
-                if not any(intent in kept for intent in one.intents)
-                for dropped in one.rollbacks
-            ]
-        )
-
-    def resume(self) -> None:
-        """Append what was stored by drivers that have ended before they did it."""
-        for file in self._journals.storage.names(_FOLDER):
-            name, _, kind = file.rpartition(".")
-            if name.startswith("write-") and kind == "json":
-                self._finish(name, self._load(name).get("intents", []))
-
-    def _finish(self, name: str, intents: list[list[str]]) -> None:
+        self._store(name, parts)
         try:
-            self._append(intents)
+            self._finish(name)
         except (OSError, JournalError) as error:
             raise SinkFailed(
                 f"the write is committed and could not be ended: {error}; don't repeat"
                 " it: the next that writes to these journals ends it",
                 stage=NAME,
             ) from error
-        self._journals.storage.remove(f"{_FOLDER}/{name}.json")
 
-    def _append(self, intents: list[list[str]]) -> None:
+    def abort(self, name: str) -> None:
+        """End a write, which commits nothing, unless it is committed."""
+        if not self._load(name):
+            self._store(name, ())
+        self._finish(name)
+
+    def batch(self, number: int, parts: Sequence[AppendedPart]) -> None:
+        """Commit a batch of a stream, or what is stored of it, if it is committed."""
+        query = parts[0].query
+        stored = self._load(query)
+        if stored.get("batch", -1) < number:
+            # Of the batch before it: what is acknowledged is not to be rolled back.
+            for attempt in stored.get("attempts", ()):
+                self._storage.remove(f"{_FOLDER}/{attempt}")
+            self._store(query, parts, batch=number)
+            stored = self._load(query)
+        self._append(stored["intents"])
+        self.roll_back(query)
+
+    def roll_back(self, name: str, run: str | None = None) -> bool:
+        """
+        Roll back what attempts have appended that have ended and are not stored.
+
+        Args:
+            name: Of the commit.
+            run: Of a stream whose query may have another start.
+
+        Returns:
+            Whether none is left.
+
+        """
+        kept = self._load(name).get("attempts", ())
+        first = f"{name}." if run is None else f"{name}.{run}."
+        none_left = True
+        for file in self._storage.names(_FOLDER):
+            if not (file.startswith(first) and file.endswith(_ATTEMPT)):
+                continue
+            path = f"{_FOLDER}/{file}"
+            if (held := self._storage.hold(path)) is None:
+                none_left = False
+                continue
+            try:
+                if file not in kept:
+                    self._append(_noted(self._storage.load(path)))
+                self._storage.remove(path)
+            finally:
+                self._storage.let_go(held)
+        return none_left
+
+    def resume(self) -> None:
+        """End writes whose drivers have ended before they did it, or could not."""
+        for file in self._storage.names(_FOLDER):
+            name, _, kind = file.rpartition(".")
+            if name.startswith("write-") and kind == "json":
+                self._finish(name)
+
+    def _finish(self, name: str) -> None:
+        self._append(self._load(name).get("intents", ()))
+        if self.roll_back(name):
+            self._storage.remove(f"{_FOLDER}/{name}.json")
+
+    def _append(self, intents: Iterable[Sequence[str]]) -> None:
         append_intents(self._journals, intents, stage=NAME)
 
-    def _store(self, name: str, value: dict[str, Any]) -> None:
+    def _store(self, name: str, parts: Sequence[AppendedPart], **more: object) -> None:
+        value = {
+            "intents": [intent for part in parts for intent in part.intents],
+            "attempts": [part.attempt for part in parts],
+            **more,
+        }
         data = json.dumps(value).encode()
-        self._journals.storage.replace(f"{_FOLDER}/{name}.json", data)
+        self._storage.replace(f"{_FOLDER}/{name}.json", data)
 
     def _load(self, name: str) -> dict[str, Any]:
-        data = self._journals.storage.load(f"{_FOLDER}/{name}.json")
+        data = self._storage.load(f"{_FOLDER}/{name}.json")
         found: dict[str, Any] = json.loads(data) if data else {}
         return found
 
 
-def _intents(messages: Sequence[WriterCommitMessage | None]) -> list[list[str]]:
-    return [
-        intent
-        for one in messages
-        if isinstance(one, AppendedPart)
-        for intent in one.intents
-    ]
+def _known(messages: Sequence[WriterCommitMessage | None]) -> list[AppendedPart]:
+    return [one for one in messages if isinstance(one, AppendedPart)]
+
+
+def _noted(data: bytes) -> list[list[str]]:
+    """Return what an attempt has noted; behind half a line it has appended nothing."""
+    return [json.loads(line) for line in data.split(b"\n")[:-1]]
 
 
 class _AppendingTask:
@@ -253,12 +282,14 @@ class _AppendingTask:
         self._settings = {
             name: getattr(writing, name) for name in settings_of(JournalWriting)
         }
-        anyio.run(self._appended, iter(()))  # makes the set
+        anyio.run(self._appended, iter(()), None)  # makes the set
         self.place: SetFolder = SetFolder.seen(writing.path)
         with self.place.opened() as journals:
             StoredCommits(journals).resume()
 
-    def append(self, batches: Iterator[pa.RecordBatch], query: str) -> AppendedPart:
+    def append(
+        self, batches: Iterator[pa.RecordBatch], query: str, run: str = ""
+    ) -> AppendedPart:
         """
         Append the rows of a partition, and return what acknowledges them.
 
@@ -267,23 +298,34 @@ class _AppendingTask:
             SinkFailed: If they can't be appended, or a message is null.
 
         """
-        self.place.opened().close()
-        sink = anyio.run(self._appended, batches)
-        return AppendedPart(query=query, intents=sink.intents, rollbacks=sink.rollbacks)
+        attempt = f"{query}.{run}.{secrets.token_hex(8)}{_ATTEMPT}"
+        with self.place.opened() as journals:
+            path, storage = f"{_FOLDER}/{attempt}", journals.storage
 
-    async def _appended(self, batches: Iterator[pa.RecordBatch]) -> JournalSink:
-        sink = JournalSink(**self._settings, name=NAME)
+            def note(opened: AckIntent) -> None:
+                line = json.dumps([opened.journal, opened.intent.hex()])
+                storage.append(path, f"{line}\n".encode())
+
+            held = storage.hold(path)
+            if held is None:
+                raise SinkFailed("the write is aborted", stage=NAME)
+            try:
+                sink = anyio.run(self._appended, batches, note)
+            finally:
+                storage.let_go(held)
+        return AppendedPart(query=query, run=run, attempt=attempt, intents=sink.intents)
+
+    async def _appended(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        opening: Callable[[AckIntent], None] | None,
+    ) -> JournalSink:
+        sink = JournalSink(**self._settings, name=NAME, opening=opening)
         sink.begin(Epochs(NAME, 0, True, lambda: None))
         async with sink:
-            try:
-                for batch in batches:
-                    await sink.write(self._messages(batch))
-                await sink.flush()
-            except BaseException:
-                # The disk may be full: what is not dropped is never read either.
-                with suppress(SinkFailed):
-                    await sink.roll_back()
-                raise
+            for batch in batches:
+                await sink.write(self._messages(batch))
+            await sink.flush()
             return sink
 
     def _messages(self, batch: pa.RecordBatch) -> Column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,10 +87,6 @@ def test_a_write_that_fails_is_never_seen(spark: SparkSession, tmp_path: Path) -
     )
     assert "no" in failure(lambda: write(rows, path))
     assert committed(path) == []
-    # Of one that Spark has killed for it, in the middle, nothing could drop what it had
-    # appended: it is open, and never acknowledged.
-    found = counts(path)
-    assert (found.pending <= 1, found.committed) == (True, 0)
     nothing = spark.sql("select cast(null as string) as t")
     assert "message is null in 1 of 1" in failure(lambda: write(nothing, path))
     write(spark.sql("select 'a' as t"), path)
@@ -119,37 +116,87 @@ def test_an_attempt_that_is_lost_is_not_seen(retrying: Driver, tmp_path: Path) -
         f"""
         from etlstage.spark import register
         register(spark)
+        # Else the rows of all wait for the last.
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 1)
 
         def pass_on(batches):
-            import os, pyarrow as pa
+            import os, pathlib, time, pyarrow as pa
             for n, batch in enumerate(batches):
                 yield batch
-            yield pa.record_batch([pa.array([b"x" * (2 << 20)])], ["t"])
+            # What is on its way may lack the end of the last.
+            for _ in range(4):
+                yield pa.record_batch([pa.array([b"x" * (2 << 20)])], ["t"])
             try:
                 os.mkdir({str(tmp_path / "killed")!r})
             except FileExistsError:
                 return
+            while not any(
+                path.stat().st_size > 2 << 20
+                for path in pathlib.Path({str(tmp_path / "set")!r}).rglob("*")
+            ):
+                time.sleep(0.05)
             os.kill(os.getpid(), 9)
 
         frame = spark.createDataFrame([(b"0",), (b"1",)], "t binary").coalesce(1)
         frame = frame.mapInArrow(pass_on, "t binary")
         (frame.write.format("etlstage-journal").mode("append")
             .save({str(tmp_path / "set")!r}))
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         """
     )
     assert (tmp_path / "killed").exists()
-    assert [len(message) for message in committed(tmp_path / "set")] == [1, 1, 2 << 20]
+    # What the first attempt had appended is dropped (issue 24).
+    found = counts(tmp_path / "set")
+    assert (found.pending, found.rolled_back > 0) == (0, True)
+    with Journals.open(tmp_path / "set", create=False) as journals:
+        assert journals.storage.names("spark") == []
+    assert [len(message) for message in committed(tmp_path / "set")] == [
+        1,
+        1,
+        *[2 << 20] * 4,
+    ]
 
 
 # --- commits --------------------------------------------------------------------------
 
 
-def appended(journals: Journals, message: bytes) -> list[list[str]]:
-    """Append a message, and return what acknowledges it."""
-    (spec,) = journals.select()
-    publisher = Publisher(journals, mapping=lambda _: (spec.name, RUNS))
-    publisher.publish_uncommitted(RunMessage([message]))
-    return [[name, intent.hex()] for name, intent in publisher.build_ack_intents()]
+class Attempt:
+    """
+    An attempt of a task, which appends a message.
+
+    Args:
+        journals: To the only one of these.
+        message: The message.
+        name: Of the commit.
+
+    """
+
+    def __init__(self, journals: Journals, message: bytes, name: str) -> None:
+        (spec,) = journals.select()
+        self._storage = journals.storage
+        file = f"{name}.1.{message.hex()}{secrets.token_hex(4)}.attempt"
+        self.held = self._storage.hold(f"spark/{file}")
+        publisher = Publisher(
+            journals,
+            mapping=lambda _: (spec.name, RUNS),
+            opening=lambda one: self._storage.append(
+                f"spark/{file}", json.dumps([one[0], one[1].hex()]).encode(), b"\n"
+            ),
+        )
+        publisher.publish_uncommitted(RunMessage([message]))
+        intents = [[name, one.hex()] for name, one in publisher.build_ack_intents()]
+        self.part = AppendedPart(query=name, run="1", attempt=file, intents=intents)
+
+    def end(self) -> AppendedPart:
+        """End it, well or not."""
+        assert self.held is not None
+        self._storage.let_go(self.held)
+        return self.part
+
+
+def ended(journals: Journals, message: bytes, name: str = "query-a") -> AppendedPart:
+    """Return what an attempt sends that has appended a message."""
+    return Attempt(journals, message, name).end()
 
 
 def test_a_second_commit_of_a_batch_does_nothing(
@@ -157,44 +204,63 @@ def test_a_second_commit_of_a_batch_does_nothing(
 ) -> None:
     """What the batch has appended again is not seen; other queries do not matter."""
     commits = StoredCommits(journals)
-    commits.batch("a", 0, appended(journals, b"a0"))
-    commits.batch("a", 0, appended(journals, b"a0"))
-    commits.batch("b", 0, appended(journals, b"b0"))
-    commits.batch("a", 1, appended(journals, b"a1"))
-    commits.batch("a", 0, appended(journals, b"a0"))
+    commits.batch(0, [ended(journals, b"a0")])
+    commits.batch(0, [ended(journals, b"a0")])
+    commits.batch(0, [ended(journals, b"b0", "query-b")])
+    commits.batch(1, [ended(journals, b"a1")])
+    commits.batch(0, [ended(journals, b"a0")])
     assert committed(tmp_path / "set") == [b"a0", b"a1", b"b0"]
-
-
-def part(journals: Journals, message: bytes) -> AppendedPart:
-    """Return what an attempt sends that has appended a message."""
-    (spec,) = journals.select()
-    publisher = Publisher(journals, mapping=lambda _: (spec.name, RUNS))
-    publisher.publish_uncommitted(RunMessage([message]))
-    dropped, kept = publisher.rollback_intents(), publisher.build_ack_intents()
-    return AppendedPart(
-        query="a",
-        intents=[[name, intent.hex()] for name, intent in kept],
-        rollbacks=[[name, intent.hex()] for name, intent in dropped],
-    )
+    assert counts(tmp_path / "set").pending == 0
+    assert sorted(journals.storage.names("spark")) == ["query-a.json", "query-b.json"]
 
 
 def test_what_is_not_committed_is_rolled_back(
     journals: Journals, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Never what is stored: its acknowledgement may come later (issue 24)."""
+    """Also of attempts that sent nothing; never what is stored (issue 24)."""
     commits, path = StoredCommits(journals), tmp_path / "set"
-    kept, again, lost = (part(journals, b"%d" % n) for n in range(3))
-    commits.batch("a", 0, kept.intents)
-    commits.batch("a", 0, again.intents)
-    assert counts(path).pending == 2
-    commits.roll_back("query-a", [kept, again, None, lost])
+    kept, _lost = (ended(journals, b"%d" % n) for n in range(2))
+    ended(journals, b"of another query", "query-ab")
+    commits.batch(0, [kept])
     assert committed(path) == [b"0"]
-    assert (counts(path).pending, counts(path).rolled_back) == (0, 2)
-    commits._store("write-7", {"intents": (stored := part(journals, b"3")).intents})
-    commits.roll_back("write-7", [stored])
-    commits.resume()
+    assert (counts(path).pending, counts(path).rolled_back) == (1, 1)
+    commits.batch(0, [ended(journals, b"again")])
+    commits.roll_back("query-ab", "2")
+    assert (counts(path).pending, counts(path).rolled_back) == (1, 2)
+    commits.roll_back("query-ab", "1")
+    assert (counts(path).pending, counts(path).rolled_back) == (0, 3)
+    commits._store("write-7", [ended(journals, b"3", "write-7")])
+    commits.abort("write-7")
     assert committed(path) == [b"0", b"3"]
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("commits_well", [True, False])
+def test_what_still_runs_is_rolled_back_later(
+    journals: Journals, tmp_path: Path, *, commits_well: bool
+) -> None:
+    """By the next that writes: Spark does not wait for a task it kills (issue 24)."""
+    commits, path = StoredCommits(journals), tmp_path / "set"
+    running = Attempt(journals, b"late", "write-1")
+    other = ended(journals, b"1", "write-1")
+    if commits_well:
+        commits.write("write-1", [other])
+    else:
+        commits.abort("write-1")
+    commits.resume()
+    assert counts(path).pending == 1
+    running.end()
+    commits.resume()
+    assert counts(path).pending == 0
+    assert committed(path) == [b"1"] * commits_well
+    assert journals.storage.names("spark") == []
+
+
+def test_what_was_noted_in_part_was_not_appended(journals: Journals) -> None:
+    """An attempt that was killed in the middle of a note (issue 24)."""
+    journals.storage.append("spark/query-a.1.x.attempt", b'["jour')
+    StoredCommits(journals).batch(0, [ended(journals, b"0")])
+    assert journals.storage.names("spark") == ["query-a.json"]
 
 
 def test_what_is_stored_is_committed(
@@ -202,6 +268,7 @@ def test_what_is_stored_is_committed(
 ) -> None:
     """A driver that ends before it appended it: the next does, or the batch again."""
     commits = StoredCommits(journals)
+    once, a3 = ended(journals, b"once", "write-1"), ended(journals, b"a3")
     with monkeypatch.context() as patched:
 
         def fail(*_: object, **__: object) -> None:
@@ -209,13 +276,13 @@ def test_what_is_stored_is_committed(
 
         patched.setattr(journals, "append", fail)
         with pytest.raises(SinkFailed, match=r"the write is committed .* don't"):
-            commits.write("1", appended(journals, b"once"))
+            commits.write("write-1", [once])
         with pytest.raises(OSError, match="No space left"):
-            commits.batch("a", 3, appended(journals, b"a3"))
+            commits.batch(3, [a3])
     assert committed(tmp_path / "set") == []
     commits.resume()
     assert committed(tmp_path / "set") == [b"once"]
-    commits.batch("a", 3, appended(journals, b"a3 again"))
+    commits.batch(3, [ended(journals, b"a3 again")])
     commits.resume()
     assert committed(tmp_path / "set") == [b"a3", b"once"]
     assert journals.storage.names("spark") == ["query-a.json"]
