@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from tests.database import drivers
 from tests.spark.driver import Driver, environment, make_session
 
 HERE = Path(__file__).parent
+PRELOAD = HERE / "preload"
 
 
 # First, so that ``-m connect`` finds its marker in place.
@@ -77,7 +79,9 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     with suppress(RuntimeError):
         config["spark.jars"] = drivers()
     session = make_session(**{where: "local[2]"}, config=config)
-    session.start()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(PRELOAD), prepend=os.pathsep)
+        session.start()
     yield session
     session.stop()
 
@@ -101,7 +105,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 def retrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """Give a driver on two cores where a task that fails is tried again, twice."""
     place = tmp_path_factory.mktemp("retrying")
-    with Driver(place, master="local[2,3]") as driver:
+    path = os.pathsep.join((str(PRELOAD), environment()["PYTHONPATH"]))
+    with Driver(place, environ={"PYTHONPATH": path}, master="local[2,3]") as driver:
         yield driver
 
 
