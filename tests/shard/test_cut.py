@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etlstage.shard.cut import Cut, RecordRun, ShardRecord, number_of
+from etlstage.shard.cut import Cut, RecordRun, ShardRecord, number_of, wrong_key
 
 pytestmark = pytest.mark.core
 
@@ -130,3 +130,10 @@ def test_columns_of_a_run() -> None:
 def test_number_of_a_position(position: object, number: int) -> None:
     """Sentinels have none."""
     assert number_of(position) == number
+
+
+def test_longest_partition_key() -> None:
+    """Kinesis takes 256 characters."""
+    assert wrong_key("x" * 256) == ""
+    text = "its partition key is 257 characters, expected 1 to 256"
+    assert wrong_key("x" * 257) == text
