@@ -129,10 +129,7 @@ class Link:
         )
         session = self._session
         self._paired = session if isinstance(session, Paired) else None
-        self._step, self._bound = (
-            False,
-            math.inf,
-        )  # as last given to the session
+        self._step, self._bound = False, math.inf  # as the session has them
         self._in_order = session.in_order
         self._unprompted = session.unprompted and self._paired is None
         self.dispatch: Dispatcher = Dispatcher(
@@ -158,9 +155,7 @@ class Link:
         self._unsent: deque[memoryview] = deque()  # what the pipe had no room for
         self._full = anyio.Event()
         self._written = 0  # bytes that the pipe took
-        self._written_before = (
-            0  # the same, when it was last given something while idle
-        )
+        self._written_before = 0  # the same, when it was given something while idle
         self._given_end = 0  # the same, once it has all that it was given last
         self._going_on: anyio.Event | None = None  # reading waits for the consumer
         self._paused_at = 0.0
