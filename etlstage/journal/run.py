@@ -15,9 +15,9 @@ from zlib import crc32
 
 try:
     from etlstage.block import Blocks, block_of
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "journals need PyArrow: pip install 'etlstage[arrow]'", name=error.name
+        "journals need PyArrow: pip install 'etlstage[arrow]'", name=_missing.name
     ) from None
 from etlstage.errors import BlockDamaged
 from etlstage.messages import Run

@@ -54,7 +54,8 @@ class WorkerSource(Source):
         self._resumed: int | None = None
         self._reached: int | None = None
         self._passed = False  # something of the round that is under way
-        self.goes_on = self.rereads = self._by_offset
+        self.goes_on: bool = self._by_offset
+        self.rereads: bool = self._by_offset
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
