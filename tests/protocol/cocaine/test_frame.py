@@ -94,11 +94,10 @@ def test_payload_is_not_waited_for_that_is_much_too_long() -> None:
     """What it says about its length costs nobody memory."""
     frames = Frames(100)
 
-    assert list(frames.feed(b"\xc6\xff\xff\xff\xff")) == []
-    with pytest.raises(
-        PayloadTooBig, match="is longer than 131172 bytes; see max_mess"
-    ):
-        feed(frames, b"x" * 10 * 65536, 65536)
+    # msgpack 1.0.3 refuses the length itself, later ones what comes behind it.
+    refused = r"is longer than (100|131172) bytes; see max_mess"
+    with pytest.raises(PayloadTooBig, match=refused):
+        feed(frames, b"\xc6\xff\xff\xff\xff" + b"x" * 10 * 65536, 65536)
 
 
 @pytest.mark.parametrize("size", [65536, 1024 * 1024])
