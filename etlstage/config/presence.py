@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -23,8 +24,9 @@ from etlstage.config.ends.journal import EdgeSinkKeys
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.parts import parts_of
 from etlstage.config.stages import command_at
-from etlstage.errors import ConfigError, guess
-from etlstage.pipeline.delivery.folder import EDGES, behind
+from etlstage.errors import ConfigError, StateUnusable, guess
+from etlstage.pipeline.delivery.folder import EDGES, behind, edge_folder
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.protocol.base import Limits, Side
 from etlstage.settings.definition import broken, judged
 from etlstage.settings.problem import Loc, Problem
@@ -244,6 +246,18 @@ class Look:
     def state(self) -> Path:
         """Where runs keep their state."""
         return self.folder / (self.keys.state or f".etlstage/{self.keys.name}")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run goes on with a load that was interrupted."""
+        state = str(self.state)
+        for stage in getattr(self.keys, "transform", ()):
+            if stage.durable is not None:
+                state = edge_folder(str(self.state), stage.name)
+        # What is wrong with a record is found by who reads it to go on.
+        with suppress(StateUnusable):
+            return CommitRecord.latest(Path(state)).resumes
+        return False
 
     # --- what both need -------------------------------------------------------------
 

@@ -249,6 +249,10 @@ class FileSink(RowSink):
         if self._files is None:
             with suppress(OSError):
                 rmtree(self._own.aside(self.epochs + 1))
+        if self._mode == "error" and not self.epochs:
+            # Else it would be in the way of the next run.
+            with suppress(OSError):
+                self._folder.rmdir()
         await super().aclose()
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from etlstage.config.loader import examine
 from etlstage.errors import ConfigError
+from etlstage.pipeline.delivery.folder import edge_folder
+from etlstage.pipeline.delivery.record import CommitRecord
 
 MINIMAL = """\
 name: papers
@@ -140,6 +143,34 @@ def test_data_that_is_there_or_elsewhere(path: Path, values: dict[str, str]) -> 
     for name in ("in", "out", "begun/checkpoint"):
         (path.parent / name).mkdir(parents=True)
     assert errors_of(path, FRAMES.format(**(FRAME | values))) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "durable", "expected"),
+    [
+        (CommitRecord(load="1", epoch=2, ended=False), False, 0),
+        (CommitRecord(load="1", position=3), False, 0),
+        (CommitRecord(load="1", epoch=2), False, 1),
+        (CommitRecord(load="1", ended=False), True, 0),
+    ],
+)
+def test_output_of_an_interrupted_load_is_not_in_its_way(
+    path: Path, record: CommitRecord, *, durable: bool, expected: int
+) -> None:
+    """Else a run that goes on would ask to remove what it has loaded (issue 23)."""
+    folder = path.parent
+    (folder / "out").mkdir()
+    state = Path(edge_folder(str(folder / "st"), "s")) if durable else folder / "st"
+    state.mkdir(parents=True, mode=0o700)
+    replace(record, fence=1).store(state)
+    content = f"""\
+name: x
+state: st
+extract: {{worker: {{command: [seq, "3"]}}}}
+transform: [{{name: s, worker: {{command: [cat]}}{", durable: true" * durable}}}]
+load: {{files: {{path: out, format: text}}}}
+"""
+    assert len(errors_of(path, content)) == expected
 
 
 @pytest.mark.parametrize("name", ["HADOOP_CONF_DIR", "SPARK_CONF_DIR"])

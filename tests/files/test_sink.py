@@ -134,6 +134,16 @@ async def test_modes(tmp_path: Path) -> None:
     assert len(names_in(out)) == 2
 
 
+async def test_run_that_loaded_nothing_is_in_no_other_runs_way(tmp_path: Path) -> None:
+    """One that was stopped before its first epoch."""
+    out = tmp_path / "o"
+    async with FileSink(out) as sink:
+        await sink.write([b"a"])
+    assert not out.exists()
+    await load(out, [b"b"])
+    assert [row["value"] for row in rows_in(out)] == ["b"]
+
+
 async def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
     """And what one left that was killed is removed by the next."""
     out = tmp_path / "o"

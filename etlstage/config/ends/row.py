@@ -155,8 +155,9 @@ class RowSinkKeys(SinkKeys):
         yield from judged(self._unknown(loc))
 
     def _present(self, place: Path, loc: Loc, look: Look) -> Iterator[Problem]:
+        # What a load that was interrupted has written is not in its way: see the sinks.
         begun = look.engine == "streaming" and os.path.exists(look.state / "checkpoint")
-        if self.mode != "error" or begun or not os.path.exists(place):
+        if self.mode != "error" or not os.path.exists(place) or begun or look.resumes:
             yield from look.unmakeable(loc, place)
             return
         text = "exists already: remove it, or set mode to append or overwrite"

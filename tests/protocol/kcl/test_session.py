@@ -635,6 +635,13 @@ def test_empty_lists_are_given_by_time() -> None:
     assert session.get_timer() == 3.5
 
 
+def test_without_settings_of_time_there_is_no_timer() -> None:
+    """Whatever is open."""
+    session = begun()
+    given(session, 1, 2)
+    assert session.get_timer() is None
+
+
 def test_empty_list_is_answered_in_time() -> None:
     """Nobody else waits for that: it is no exchange."""
     session = begun(empty_after=1.0, answer=5.0)

@@ -25,6 +25,7 @@ from etlstage.protocol.events import (
     Opened,
     Wanted,
 )
+from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorPolicy, ReplyContract, Stage
@@ -526,6 +527,23 @@ def test_who_has_nothing_to_give_need_not_be_asked() -> None:
     assert line.dispatcher.giving.idle
     assert not Line(stage(Mode.BATCH_SUPERVISOR)).dispatcher.giving.idle
     assert not Line(stage(Mode.BATCH_WORKER)).dispatcher.giving.idle
+
+
+def test_feeder_that_waits_looks_again_as_messages_are_given() -> None:
+    """Of what is done when it is committed nothing has ended, and there is room."""
+    looks: list[bool] = []
+    backlog, caller = Backlog(), Submission(lambda: looks.append(True))
+    backlog.open(caller)
+    run = staged(("true",), kind=StageKind.LOAD, dialect=KclDialect())
+    dispatcher = Dispatcher(run, backlog)
+    caller.feed([b"a", b"b"], 0.0)
+    looks.clear()
+
+    dispatcher.next(0.0, 0, 1)
+    assert looks == []
+    caller.feeder_waits = True
+    dispatcher.next(0.0, 1, 1)
+    assert (looks, caller.feeder_waits) == ([True], False)
 
 
 def test_load_stage_gets_one_message_at_a_time() -> None:
