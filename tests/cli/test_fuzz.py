@@ -128,7 +128,9 @@ def test_stage_of_a_pipeline_is_fuzzed(
     assert len(told) == 3
     assert not any(word in text for text in told for word in env.values())
 
-    assert etlstage(*fuzz, env=env).stdout.startswith("regression: a saved case still fails")
+    assert etlstage(*fuzz, env=env).stdout.startswith(
+        "regression: a saved case still fails"
+    )
     played = etlstage("replay", env=env)
     assert played.stdout.splitlines()[0].endswith("; pipeline.yaml --stage upper)")
     pipeline.write_text(text.replace("name: upper", "name: shout"))

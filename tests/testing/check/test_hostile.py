@@ -44,7 +44,11 @@ FAILS = [
     (Fault(K.SPIN), "answers", SILENT),
     (Fault(K.STOP), "answers", SILENT),
     (Fault(K.SKIP), "answers", "has 1 reply outstanding: it waits for more input"),
-    (Fault(K.NEVER_READY), "answers", "report that it is ready: it waits for more input"),
+    (
+        Fault(K.NEVER_READY),
+        "answers",
+        "report that it is ready: it waits for more input",
+    ),
     (Fault(K.TWICE), "answers", "wrote more than its reply: one<EOM><EOP>one"),
     (Fault(K.EXTRA_EOP), ANY, " too many: <EOP>"),
     (
