@@ -529,7 +529,8 @@ async def test_leaking_worker_is_recycled() -> None:
 
     assert delivered(outcome.results) == numbers(100)
     assert outcome.restarts >= 1
-    assert len(outcome.of(WorkerWorn)) == outcome.restarts
+    # The last one is not replaced where it has answered all that there was.
+    assert len(outcome.of(WorkerWorn)) - outcome.restarts in (0, 1)
     assert [e.lost for e in outcome.of(WorkerExited) if e.lost] == []
 
 
