@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,25 @@ class Salted(JournalSink):
         await super().write([b"%s %d" % (m, random.randrange(10**9)) for m in run])  # noqa: S311
 
 
+class Drained(Numbers):
+    """Ends at a position when it is drained, as all do that can be read on."""
+
+    draining = False
+
+    def drain(self) -> bool:
+        """End at the next position."""
+        self.draining = True
+        return True
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield runs, and a position behind each."""
+        async with aclosing(super().runs()) as items:
+            async for item in items:
+                yield item
+                if self.draining and isinstance(item, Position):
+                    return
+
+
 class SaltedEdge(DurableEdge):
     """Ends the half before it like this."""
 
@@ -80,7 +100,7 @@ def divided(
     """Return numbers into a sink, through edges."""
     between = edges_in(state, edges, **settings)
     sources = [
-        Numbers(count, size),
+        Drained(count, size),
         *(edge.source((size, 1 << 20)) for edge in between),
     ]
     sinks = [*(edge.sink() for edge in between), sink]
