@@ -6,7 +6,8 @@ Exit code 0: the same replies, byte for byte, and the same end; 1: others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,8 +22,7 @@ from etlstage.cli.subject import silence
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError, os_reason
 from etlstage.messages import counted
-from etlstage.protocol.base import Dialect, Limits, Shape, Side
-from etlstage.stage import Stage
+from etlstage.protocol.base import Dialect, Side
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.fuzzing.failures import FOLDER, Failures
@@ -30,7 +30,6 @@ from etlstage.testing.recording.comparison import (
     Difference,
     differences,
     other_end,
-    shrink,
 )
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
@@ -65,10 +64,6 @@ def _replay(
         ),
     ] = None,
     *,
-    smallest: Annotated[
-        bool,
-        typer.Option("--shrink", help="Search for the fewest messages that differ."),
-    ] = False,
     grace: Annotated[
         float,
         typer.Option(
@@ -88,35 +83,16 @@ def _replay(
         recording = Recording.load(file)
     except OSError as error:
         raise ConfigError(f"{file}: {os_reason(error)}") from None
-    target = file.with_suffix(f".min{file.suffix}")
-    if smallest and target.exists():
-        raise ConfigError(f"{target}: is there already; remove it, or rename it")
-    one = recording.dialect.open(Side.SUPERVISOR, Limits())
-    if smallest and recording.dialect.shape is Shape.COMMITTED:
-        raise ConfigError(
-            "--shrink: what is checkpointed depends on all before, and no action can be"
-            " left out; etlstage fuzz finds a short one"
-        )
-    if smallest and not one.in_order:
-        raise ConfigError("--shrink: sessions overlap, and none can be left out alone")
     if recording.cut:
         complain(f"{file} is not complete: {recording.cut}")
-    if recording.blank:
-        complain(
-            f"{file} has not the content of messages: they are played as so many other bytes,"
-            " and it is compared how many replies there are, and how the worker ends"
-        )
     stage = recording.stage_of(command or recording.command)
     with interruptible():
-        played = anyio.run(_play, recording, stage, grace)
-        if smallest and _differs(recording, played):
-            whole, recording = recording, anyio.run(_shrink, recording, stage, grace)
-            played = anyio.run(_play, recording, stage, grace)
-            _keep(target, whole, recording)
+        played = anyio.run(partial(play, grace=grace), recording, stage)
     out = Screen()
-    for line in _comparison(recording, played):
+    others, end = [*differences(recording, played)], other_end(recording, played)
+    for line in _comparison(played, others, end):
         out.print(line, soft_wrap=True, highlight=False, markup=False)
-    return FAILED if _differs(recording, played) else 0
+    return FAILED if others or end else 0
 
 
 def _replay_failures() -> int:
@@ -138,57 +114,27 @@ def _replay_failures() -> int:
     return FAILED if failed else 0
 
 
-async def _play(recording: Recording, stage: Stage, grace: float) -> Recording:
-    return await play(recording, stage, grace=grace)
-
-
-async def _shrink(recording: Recording, stage: Stage, grace: float) -> Recording:
-    return await shrink(recording, stage, grace=grace)
-
-
-def _differs(recording: Recording, played: Recording) -> bool:
-    return any(differences(recording, played)) or bool(other_end(recording, played))
-
-
-def _keep(path: Path, whole: Recording, smallest: Recording) -> None:
-    """Write the smallest recording."""
-    try:
-        smallest.save(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {os_reason(error)}") from None
-    before, after = (len(_requests(r)) for r in (whole, smallest))
-    line = f"{path}: {after:,} of {counted(before, 'request')} are enough"
-    Screen(stderr=True).print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _requests(recording: Recording) -> list[bytes]:
-    *requests, _ = kit_of(recording.dialect).cut(
-        Side.SUPERVISOR, recording.written(Channel.STDIN)
-    )
-    return requests
-
-
-def _comparison(recording: Recording, played: Recording) -> Iterable[str]:
+def _comparison(
+    played: Recording, found: Sequence[Difference], end: str
+) -> Iterator[str]:
     """Yield the lines that compare a recording with its replay."""
-    found = list(differences(recording, played))
     for difference in found[:_SHOWN]:
-        yield from _shown(difference, recording.dialect)
+        yield from _shown(difference, played.dialect)
     if len(found) > _SHOWN:
         yield f"... {counted(len(found) - _SHOWN, 'more reply', 'more replies')} differ"
-    end = other_end(recording, played)
     if end:
         yield end
-        for line in _last_lines(played):
-            yield f"  stderr: {line}"
-    *replies, _ = kit_of(recording.dialect).cut(
+        text = played.written(Channel.STDERR).decode(errors="replace")
+        for line in text.splitlines()[-_STDERR:]:
+            yield f"  stderr: {harmless(line)}"
+    *replies, _ = kit_of(played.dialect).cut(
         Side.WORKER, played.written(Channel.STDOUT)
     )
     many = counted(len(replies), "reply", "replies")
-    equal = "as many as recorded" if recording.blank else "all equal"
-    yield f"{many}, {len(found):,} different" if found else f"{many}, {equal}"
+    yield f"{many}, {f'{len(found):,} different' if found else 'all equal'}"
 
 
-def _shown(difference: Difference, dialect: Dialect) -> Iterable[str]:
+def _shown(difference: Difference, dialect: Dialect) -> Iterator[str]:
     def shown(data: bytes, side: Side = Side.WORKER) -> str:
         if not data:
             return "(nothing)"
@@ -201,8 +147,3 @@ def _shown(difference: Difference, dialect: Dialect) -> Iterable[str]:
     yield f"{number}: {shown(request, Side.SUPERVISOR)}" if request else f"{number}:"
     yield f"  - {shown(was)}"
     yield f"  + {shown(now)}"
-
-
-def _last_lines(played: Recording) -> list[str]:
-    text = played.written(Channel.STDERR).decode(errors="replace")
-    return [harmless(line) for line in text.splitlines()[-_STDERR:]]

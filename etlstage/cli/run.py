@@ -93,13 +93,6 @@ def _run(
         int,
         typer.Option(metavar="MIB", min=1, help="Limit of each recording, in MiB."),
     ] = 256,
-    record_blank: Annotated[
-        bool,
-        typer.Option(
-            "--record-blank",
-            help="Record lengths and markers, without the content of messages.",
-        ),
-    ] = False,
     faults: Annotated[
         bool,
         typer.Option(
@@ -134,7 +127,6 @@ def _run(
             trial = Trial(
                 record,
                 record_limit << 20,
-                blank=record_blank,
                 seed=seed if faults else None,
                 most=limit,
                 until=until,

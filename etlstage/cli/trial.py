@@ -36,7 +36,6 @@ class Trial:
     Args:
         record: Folder where the conversations with its workers go, or None.
         limit: Bytes that are kept of each.
-        blank: Whether they are kept without the content of messages.
         seed: For the faults in the file that have a probability; None: there may be no
             faults.
         most: Messages that are extracted, at most; None: all.
@@ -54,7 +53,6 @@ class Trial:
         record: Path | None = None,
         limit: int = 0,
         *,
-        blank: bool = False,
         seed: int | None = None,
         most: int | None = None,
         until: str | None = None,
@@ -67,7 +65,7 @@ class Trial:
         self._faults: InjectedFaults | None = None
         # Imported for few runs only.
         if record is not None:
-            self._recordings = _recording_folder(record, limit, blank=blank)
+            self._recordings = _recording_folder(record, limit)
         if seed is not None:
             from etlstage.cli.faults import InjectedFaults
 
@@ -131,14 +129,13 @@ class Trial:
         return launch
 
 
-def _recording_folder(path: Path, limit: int, *, blank: bool) -> RecordingFolder:
+def _recording_folder(path: Path, limit: int) -> RecordingFolder:
     """
     Return where the conversations of a run go.
 
     Args:
         path: The folder; it is made if it is not there.
         limit: Bytes of a conversation that are kept.
-        blank: Whether to leave out the content of messages.
 
     Raises:
         ConfigError: If it can't be made, or holds recordings.
@@ -147,7 +144,7 @@ def _recording_folder(path: Path, limit: int, *, blank: bool) -> RecordingFolder
     from etlstage.testing.recording.recorder import RecordingFolder
 
     try:
-        folder = RecordingFolder(path, limit=limit, blank=blank)
+        folder = RecordingFolder(path, limit=limit)
         if any(path.glob("*.rec")):
             raise ConfigError(
                 f"--record {path}: holds recordings of another run; remove them, or name"

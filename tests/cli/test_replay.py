@@ -66,32 +66,6 @@ def test_other_replies_are_shown_with_their_markers(
     assert result.returncode == 1
 
 
-def test_what_messages_say_may_be_left_out(etlstage: Etlstage, pipeline: Path) -> None:
-    """Then nobody can compare that, which is said (issue 12)."""
-    result = etlstage("run", pipeline, "--record", "recordings", "--record-blank")
-    assert result.returncode == 0, result.stderr
-    file = pipeline.parent / "recordings" / "upper-1.1.rec"
-    recording = Recording.load(file)
-    assert recording.written(Channel.STDIN) == b"x\nx\nx\n"
-    assert recording.written(Channel.STDOUT) == b"x\n\0x\n\0x\n\0"
-    played = etlstage("replay", file)
-    assert (played.returncode, played.stdout) == (0, "3 replies, as many as recorded\n")
-    assert "has not the content of messages" in played.stderr
-
-
-def test_fewest_messages_are_kept(recordings: Path, etlstage: Etlstage) -> None:
-    """In a file beside the recording, which plays like any other."""
-    file = recordings / "upper-1.1.rec"
-    result = etlstage("replay", file, "--shrink", "--", "python3", "v2.py")
-    assert result.returncode == 1
-    assert result.stdout.startswith("1: b<EOM>\n")
-    smallest = recordings / "upper-1.1.min.rec"
-    assert result.stderr == f"{smallest}: 1 of 3 requests are enough\n"
-    assert Recording.load(smallest).written(Channel.STDIN) == b"b\n"
-    again = etlstage("replay", file, "--shrink", "--", "python3", "v2.py")
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
-
-
 def test_worker_that_dies_is_told_with_its_last_words(
     recordings: Path, etlstage: Etlstage
 ) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.testing.fewest import Search, fewest
+from etlstage.testing.fuzzing.shortening import fewest
 
 pytestmark = pytest.mark.core
 
@@ -25,14 +25,3 @@ def test_little_has_to_be_tried() -> None:
     assert fewest(range(1000), enough) == [3]
     assert len(tried) < 25
     assert tried[0] == [*range(500)]  # what comes last is left out first
-
-
-def test_what_nobody_has_taken_is_not_left_out() -> None:
-    """Who has no more patience has what was enough so far (issue 12)."""
-    search = Search("abcd")
-    candidates = iter(search)
-    assert next(candidates) == ["a", "b"]
-    assert next(candidates) == ["c", "d"]
-    search.left = ["c", "d"]
-    assert next(candidates) == ["c"]
-    assert search.left == ["c", "d"]

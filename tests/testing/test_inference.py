@@ -27,14 +27,12 @@ from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import LaunchRequest
 
 
-def recorded(
-    *data: bytes, dialect: Dialect | None = None, blank: bool = False
-) -> Recording:
+def recorded(*data: bytes, dialect: Dialect | None = None) -> Recording:
     """Return a recording in which stdin and stdout take turns, a second each."""
     channels = (Channel.STDIN, Channel.STDOUT)
     entries = (Entry(channels[n % 2], part, float(n)) for n, part in enumerate(data))
     spoken = dialect or MarkerDialect()
-    return Recording(stage="s", dialect=spoken, entries=(*entries,), blank=blank)
+    return Recording(stage="s", dialect=spoken, entries=(*entries,))
 
 
 def read(recording: Recording) -> list[tuple[list[bytes], Sequence[bytes]]]:
@@ -103,13 +101,6 @@ def test_what_holds_for_all_replies_is_proposed() -> None:
     assert not other.stateless
     once = inferred([recorded(b"1\n2\n", b"[1]\n\0[2]\n\0")]).contract
     assert not once.stateless
-
-
-def test_blank_recording_has_counts_and_times_only() -> None:
-    """What its messages say is not there."""
-    made = inferred([recorded(b"x\nx\nx\n", b"1\n\0" * 3, blank=True)]).contract
-    assert made.promised == ("outputs", "max_seconds")
-    assert not made.stateless
 
 
 def test_what_breaks_the_protocol_is_not_read() -> None:

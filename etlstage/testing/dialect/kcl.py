@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from binascii import Error, a2b_base64
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,8 +23,6 @@ __all__ = ("KclKit", "KclReader")
 
 _LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
 _LONG: Final = 48  # bytes of data that are shown, half of them from its end
-_PRINTED: Final = re.compile(rb"[^\r\n]")
-_HIDDEN: Final = re.compile(rb'("data":")([\w+/]*)|("partitionKey":")((?:[^"\\]|\\.)*)')
 _SHOWN: Final = 6  # records that are shown, half of them the last ones
 
 
@@ -52,19 +49,6 @@ class KclKit(DialectKit[KclDialect]):
                 begun = b""
         return [*pieces, begun]
 
-    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
-        """Return what a side wrote with other data and keys of records, and no prints."""
-        lines = data.splitlines(keepends=True)
-        if lines and not last and lines[-1][-1:] not in b"\r\n":
-            lines.pop()
-        understood = read_object if side is Side.SUPERVISOR else read_reply
-        return b"".join(
-            _HIDDEN.sub(_blanked, line)
-            if understood(line) is not None
-            else _PRINTED.sub(b"x", line)
-            for line in lines
-        )
-
     def raw(self, messages: Sequence[bytes]) -> bytes:
         """Return the messages as a processor reads them, in its first action."""
         session = self._dialect.open(
@@ -86,13 +70,6 @@ class KclReader:
         """Return what is complete now; what is no message comes as it is."""
         lines = self._lines[side].feed(data)
         return [text for line in lines for text in _texts(side, line)]
-
-
-def _blanked(found: re.Match[bytes]) -> bytes:
-    """Return data, or a key, of the same length: base64 stays what it is."""
-    if found[1] is not None:
-        return found[1] + b"A" * len(found[2])
-    return found[3] + b"x" * len(found[4])
 
 
 def _texts(side: Side, line: bytes) -> list[str]:

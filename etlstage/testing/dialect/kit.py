@@ -72,15 +72,6 @@ class DialectKit(Generic[D_co]):
         *pieces, rest = self.cut(side, data)
         return [*pieces, rest] if rest else pieces
 
-    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
-        """
-        Return what a side wrote with other bytes in place of what its messages say.
-
-        Their lengths stay, and all that bounds them if the dialect knows how. What may
-        be the beginning of a bound is not returned, unless it is the last that comes.
-        """
-        return b"x" * len(data)
-
     def raw(self, messages: Sequence[bytes]) -> bytes:
         """Return what a worker must read to answer ``messages`` as its first exchange."""
         longest = max(map(len, messages), default=0)

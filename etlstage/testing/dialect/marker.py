@@ -38,21 +38,6 @@ class MarkerKit(DialectKit[MarkerDialect]):
             at = end.end()
         return [*pieces, data[at:]]
 
-    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
-        """Return what a side wrote with one byte for all that is no marker."""
-        markers = self._dialect.markers
-        used = b"".join(markers.named.values())
-        filler = next(bytes([byte]) for byte in b"x-_oz" if byte not in used)
-        spoken = markers if side is Side.WORKER else markers.without_err()
-        marks = sorted(spoken.named.values(), key=len, reverse=True)
-        parts = re.split(b"(%s)" % b"|".join(map(re.escape, marks)), data)
-        if not last:
-            begun = (mark[:n] for mark in marks for n in range(len(mark)))
-            open_ = max(len(part) for part in begun if parts[-1].endswith(part))
-            parts[-1] = parts[-1][: len(parts[-1]) - open_]
-        parts[::2] = [filler * len(part) for part in parts[::2]]
-        return b"".join(parts)
-
     def raw(self, messages: Sequence[bytes]) -> bytes:
         """Return the messages as a worker reads them."""
         dialect = self._dialect

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
-from etlstage.testing.fewest import fewest
 from etlstage.testing.fuzzing.case import Case
 from etlstage.testing.fuzzing.steps import Call, Calls, Records, Saying, Step
 
-__all__ = ("shorten",)
+__all__ = ("fewest", "shorten")
 
 S = TypeVar("S", Step, Calls, Records)
 T = TypeVar("T")
@@ -42,6 +41,26 @@ def shorten(
 
     """
     return _Shortening(case, fails, size, as_json=as_json).run()
+
+
+def fewest(items: Sequence[T], enough: Callable[[list[T]], bool]) -> list[T]:
+    """
+    Return the fewest items that are enough, as far as leaving out runs of them tells.
+
+    The longest runs are left out first; of these the last one, as what comes behind a
+    fault is often nearly all.
+    """
+    left = [*items]
+    size = max(len(left) // 2, 1)
+    while size:
+        end = len(left)
+        while end > 0:
+            begin = max(end - size, 0)
+            if enough(fewer := left[:begin] + left[end:]):
+                left = fewer
+            end = begin
+        size //= 2
+    return left
 
 
 class _Shortening:

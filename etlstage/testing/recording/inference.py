@@ -143,10 +143,9 @@ def inferred(recordings: Iterable[Recording]) -> Inferred:
 
     """
     answered: list[Exchanged] = []
-    refused, batches, blank = 0, False, False
+    refused, batches = 0, False
     for recording in recordings:
         batches = batches or recording.dialect.shape.batches
-        blank = blank or recording.blank
         for one in exchanged(recording):
             if one.reply.refused is None:
                 answered.append(one)
@@ -159,9 +158,9 @@ def inferred(recordings: Iterable[Recording]) -> Inferred:
     contract = ReplyContract(
         # Of a batch it is not known which output is of which message.
         outputs=counts.pop() if len(counts) == 1 and not batches else None,
-        json=not blank and _all_json(answered),
+        json=_all_json(answered),
         max_seconds=_rounded(max(_LEAST, _MARGIN * slowest)),
-        stateless=not blank and _repeats(answered),
+        stateless=_repeats(answered),
     )
     return Inferred(contract, len(answered) + refused, refused)
 

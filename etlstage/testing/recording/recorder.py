@@ -21,7 +21,6 @@ from typing import Final, Protocol
 import anyio
 
 from etlstage.pipeline.secret import Secrets
-from etlstage.testing.recording.blank import Blank
 from etlstage.testing.recording.recording import Recording, RecordingFile
 from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import Child, Launch, LaunchRequest, Readable, Wire
@@ -169,7 +168,6 @@ class RecordingFolder:
     Args:
         path: The folder; it is made if it is not there, for us alone.
         limit: Bytes of a conversation that are kept; what comes behind is left out.
-        blank: Whether to leave out the content of messages; see ``blank.py``.
 
     Attributes:
         path: The folder.
@@ -181,13 +179,12 @@ class RecordingFolder:
 
     """
 
-    def __init__(self, path: Path, *, limit: int = _LIMIT, blank: bool = False) -> None:
+    def __init__(self, path: Path, *, limit: int = _LIMIT) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.secrets: Secrets = Secrets()
         self.problems: list[str] = []
         self.path: Path = path
         self._limit = limit
-        self._blank = blank
         self._starts: Counter[str] = Counter()
 
     @property
@@ -206,10 +203,8 @@ class RecordingFolder:
             command=tuple(map(self.secrets.conceal, request.command)),
             worker=request.worker,
             start=request.start,
-            blank=self._blank,
         )
-        kept = _Kept(self.path / name, header, self._limit, self.problems)
-        return Blank(kept, request.dialect, request.kind) if self._blank else kept
+        return _Kept(self.path / name, header, self._limit, self.problems)
 
 
 class _Kept:

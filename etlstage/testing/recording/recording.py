@@ -14,10 +14,9 @@ them is what one read or write has moved::
     {"exit": 0, "crc": "5f0c6d11"}
 
 ``at`` is in seconds since the start; empty text is the end of that stream. ``ahead``
-beside ``stdin`` counts the bytes written before that the worker had not read. In a
-recording that is ``blank`` other bytes stand for what messages say. ``crc`` is
-the CRC-32 of the bytes of the line before ``, "crc"``. A line that is torn at the end of
-a file is left out, with a warning; one in the middle is an error.
+beside ``stdin`` counts the bytes written before that the worker had not read. ``crc``
+is the CRC-32 of the bytes of the line before ``, "crc"``. A line that is torn at the end
+of a file is left out, with a warning; one in the middle is an error.
 """
 
 from __future__ import annotations
@@ -60,8 +59,6 @@ class Recording:
     """Name of the worker, such as ``clean-1``."""
     start: int = 1
     """How often this worker was started, this time included."""
-    blank: bool = False
-    """What messages say was left out; their lengths, and their bounds, are there."""
     entries: tuple[Entry, ...] = ()
     """In order of time."""
     exit: int | None = None
@@ -174,7 +171,6 @@ def _header(recording: Recording) -> dict[str, object]:
         "kind": recording.kind.value,
         "worker": recording.worker,
         "start": recording.start,
-        "blank": recording.blank,
         "command": recording.command,
         "dialect": recording.dialect.plain(),
     }
@@ -214,7 +210,6 @@ def _recording(lines: Sequence[dict[str, Any]], *, torn: bool) -> Recording:
         kind=StageKind(header["kind"]),
         worker=header["worker"],
         start=header["start"],
-        blank=header["blank"],
         command=tuple(header["command"]),
         dialect=dialect_from_plain(header["dialect"]),
         entries=tuple(map(_entry, rest)),

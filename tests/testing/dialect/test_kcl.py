@@ -32,16 +32,3 @@ def test_one_line_is_a_turn() -> None:
     ]
     said = b"a print" + ASKED + STATUS + b"\n"
     assert kit.cut(Side.WORKER, said) == [b"a print" + ASKED, STATUS, b"\n"]
-
-
-def test_recording_without_content() -> None:
-    """Data, keys and prints are others of the same length; lines stay."""
-    kit = kit_of(KclDialect())
-    _, records = kit.raw([b"secret", b""]).splitlines(keepends=True)
-    blank = kit.blank(Side.SUPERVISOR, records)
-    assert len(blank) == len(records)
-    assert b'"data":"AAAAAAAA","partitionKey":"xxxxxxxx","sequenceNumber":"1"' in blank
-    assert b'"data":""' in blank
-    assert kit.blank(Side.SUPERVISOR, records[:9]) == b""
-    assert kit.blank(Side.WORKER, b"se\ncret" + ASKED) == b"xx\nxxxx" + ASKED
-    assert kit.blank(Side.WORKER, b"secret", last=True) == b"xxxxxx"

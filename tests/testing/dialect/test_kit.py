@@ -36,7 +36,6 @@ def test_dialect_without_a_kit_has_a_plain_one() -> None:
     assert kit.cut(Side.WORKER, b"x\n") == [b"x\n"]
     assert kit.exchanges(Side.WORKER, b"x\n") == [b"x\n"]
     assert kit.exchanges(Side.WORKER, b"") == []
-    assert kit.blank(Side.WORKER, b"ab\n") == b"xxx"
     assert (
         kit.raw([b"a"]) == b'["open", 1, [{"hex": "61"}], false, true, "transform"]\n'
     )
