@@ -51,7 +51,6 @@ NEEDS: Final = {"c": "cc", "go": "go", "js": "node", "r": "Rscript"}
 
 WITH_STAGE: Final = {
     "how-to/embed.md#Observe it",
-    "how-to/embed.md#Serve HTTP with Starlette or FastAPI",
     "how-to/faults.md#Inject faults",
     "how-to/test-suite.md#Test what embeds a supervisor",
 }
@@ -355,7 +354,7 @@ def _(_: Names, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     importlib.import_module("strikes_dag")
     (command,) = tasks
-    subprocess.run(shlex.split(command), check=True)
+    subprocess.run(shlex.split(command.removeprefix(".venv/bin/")), check=True)
     assert Path("report.json").exists()
 
 

@@ -171,6 +171,8 @@ def shell(
         monkeypatch.delenv(name)
 
     def printed(command: str) -> str:
+        if not command.startswith("etlstage "):
+            return subprocess.check_output(["/bin/sh", "-c", command], text=True)
         monkeypatch.setattr(sys, "argv", shlex.split(command))
         with pytest.raises(SystemExit):
             main()
@@ -185,7 +187,6 @@ def shell(
 @pytest.mark.classic
 def test_first_page(shell: Shell, tmp_path: Path) -> None:
     """It runs, and on the other engine, too, which leaves no trace (issue 11)."""
-    write("names.txt", "Ada\nAlan\nGrace\n")
     run("README.md#etlstage", {"shell": shell})
     before = set(tmp_path.rglob("*"))
     run("how-to/compare-engines.md#Compare two engines", {"shell": shell})
