@@ -109,7 +109,7 @@ def pipeline_from_yaml(
         path: The file.
         changes: What is laid over it.
         spark: A session to use in place of the file's own; it is not stopped.
-        trial: What to have in place of what the file says, so that nothing is loaded.
+        trial: What to have in place of the file's settings, so that nothing is loaded.
 
     Raises:
         ConfigError: If anything in the file is wrong; one line for each problem.
@@ -145,7 +145,7 @@ def pipeline_from_here(
         launch: Returns, for the faults in the file and the dialects of its stages, what
             starts its workers, in place of what does for all others.
         faults: Whether its faults are wanted.
-        trial: What to have in place of what the file says, so that nothing is loaded.
+        trial: What to have in place of the file's settings, so that nothing is loaded.
         limit: Messages that are extracted, at most; None: all.
         only: What is run of a pipeline with durable edges.
 

@@ -55,7 +55,7 @@ class MessageText(NamedTuple):
 
 
 class _Message(Kind):
-    """Text, or a mapping with the one key that says what it is."""
+    """Text, or a mapping with the one key, which names its kind."""
 
     def __init__(self, *, pattern: bool = True) -> None:
         self._forms = FORMS if pattern else tuple(f for f in FORMS if f != "regex")

@@ -136,7 +136,7 @@ class Document:
             )
 
     def forget(self, replaced: Collection[Loc]) -> None:
-        """Forget what sources before the last say of what stands there, and below."""
+        """Drop what sources before the last have there, and below."""
         last = len(self.sources) - 1
 
         def gone(loc: Loc, place: FilePlace | None) -> bool:

@@ -2,7 +2,7 @@
 What an end of a pipeline answers for, and which ends there are.
 
 An end is a module. Its keys are the fields of one class for the extract stage and one
-for the load stage; the methods of these say how messages are read or written, what
+for the load stage; the methods of these return how messages are read or written, what
 ``plan`` shows, what ``validate`` looks for, which deliveries are promised and why the
 others are not, and how dead letters that are retried are loaded. A package of others
 has an :class:`End` too, which its entry point of the group ``etlstage.ends`` names::
@@ -133,7 +133,7 @@ class Site:
         return self.shared
 
     def shipment(self) -> Shipment:
-        """Return what the file says that executors need."""
+        """Return what executors need, by the file."""
         from etlstage.spark.ship.artifact import Shipment
 
         keys = self.pipeline.spark

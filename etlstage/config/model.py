@@ -2,8 +2,8 @@
 What may stand in a pipeline file.
 
 The keys of a stage are the settings of :class:`~etlstage.stage.Stage` and of its
-dialect, see ``stages.py``; here is what only a file says: its ends, their DataFrames,
-the session. What keys of several mappings say together is in ``rules.py``.
+dialect, see ``stages.py``; here is what only a file has: its ends, their DataFrames,
+the session. Rules across several mappings are in ``rules.py``.
 """
 
 from __future__ import annotations

@@ -45,12 +45,12 @@ from etlstage.transport.launcher import UnknownIdentity, look_up
 __all__ = ("Look", "missing", "unspoken")
 
 SCRIPTS: Final = {".sh": "sh", ".js": "node", ".mjs": "node", ".rb": "ruby"}
-"""What runs a script that does not say it."""
+"""What runs a script without a shebang."""
 
 HEAD: Final = 4096  # bytes of a program that are looked at
 FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 CONFIGURED: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
-"""What may say that a path without a scheme is not one of this machine."""
+"""Spark settings that may place a path without a scheme on another machine."""
 
 
 def missing(

@@ -247,7 +247,7 @@ def _text(path: Path) -> str:
 def _compose(name: str, text: str) -> Node | None:
     # Not the round-trip loader: it marks the folds of ">" texts with BEL characters.
     yaml = YAML(typ="safe", pure=True)
-    # The second of two equal anchors wins, as YAML says; no warning on stderr.
+    # The second of two equal anchors wins, as in YAML; no warning on stderr.
     yaml.composer.warn_double_anchors = False
     try:
         node: Node | None = yaml.compose(text)

@@ -1,7 +1,7 @@
 """
-What keys in several mappings of a pipeline file say together.
+Rules across several mappings of a pipeline file.
 
-What the keys of one mapping say is checked by its class. Here a pipeline is asked of
+The keys of one mapping are checked by its class. Here a pipeline is asked of
 which not all need have been read, so that a user sees everything that is wrong at once:
 a rule ends where it needs what could not be read.
 """

@@ -2,11 +2,11 @@
 The keys of a stage, and from them to the stage.
 
 They are the settings of :class:`~etlstage.stage.Stage` and of the dialect that the
-worker speaks, where those say that they are written.
+worker speaks, in the places that their definitions name.
 Paths are relative to the file's folder, but those in a command to ``cwd``, where the
 worker runs: by default the same. As the first word of a command, ``python`` and
 ``python3`` are the interpreter that runs etlstage, so that a worker finds
-``etlstage.worker`` whatever the PATH says.
+``etlstage.worker`` whatever the PATH has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run has in place of what its file says, when it is no ordinary run."""
+"""What a run has in place of its file's settings, when it is no ordinary run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ K = TypeVar("K", bound=StageKeys)
 
 class DryRun(NamedTuple):
     """
-    What a run on trial has in place of what the file says.
+    What a run on trial has in place of the file's settings.
 
     It neither loads nor stores anything where real runs do, and it ends: extraction
     begins where it would for the first time, and is not repeated.
@@ -33,7 +33,7 @@ class DryRun(NamedTuple):
     sink: Sink
     """Takes what would be loaded."""
     until: str | None = None
-    """The last stage that is run, whatever its errors; None: all, as the file says."""
+    """The last stage that is run, whatever its errors; None: all of the file's."""
 
     def keys(self, keys: PipelineKeys) -> PipelineKeys:
         """
@@ -71,7 +71,7 @@ def retried_keys(keys: PipelineKeys, epoch: str) -> PipelineKeys:
     Return the keys of a file as they are for a retry of its dead letters.
 
     Its stages run here, refuse what they want without an end, and what they make is
-    added to what is there, as the end says.
+    added to what is there, if the end allows it.
 
     Args:
         keys: Those of the file.

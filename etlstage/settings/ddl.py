@@ -3,7 +3,7 @@ Columns as DDL, such as ``id long not null, title string null``.
 
 Spark reads the same when a session is there, which may be a minute later; what is wrong
 is known here, before anything is started. Beyond Spark's own language a column may be
-``NULL``: said to be so, it may be missing in a message. Types are checked by their names
+``NULL``: declared so, it may be missing in a message. Types are checked by their names
 and their shape; bounds, such as those of a decimal's precision, are Spark's.
 """
 
@@ -86,7 +86,7 @@ def columns_of(ddl: str) -> list[DeclaredColumn]:
     Return the columns.
 
     Raises:
-        ValueError: If it is no DDL; the text says where.
+        ValueError: If it is no DDL; the text names the place.
 
     """
     return _DdlReader(ddl).columns

@@ -1,8 +1,8 @@
 """
 Classes whose fields are settings, and how these are read from a mapping.
 
-A field says all about its setting: the name, the kind by its type, the default, and
-the documentation below it. :class:`Place` among the annotations of its type says where
+A field is all of its setting: the name, the kind by its type, the default, and
+the documentation below it. :class:`Place` among the annotations of its type is where
 it may be written::
 
     @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ class Definition:
     label: ClassVar[tuple[str, ...]] = ()
     """Where it stands in a stage, for errors of the constructor."""
     more: ClassVar[kinds.Schema] = {}
-    """What the JSON Schema says besides."""
+    """What the JSON Schema has besides."""
 
     def __post_init__(self) -> None:
         problems: list[Problem] = []
@@ -225,7 +225,7 @@ class Definition:
 
     @classmethod
     def unfold(cls, value: Any) -> Any:
-        """Return a short form as the mapping that says the same."""
+        """Return a short form as the mapping that means the same."""
         return value
 
     @classmethod
@@ -252,8 +252,8 @@ class Section(Kind):
         make: Makes of the values that were given what the mapping stands for.
         model: The class that it stands for.
         rules: Yields what contradicts itself among the values that were given.
-        more: What its JSON Schema says besides.
-        moved: What is said of keys that stand elsewhere now.
+        more: What its JSON Schema has besides.
+        moved: Hints for keys that stand elsewhere now.
 
     """
 
@@ -458,7 +458,7 @@ def _named(model: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_python(error: Invalid, setting: Setting) -> Iterator[Problem]:
-    """Say which class was expected, where it was neither it nor a mapping."""
+    """Raise with the class that was expected: it was neither it nor a mapping."""
     section = section_in(setting.kind)
     for problem in error.problems:
         if section is None or section.model is None or problem.text != _NO_MAPPING.text:

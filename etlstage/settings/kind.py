@@ -2,7 +2,7 @@
 Kinds of values: text, numbers, words, and what is made of them.
 
 A kind reads what a pipeline file, an option or Python gives: ``"3"`` and ``3`` are one
-number. What it has read it reads again, unchanged. It also says how a value is
+number. What it has read it reads again, unchanged. It also has how a value is
 written, and describes what may be written in JSON Schema.
 """
 
@@ -213,7 +213,7 @@ class Choice(Kind):
 
 
 class Noun(NamedTuple):
-    """What the words of a choice are, where the name of the setting does not say it."""
+    """What the words of a choice are, where the name of the setting is not enough."""
 
     noun: str
 

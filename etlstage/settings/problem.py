@@ -58,7 +58,7 @@ class Invalid(ValueError):
         super().__init__(*problems)
         self.problems = problems
         self.rest = rest
-        """What could be read, so that more can be said of it; None: nothing."""
+        """What could be read, so that more of it can be checked; None: nothing."""
 
     def __str__(self) -> str:
         return "; ".join(problem.say() for problem in self.problems)
@@ -70,7 +70,7 @@ def unexpected(wanted: str, value: object) -> Invalid:
 
 
 def refused(text: str) -> Invalid:
-    """Return the error of a value of which ``text`` says all."""
+    """Return the error of a value, with ``text`` as it is."""
     return Invalid(Problem((), text))
 
 

@@ -107,14 +107,14 @@ class Broken(NamedTuple):
     promise: str
     """One of :data:`PROMISES`."""
     text: str
-    """Why, without what the reply says."""
+    """The reason, without the reply's content."""
 
     def __str__(self) -> str:
         return f"breaks expect.{self.promise}: {self.text}"
 
 
 _Check: TypeAlias = Callable[[Any], str]
-"""Says what is wrong with a document, an empty text: nothing."""
+"""Returns what is wrong with a document, an empty text: nothing."""
 
 
 class Checker:
@@ -166,8 +166,8 @@ class Checker:
         """
         Return whether no reply breaks a promise, whatever time it took.
 
-        It may say no where all are right: then each has to be looked at. Done at once
-        it costs a third.
+        It may return False where all are right: then each has to be looked at. Done
+        at once it costs a third.
         """
         if self._checks:
             return False

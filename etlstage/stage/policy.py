@@ -80,7 +80,7 @@ class PoolPolicy(Definition):
 
     @classmethod
     def unfold(cls, value: Any) -> Any:
-        """Return a number of processes as the mapping that says it."""
+        """Return a number of processes as the mapping that it stands for."""
         if isinstance(value, Mapping | list | tuple) or value is None:
             return value
         number = PROCESSES.read(value)
@@ -176,7 +176,7 @@ class ErrorBudget(Definition):
 
     @classmethod
     def unfold(cls, value: Any) -> Any:
-        """Return a number of messages, or a share, as the mapping that says it."""
+        """Return a number of messages, or a share, as the mapping that it stands for."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             return value
         if str(value).isdecimal():
@@ -239,7 +239,7 @@ class ErrorPolicy(Definition):
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield what contradicts itself."""
-        # Without a bound it says nothing.
+        # Without a bound it has no effect.
         bounded = given.get("budget", ErrorBudget()) != ErrorBudget()
         if given.get("then") == "fail" and bounded:
             yield broken(("budget",), "needs then: dead_letter")

@@ -90,7 +90,7 @@ class WorkerProgram(Definition):
 
     @classmethod
     def unfold(cls, value: Any) -> Any:
-        """Return a command as the mapping that says it."""
+        """Return a command as the mapping that it stands for."""
         if isinstance(value, Mapping) or value is None:
             return value
         return {"command": COMMAND.read(value)}

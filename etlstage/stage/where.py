@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 __all__ = ("Condition", "condition")
 
 Condition: TypeAlias = Callable[[Any], bool]
-"""Says whether a document, as ``json`` gives it, meets it."""
+"""Returns whether a document, as ``json`` gives it, meets it."""
 _Value: TypeAlias = Callable[[Any], Any]
 
 _LONGEST: Final = 1000  # characters
@@ -47,10 +47,10 @@ _ORDER: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 
 def condition(text: str) -> Condition:
     """
-    Return the condition that a text says.
+    Return the condition that a text holds.
 
     Raises:
-        ValueError: If it says none; with the reason.
+        ValueError: If it holds none; with the reason.
 
     """
     if len(text) > _LONGEST:

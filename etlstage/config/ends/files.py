@@ -31,7 +31,7 @@ _OPTIONS: Final[Mapping[str, Sequence[str]]] = {
     "parquet": (),
     "text": (),
 }
-"""What may be said of a format, as Spark calls it."""
+"""The options of a format, by Spark's names."""
 _PACKED: Final = ("none", "gzip", "zstd")
 _VALUES: Final[Mapping[str, Sequence[str]]] = {
     "header": ("true", "false"),

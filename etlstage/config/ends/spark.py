@@ -37,7 +37,7 @@ _ALL: Final = ("local", "spark", "streaming")
 
 
 def digest(settings: Mapping[str, object]) -> str:
-    """Return what tells settings from others, and not what they are: some are secret."""
+    """Return a digest of settings, and not their values: some are secret."""
     plain = json.dumps(settings, default=str, sort_keys=True)
     return sha256(plain.encode()).hexdigest()
 
@@ -326,7 +326,7 @@ class SparkSinkKeys(RowSinkKeys):
         )
 
     def _destination(self, folder: Path) -> Destination:
-        """Return where the keys say that rows go."""
+        """Return the destination that the keys name."""
         from etlstage.spark import Destination
 
         names = ("format", "path", "table", "mode", "options", "partition_by")
