@@ -146,7 +146,7 @@ class DescriptorSink(Sink):
     """
     Writes messages to a file descriptor; it is not closed.
 
-    On a terminal they are shown escaped: nothing that they say controls it.
+    On a terminal they are shown escaped: nothing in them controls it.
 
     Args:
         descriptor: Where they are written to.

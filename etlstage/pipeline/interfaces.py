@@ -131,7 +131,7 @@ class Source(ABC):
         )
 
     def identity(self) -> str:
-        """Return what tells its messages from others; blocks."""
+        """Return a digest of its messages; blocks."""
         return self.input
 
     async def observe(self) -> None:

@@ -3,7 +3,7 @@ Journals at the beginning of a pipeline, which reads what others append.
 
 **A position** of the source is how far each journal was read, and what is known of its
 producers: it may lie within a transaction, which is no unit of memory. The reader's name
-keeps what was not loaded; with a state directory the record says where to go on, without
+keeps what was not loaded; with a state directory the record has where to go on, without
 one the name does.
 """
 
@@ -203,7 +203,7 @@ class JournalSource(Source):
         self._journals = Journals.open(self._path, create=False)
         position = self._position
         if self._recorded and position is None:
-            # The record says that it begins; what is under the name says otherwise.
+            # By the record it begins; by what is stored under the name it does not.
             position = Checkpoint({}, [])
         self._reader = self._journals.read_committed(
             self._called,

@@ -112,7 +112,7 @@ class RowLanding(Landing):
 
     @abstractmethod
     def _why(self, error: Exception) -> str:
-        """Return what an error says, for a human."""
+        """Return the text of an error, for a human."""
 
     def _claim(self) -> None:
         """Assert that no other run writes to the same files, and that none will."""
@@ -152,7 +152,7 @@ class RowLanding(Landing):
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Say what is written; make of an error one of the sink, failed for good."""
+        """Show what is written; make of an error one of the sink, failed for good."""
         self.activity: str = f"writing {what or 'the output'}".rstrip()
         try:
             yield
@@ -173,13 +173,13 @@ class RowLanding(Landing):
             self.activity = ""
 
     def _show_tasks(self, done: int, total: int) -> None:
-        """Have the activity say how far the job that writes has come."""
+        """Show in the activity how far the job that writes has come."""
         what = self.activity.partition(": ")[0]
         self.activity = f"{what}: {done:,} of {counted(total, 'task')}"
 
     @property
     def _empty(self) -> str:
-        """What is to be said of columns in which there is nothing but null."""
+        """The note on columns in which there is nothing but null."""
         names = [name for name in self._columns if not self._filled[name]]
         if not names or not self.account.done or not self._whole or self._resumed:
             return ""

@@ -59,7 +59,7 @@ class Account:
     """Messages whose replies may be those of others, see ``RepliesDoubtful``; they
     count as done, too."""
     skipped: int = 0
-    """Of the messages that are done: those that a worker says it could not process and
+    """Of the messages that are done: those that a worker reported as not processed and
     answered without output. Of an extract stage: damaged places of its input that were
     passed over, where there are no dead letters."""
     restarts: int = 0
@@ -67,7 +67,7 @@ class Account:
     failures: int = 0
     """Workers that were found at fault, or died."""
     mismatched_outputs: int = 0
-    """Messages whose replies were not as ``expect`` says, by the first key that they
+    """Messages whose replies broke ``expect``, by the first key that they
     broke. They count as dead or failed, too; or as done, where they are only counted."""
     mismatched_json: int = 0
     mismatched_schema: int = 0

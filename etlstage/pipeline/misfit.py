@@ -1,4 +1,4 @@
-"""Why a message does not fit the columns that it was to become; never what it says."""
+"""Why a message does not fit the columns that it was to become; never its content."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reason(
     closed: bool = False,
 ) -> str:
     """
-    Return why ``message``, which does not fit, does not; never what it says.
+    Return why ``message``, which does not fit, does not; never its content.
 
     Args:
         message: The message.

@@ -7,7 +7,7 @@ bounds and reads ahead; between two stages nothing waits. So a slow sink makes t
 stage wait, that one the stage before it, and the first the source: that is all of
 back-pressure. Positions travel in order among the runs.
 
-The first error wins: it ends the run, the workers are stopped, and the report says what
+The first error wins: it ends the run, the workers are stopped, and the report shows what
 was loaded.
 """
 
@@ -384,7 +384,7 @@ class Pipeline(Runner):
                         if len(outputs):
                             yield outputs
             ended.set()
-            # Only at their end is it known that the workers had nothing more to say.
+            # Only at their end is it known that the workers had nothing more to write.
             await closed.wait()
             if account.doubtful:
                 raise RepliesDoubtful(account.doubtful, stage=stage.name)

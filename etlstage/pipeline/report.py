@@ -291,7 +291,7 @@ def mismatches(ledger: Iterable[Account]) -> list[str]:
 
 
 def balance(report: Report) -> str:
-    """Return what the ledger says of a run, in one line."""
+    """Return the ledger of a run, in one line."""
     whole = report.status in ("done", "drained")
     try:
         report.ledger.check(whole=whole)

@@ -145,7 +145,7 @@ class Runner(ABC):
         """
         Run to the end and return the report; a failure is in there.
 
-        Cancelling stops the workers at once; :meth:`report` then says what landed.
+        Cancelling stops the workers at once; :meth:`report` then has what landed.
         A pipeline runs only once.
         """
         self._phase = "running"
@@ -247,7 +247,7 @@ class Runner(ABC):
         )
 
     async def _begin_landing(self, *, resumed: bool) -> None:
-        """Tell the sink what was loaded before, which it may know better."""
+        """Pass the sink what was loaded before, which it may know better."""
         delivery = self._delivery
         assert delivery is not None
         self._landing.begin(self._epochs)
@@ -270,7 +270,7 @@ class Runner(ABC):
         """Move the messages; return whether that was all, or raise the first error."""
 
     def report(self, status: Status) -> Report:
-        """Return the report of a run that ended as ``status`` says."""
+        """Return the report of a run that ended with ``status``."""
         letters, kept = self._dead_letters, KeptLetters()
         if letters is not None and letters.count:
             kept = KeptLetters(letters.count, str(letters.folder), letters.look)

@@ -34,7 +34,7 @@ __all__ = (
 )
 
 WHO: Final = re.compile(r"stage [^:;]+: (?:worker [^:;]+ \(pid \d+\) )?")
-"""How errors begin that say what became of a worker, or what it died of."""
+"""How errors begin that describe the end of a worker, or its cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +129,7 @@ def _attempt(plain: Mapping[str, Any]) -> Attempt:
 
 
 def first_clause(error: str) -> str:
-    """Return what an error says up to the first ``; ``, without which worker it was."""
+    """Return the text of an error up to the first ``; ``, without the worker's name."""
     who = WHO.match(error)
     lines = error[who.end() if who else 0 :].splitlines()
     return lines[0].split("; ", 1)[0] if lines else ""

@@ -63,7 +63,7 @@ OF_A_MESSAGE: Final = (
     SinkFailed,
     WorkerLost,
 )
-"""Errors that say something of their message; others say it of the whole stage."""
+"""Errors that concern one message; others concern the whole stage."""
 
 _AT_ONCE: Final = 256  # letters
 _SOON: Final = 0.05  # seconds: what comes more slowly is written at once
@@ -239,7 +239,7 @@ class DeadLetterPolicy:
                 stage=letter.stage,
                 message=letter.place + 1,
                 id=letter.id,
-                # Of the letter: what the error itself says may hold a secret.
+                # Of the letter: the error's own text may hold a secret.
                 error=first_clause(letter.error) or letter.kind,
                 **({"of_this_cause": count} if count > 1 else {}),
                 **({"not_logged_before": unlogged} if unlogged else {}),

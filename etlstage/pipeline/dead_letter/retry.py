@@ -8,7 +8,7 @@ that are new. Such a file is written aside and renamed: that it is there is the 
 
 A retry runs letters once more, through their stage and on into the load. Some letters of
 one stage at a time are the source of a pipeline that begins with their stage. When all
-that came of them is durable, one record says what became of each. A retry that was
+that came of them is durable, one record has what became of each. A retry that was
 interrupted has no record, and its letters are as they were.
 """
 

@@ -1,7 +1,7 @@
 """
 Folders and files of a state directory, private to its user.
 
-They tell of data, and what is read from them decides what is read and loaded. So a
+They describe data, and what is read from them decides what is read and loaded. So a
 folder that belongs to somebody else, or that others may write to, is refused, no link
 in it is followed, and what is made is for us alone, whatever the umask.
 """

@@ -37,7 +37,7 @@ class Holder(NamedTuple):
 
     @classmethod
     def here(cls) -> Self:
-        """Return what is to be said of this process."""
+        """Return the entry of this process."""
         since = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(os.getpid(), socket.gethostname(), since)
 

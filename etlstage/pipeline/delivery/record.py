@@ -1,7 +1,7 @@
 """
 What a run leaves behind: how far it has come, and what that was.
 
-A record is one file, replaced as a whole with each commit; what it says has happened,
+A record is one file, replaced as a whole with each commit; what it holds has happened,
 whatever else lies about. Its name has the fence, a number that rises with each run that
 takes the state: the file with the highest counts, so that a run that was fenced off may
 still write its own and does no harm.
@@ -196,7 +196,7 @@ class CommitRecord:
             if not self.ended:
                 raise
             # A run that is reported as failed is started again; but the record in
-            # place says that it has ended, and all would be loaded anew. Should the
+            # place records that it has ended, and all would be loaded anew. Should the
             # record be gone after all, its last epoch is loaded again in place.
             _log.warning(
                 "the end of the run may be forgotten if the machine fails",
