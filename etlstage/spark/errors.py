@@ -91,14 +91,14 @@ _MEANT: Final = (
         "there is no driver for this url: set the option driver, and " + _HAVE_JAR,
     ),
 )
-"""What Spark says to programmers, for users."""
+"""Spark's errors for programmers, reworded for users."""
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _OF_DATABASE: Final = re.compile(
-    # What a driver of a database says: the last is the cause, and has no values in it.
+    # Errors of a database's driver: the last is the cause, and has no values in it.
     r"(?:^|[\s(:])(?:[a-z]\w*\.)+\w*SQL\w*Exception: ([^\n]+)"
 )
 _CUT_OFF: Final = re.compile(
-    # All that Py4J says of a call in the middle of which the JVM has ended.
+    # All that Py4J reports of a call in the middle of which the JVM has ended.
     r"(?:\[CANNOT_PARSE_DATATYPE\] [^\n]*)?An error occurred while calling \S+"
     r"|\S+ does not exist in the JVM"
 )
@@ -107,7 +107,7 @@ _VAGUE: Final = frozenset({"TASK_WRITE_FAILED", "FAILED_READ_FILE.NO_HINT"})
 
 def explain(error: BaseException, log_path: Path | None = None) -> str:
     """
-    Return one line that says what went wrong.
+    Return what went wrong, in one line.
 
     Args:
         error: What PySpark raised.
@@ -164,7 +164,7 @@ def _remedied(line: str) -> str:
             f"Spark's executors run Python {theirs}, this is Python {ours}: set"
             f" spark.pyspark.python to a Python {ours} of theirs"
         )
-    # Ours say what is wrong without their class.
+    # Ours are clear without their class.
     return _OURS.sub("", line)
 
 

@@ -29,11 +29,11 @@ __all__ = (
 )
 
 _NO_TABLE: Final = ("42P01", "42S02", "42Y07")
-"""What databases call a table that is not there, as SQLSTATE; SQLite says it in words."""
+"""What databases call a table that is not there, as SQLSTATE; SQLite has a text."""
 
 
 class CommitRefused(Exception):
-    """An epoch can't be loaded, or was not; the text says why."""
+    """An epoch can't be loaded, or was not; the text has the reason."""
 
 
 class Database:
@@ -115,7 +115,7 @@ def create_unknown(
     """
     Create a table that Spark would not, and return whether.
 
-    Where Spark has no dialect for a database it can't tell that a table is not there
+    Where Spark has no dialect for a database it does not see that a table is not there
     from any other error.
     """
     if over_connect(spark):

@@ -43,7 +43,7 @@ _BUILT_IN: Final = ("csv", "jdbc", "json", "orc", "parquet", "text", "xml")
 """Formats that Spark has always."""
 _FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 _ELSEWHERE: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
-"""What may say that a path without a scheme is not one of this machine."""
+"""Spark settings that may place a path without a scheme on another machine."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Destination:
     A path or a table, and how to write it.
 
     Attributes:
-        path: Where the output goes, unless the table or the options say so.
+        path: Where the output goes, unless the table or the options have it.
         table: A table of the catalog.
         format: As Spark calls it.
         mode: What the first epoch does about what is there: ``append``,

@@ -60,7 +60,7 @@ def read_frame(
     Args:
         spark: The session.
         format: As Spark calls it, by default its ``spark.sql.sources.default``.
-        path: Where the data is, unless ``table`` or the options say so.
+        path: Where the data is, unless ``table`` or the options have it.
         table: A table of the catalog.
         schema: Columns as DDL, for formats that do not know theirs.
         options: Options of the format.

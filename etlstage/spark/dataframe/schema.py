@@ -5,7 +5,7 @@ A schema is a contract. Spark's ``from_json`` is lenient: it rounds, makes a str
 number and a time of another, takes the first of two objects, gives null for what it
 can't read or find. Here this fits: a JSON object as RFC 8259 has it, alone in its
 message, whose values are of the types of the schema, with a value for every NOT NULL
-field and for at least one field of all. Beyond that a :class:`Contract` says which
+field and for at least one field of all. Beyond that a :class:`Contract` decides which
 columns must be there, if only with null, and whether there may be others.
 
 A string is a JSON string, a time is one in ISO 8601, a decimal a number or a string
@@ -86,7 +86,7 @@ class Contract(NamedTuple):
 
         Args:
             ddl: The columns.
-            missing: What becomes of a message without a column that is not said to be
+            missing: What becomes of a message without a column that is not declared to be
                 ``NULL``: ``dead_letter``, or ``null``, as if it had null there.
             extra: What becomes of one with a field that is no column: ``dead_letter``,
                 or ``ignore``, as if it had none.
@@ -267,7 +267,7 @@ def _flaw(column: Column, kind: DataType) -> Column:
 
 def reason(message: bytes, row: dict[str, object] | None, contract: Contract) -> str:
     """
-    Return why ``message``, which does not fit, does not; never what it says.
+    Return why ``message``, which does not fit, does not; never its content.
 
     Args:
         message: The message.

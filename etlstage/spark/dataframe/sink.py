@@ -90,7 +90,7 @@ class DataFrameSink(RowSink, SparkSink):
                 is the string ``value``; a schema of one binary column takes
                 messages as they are.
             missing: What becomes of a message without a column that the schema does not
-                say to be ``NULL``: ``dead_letter``, or ``null``, which is loaded.
+                declare to be ``NULL``: ``dead_letter``, or ``null``, which is loaded.
             extra: What becomes of one with a field that is no column: ``dead_letter``,
                 or ``ignore``.
             name: As reports and errors call it.

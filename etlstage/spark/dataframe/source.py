@@ -102,7 +102,7 @@ class DataFrameSource(Source):
                 directory. It takes as much room as the messages.
             state: Where the spool is kept until all is loaded, in place of that: a
                 start that follows reads it again, and Spark reads nothing.
-            of: Tells the frame from all others that may be read with this state: a
+            of: Identifies the frame among all that may be read with this state: a
                 spool that was kept of another one is refused.
             session: The frame's, if there is a log for errors to name.
             shown: What is read, for a human.

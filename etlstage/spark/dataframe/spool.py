@@ -6,7 +6,7 @@ value, because they are nested, so that executors need PyArrow but not etlstage.
 Hence their imports within, and no name of this module used in them.
 
 A partition becomes one file of blocks, see ``etlstage/block.py``.  Its name carries the task attempt,
-and the attempt that Spark counts is the one that tells its name: a retried task or
+and the attempt that Spark counts is the one that returns its name: a retried task or
 two attempts at once do no harm.
 
 A task that does not see the spool directory fails, and the job with it: merely to
@@ -290,7 +290,7 @@ class KeptSpool:
 
         Args:
             parts: The files.
-            of: Tells what was read from anything else that might be.
+            of: Identifies what was read among anything that might be.
 
         Raises:
             OSError: If that can't be done.

@@ -56,7 +56,7 @@ class EpochTable:
         epochs: What was loaded before.
 
     Raises:
-        Exception: Any method: what the database says, or that there is no driver.
+        Exception: Any method: the database's error, or that there is no driver.
 
     """
 

@@ -1,5 +1,5 @@
 """
-Options of ``format("etlstage")``, and what they say together.
+Options of ``format("etlstage")``, and rules across them.
 
 Spark hands options over as texts, and Python gets their names in lower case. So no
 name here has a capital, and what must keep its own, as variables do, is inside a
@@ -177,7 +177,7 @@ class _Write(Definition):
 
 def reading(options: Mapping[str, str]) -> Reading:
     """
-    Return what the options of a read say.
+    Return the settings in the options of a read.
 
     Raises:
         ConfigError: If one is unknown, can't be read, or contradicts another; all
@@ -202,7 +202,7 @@ def reading(options: Mapping[str, str]) -> Reading:
 
 
 def writing(options: Mapping[str, str]) -> Writing:
-    """Return what the options of a write say; raises as :func:`reading` does."""
+    """Return the settings in the options of a write; raises as :func:`reading` does."""
     given = _given(options, _WRITE)
     own = {name: given.pop(name) for name in _WRITE_ONLY if name in given}
     stage = _stage(given, StageKind.LOAD)

@@ -393,8 +393,8 @@ class RefusedStream(DataSourceStreamReader):
     """
     Refuses whatever it is asked.
 
-    Spark's process for a stream can't tell why there is no reader (4.3.0: it wants to
-    stop the one it has not got, and tells of that).
+    Spark's process for a stream can't report why there is no reader (4.3.0: it wants to
+    stop the one it has not got, and reports that).
 
     Args:
         error: Why there is none.

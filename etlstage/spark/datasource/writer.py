@@ -77,7 +77,7 @@ class WrittenPart(WriterCommitMessage):
     epoch: EpochOfWrite
     partition: int
     attempt: str
-    """What tells the attempt from all others."""
+    """Sets the attempt apart from all others."""
     messages: int
     """How many its workers were given."""
 
@@ -88,7 +88,7 @@ class Writer(DataSourceArrowWriter):
 
     That holds for files in the folder that ``ETLSTAGE_STAGING`` names, where the
     worker leaves them. It holds as well for other effects if the worker only prepares
-    them under what ``ETLSTAGE_ATTEMPT`` says, ``commit`` makes those final that it
+    them under the name in ``ETLSTAGE_ATTEMPT``, ``commit`` makes those final that it
     gets, and ``abort`` undoes them; both may get one twice.
 
     Without ``path`` and ``commit`` rows are loaded at least once: those of an attempt

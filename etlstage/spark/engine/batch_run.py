@@ -52,7 +52,7 @@ class ExecutorPipeline(Runner):
             system's temporary directory, if the executors are on this machine.
         shipment: What was sent to the executors for the stages.
         delivery: Where it is recorded that all is loaded.
-        of: Tells what is read, and what the stages are, from anything else.
+        of: Identifies what is read, and what the stages are.
 
     """
 

@@ -47,7 +47,7 @@ class Staging:
     Args:
         folder: A path, or the URL of a file system that all executors see.
         note: The file where it is noted that it is there, if it may outlive the run.
-        of: Tells what is staged from anything else that might be.
+        of: Identifies what is staged among anything that might be.
         whole: Whether all is there already.
 
     Attributes:
@@ -194,7 +194,7 @@ class Keeper(NamedTuple):
     start: int
     """What sets this start apart."""
     of: str
-    """Tells what is staged from anything else that might be."""
+    """Identifies what is staged among anything that might be."""
 
     def find(self, spark: SparkSession) -> Staging | None:
         """Return what an earlier start has staged; what is of no use is removed."""

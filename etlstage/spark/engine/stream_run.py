@@ -1,7 +1,7 @@
 """
 A run over a stream: Spark cuts it into batches, each passes all stages and is loaded.
 
-Spark's checkpoint, in the state directory, says which rows a batch has; what becomes
+Spark's checkpoint, in the state directory, has which rows a batch has; what becomes
 of a batch is in ``micro_batch.py``. Asked to stop, it ends after the batch under way.
 """
 
@@ -137,7 +137,7 @@ class StreamingPipeline(Runner):
         return "drained" if self._drained else "done"
 
     def report(self, status: Status) -> Report:
-        """Return the report of a run that ended as ``status`` says."""
+        """Return the report of a run that ended with ``status``."""
         # The letters were written in another process, or by another object.
         self._letters.count = sum(account.dead for account in self.ledger)
         return super().report(status)
@@ -204,7 +204,7 @@ class StreamingPipeline(Runner):
             except Exception as error:
                 self._book()
                 if STOPPED in text_of(error):
-                    # Perhaps not by us: another process has said so, or a user.
+                    # Perhaps not by us, but by another process, or a user.
                     self._drained = True
                     return
                 raise self._failure(error) from error
@@ -240,7 +240,7 @@ class StreamingPipeline(Runner):
 
 
 class _Landed(Landing):
-    """What is known of the sinks: what the batches have said."""
+    """What is known of the sinks: what the batches have reported."""
 
     def __init__(self, sink: SparkSink, session: Session, letters: DeadLetters) -> None:
         super().__init__(sink.name)

@@ -93,7 +93,7 @@ class JournalWriting(Appending):
 
 def read_options(model: type[T], options: Mapping[str, str]) -> T:
     """
-    Return what options say.
+    Return the settings in options.
 
     Raises:
         ConfigError: If one is unknown, can't be read, or contradicts another; all
@@ -123,7 +123,7 @@ def _say(problem: Problem) -> str:
 
 
 class SetFolder(NamedTuple):
-    """Where the driver sees a set of journals, and what tells that folder from others."""
+    """Where the driver sees a set of journals, and what identifies that folder."""
 
     path: Path
     inode: int

@@ -212,7 +212,7 @@ class Planner:
         self._journals.close()
 
     def initial(self) -> Offset:
-        """Return where a query begins: where its reader has ended, or as it is said."""
+        """Return where a query begins: where its reader has ended, or by its options."""
         known = {one.name: one.checkpoint for one in self._journals.readers()}
         name = self._reading.reader
         offsets, states = known.get(name, Checkpoint({}, [])) if name else ({}, [])

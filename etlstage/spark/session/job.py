@@ -118,7 +118,7 @@ async def watch_job(
 async def _watch(
     context: SparkContext, group: str, progress: Callable[[int, int], None]
 ) -> None:
-    """Tell the progress of a group of jobs until cancelled."""
+    """Report the progress of a group of jobs until cancelled."""
 
     def look() -> None:
         tracker = context.statusTracker()

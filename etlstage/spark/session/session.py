@@ -242,7 +242,7 @@ class Session:
 
 def _have_ended() -> None:
     """Have the JVM, which is ours, end behind us whatever it does then."""
-    # PySpark has no other way to tell; a server of our own has a gateway, too.
+    # PySpark has no other way to find out; a server of our own has a gateway, too.
     process = getattr(getattr(SparkContext, "_gateway", None), "proc", None)
     if process is not None:
         WATCHDOG.add_java(process.pid)

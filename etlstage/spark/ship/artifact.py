@@ -187,7 +187,7 @@ def place(stage: Stage, *, remedy: str | None = None) -> Stage:
         remedy: What sends a program that is missed here; by default :func:`ship`.
 
     Raises:
-        WorkerStartFailed: If its program is not there; the text says on which host.
+        WorkerStartFailed: If its program is not there; the text names the host.
 
     """
     if TaskContext.get() is None:

@@ -4,7 +4,7 @@ All transform stages of a pipeline in one task, or its load workers.
 Inside, it is a pipeline as any other: its source is what Spark gives, its sink is what
 Spark gets, or the workers. Beside the messages that leave the last stage there are notes: a dead letter
 each, and at the end what became of the task, with the error that ended it, if any. So
-all that a task has to say is in its rows, and what Spark makes of the rows of a task
+all that a task has to report is in its rows, and what Spark makes of the rows of a task
 that failed, or ran twice, holds for that too: they count once.
 """
 
@@ -252,7 +252,7 @@ def _error(kind: str, text: str, about: dict[str, Any]) -> Exception:
     found = getattr(errors, kind, StageError)
     if not isinstance(found, type) or not issubclass(found, StageError):
         found = StageError
-    # Each class has a constructor of its own; this one has all that it can say.
+    # Each class has a constructor of its own; this one has all of its text.
     error = found.__new__(found)
     StageError.__init__(error, text, stage="")
     vars(error).update(about)
@@ -317,7 +317,7 @@ class _Sink(Sink):
 
 
 class _Places:
-    """What rows say of themselves, kept as ranges: most follow one another."""
+    """The places of rows, kept as ranges: most follow one another."""
 
     def __init__(self, starts: Mapping[int, int]) -> None:
         self._of_partition = starts
@@ -340,7 +340,7 @@ class _Places:
         return column_of(batch.column(0))
 
     def of(self, row: int) -> int:
-        """Return the place among all messages that a row said; another thread may ask."""
+        """Return the place among all messages that a row has; another thread may ask."""
         at = bisect_right(self._starts, row) - 1
         return self._first[at] + row - self._starts[at]
 

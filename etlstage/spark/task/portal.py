@@ -44,7 +44,7 @@ _ITEM: Final = 512  # bytes that each item has beside its own
 
 
 class _Taken:
-    """Says that a run was read."""
+    """Reports that a run was read."""
 
 
 _TAKEN: Final = _Taken()

@@ -68,7 +68,7 @@ def transform(
     Nothing runs before the result is asked for; then every task has workers of its
     own. A row gives as many rows as its reply has messages, none included; those of a
     partition stay in order. A message that is refused, or fails after its retries,
-    fails its task, unless ``errors`` says otherwise.
+    fails its task, unless ``errors`` is set.
 
     Args:
         frame: Of a classic session or of Spark Connect.
@@ -84,7 +84,7 @@ def transform(
         keep: Columns of ``frame`` that each row of the result has, too, in front.
         errors: ``"column"`` adds a column ``error`` at the end, a string: null, or why
             a message was refused, lost for good, or not sent, or why its reply is not
-            what ``schema`` says; such a message is a row without values.
+            what ``schema`` has; such a message is a row without values.
 
     Raises:
         ConfigError: If the stage does not transform, or can't keep columns, or a
@@ -193,7 +193,7 @@ class Task:
     Args:
         stage: With answers in the order of its input.
         texts: Whether replies are text.
-        errors: Whether a message without a reply is a row that says why, and does not
+        errors: Whether a message without a reply is a row with the reason, and does not
             fail the task.
 
     """
