@@ -1,7 +1,7 @@
 """
 Journals of a Gazette broker, through its HTTP gateway.
 
-A PUT appends, a GET reads. What a broker cannot say for certain, because an answer was
+A PUT appends, a GET reads. What is not certain, because an answer was
 lost or came too late, is asked again: an append may then stand twice, and a sequencer
 drops the second. Who follows keeps a GET open that answers when there is more, and reads
 with another: so no read waits longer than the broker takes to answer.
@@ -197,7 +197,7 @@ class BrokerLog:
                 self._send(bell, "GET", f"?offset={offset}&block=true")
             except _BROKEN:
                 bell.close()
-                return True  # the read that follows tells what is wrong
+                return True  # the read that follows fails with the cause
             self._bells[offset] = bell
         if not select.select([bell.sock], [], [], 0)[0]:
             return False
@@ -284,7 +284,7 @@ class BrokerLog:
     def _ask(
         self, connection: HTTPConnection, method: str, query: str, body: bytes = b""
     ) -> HTTPResponse:
-        """Return an answer that says yes, or of a read that there is nothing yet."""
+        """Return an answer of success, or of a read that there is nothing yet."""
         self._send(connection, method, query, body)
         answer = connection.getresponse()
         if answer.status < HTTPStatus.MULTIPLE_CHOICES:
@@ -334,7 +334,7 @@ class BrokerLog:
 
 class _Body:
     """
-    The bytes of an answer as they come, and what its trailer says.
+    The bytes of an answer as they come, and the status in its trailer.
 
     ``http.client`` drops trailers, so chunks are taken apart here.
 

@@ -37,7 +37,7 @@ __all__ = ("FrameHead", "FrameHeads", "MessageHeads", "heads_of")
 
 _UUID: Final = FIXED_FRAME_HEADER_LENGTH + 16
 _SIZE: Final = _UUID + BLOCK_HEAD
-"""Of a head: with that of a block, which says how many messages it has."""
+"""Of a head: with that of a block, which has the number of its messages."""
 
 
 class FrameHead:

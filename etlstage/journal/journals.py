@@ -1,7 +1,7 @@
 """
 A set of journals in a folder: its spec, what appends to it, and what is kept.
 
-The spec says what the set is, and is a file that is replaced at once. Each journal is a
+The spec describes the set, and is a file that is replaced at once. Each journal is a
 folder beside it. Any number of processes may have the set open; what they share is the
 files, and a lock for each journal that is held for one append.
 """
@@ -569,7 +569,7 @@ class Journals:
     # --- retention ------------------------------------------------------------------
 
     def trim(self) -> dict[str, int]:
-        """Drop whole segments as ``keep`` says; return how many, by journal."""
+        """Drop the whole segments that ``keep`` allows; return how many, by journal."""
         if self._keep is None:
             return {}
         readers = self.readers()
@@ -651,7 +651,7 @@ def _writing(key: Callable[[Any], object]) -> Callable[[Any, Fnv1a], None]:
 
 
 def sync_of(text: str) -> int:
-    """Return the nanoseconds between two syncs that ``sync`` says."""
+    """Return the nanoseconds between two syncs, from ``sync``."""
     if text == "append":
         return 0
     if text == "commit":
@@ -665,7 +665,7 @@ def sync_of(text: str) -> int:
 
 
 def amount_of(keep: Keep) -> tuple[str, int] | None:
-    """Return what ``keep`` says: seconds, bytes or read, and how many."""
+    """Return what ``keep`` bounds: seconds, bytes or read, and how many."""
     if keep is None or keep == "read":
         return None if keep is None else ("read", 0)
     found = _AMOUNT.fullmatch(keep)

@@ -10,7 +10,7 @@ Numbers are little-endian, the time is in nanoseconds since 1970 and never goes 
 Heads count as bytes of the journal; readers leave them out.
 
 **Who writes** holds the journal's lock, and first looks whether the last group is whole:
-what is shorter than its head says was never written to its end, and is cut. What is as
+what is shorter than its head declares was never written to its end, and is cut. What is as
 long and not what was written is damage: that is not cut, the next group begins a new
 segment behind it. **Who reads** needs no lock, and cuts nothing: a group that is not
 whole yet is not there yet.
@@ -36,7 +36,7 @@ _SHAPE: Final = struct.Struct("<4sIQQI")
 HEAD: Final = _SHAPE.size + 4
 """Bytes of a group's head."""
 MAX_GROUP: Final = 128 << 20
-"""Bytes that may be appended at once; a head that says more is damaged."""
+"""Bytes that may be appended at once; a head that declares more is damaged."""
 _CHUNK: Final = 1 << 20
 _LARGE: Final = 1 << 16
 _AHEAD: Final = HEAD + 64
@@ -166,7 +166,7 @@ class JournalLog:
             return 0
         last = begin = segments[-1]
         try:
-            # Of all groups but the last the heads say enough.
+            # Of all groups but the last the heads are enough.
             for group in self._whole(last, last, True, last, 1 << 64):
                 begin = group.begin
         except JournalDamaged:
@@ -373,7 +373,7 @@ class JournalLog:
         """
         Return where a group begins that is before a time, or the segment.
 
-        A head says where it is, so that one is found from any place: halving needs no
+        A head has its own offset, so that one is found from any place: halving needs no
         index, which could be lost, or be another's.
         """
         low, high = segment, segment + (self._storage.size(self._path(segment)) or 0)

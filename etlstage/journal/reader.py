@@ -363,7 +363,7 @@ class CommittedReader:
             log, at = self._journals.byte_log(name), reader.at
             size += (left := max(0, log.reach() - at))
             oldest = next(log.groups(at, skip=True, heads=True), None) if left else None
-            if oldest is not None and oldest.time:  # a broker tells no times
+            if oldest is not None and oldest.time:  # a broker gives no times
                 seconds = max(seconds, time.time() - oldest.time / 1e9)
         return size, seconds
 

@@ -2,7 +2,7 @@
 Messages in journals, each counted once: Gazette's package ``message`` in Python.
 
 A journal is a log of bytes that is only appended to, and an append may happen twice. So
-each message has a UUID, which says who published it, when, and whether it is in a
+each message has a UUID, with who published it, when, and whether it is in a
 transaction; a reader makes of it that each committed message is delivered once. Nothing
 here opens a file or a socket: what appends and what reads is given.
 

@@ -1,5 +1,5 @@
 """
-UUIDs that say who published a message, when, and what it is to its transaction.
+UUIDs: who published a message, when, and what it is to its transaction.
 
 A UUID of version 1 (RFC 4122) has a clock, a clock sequence and a node. The node is the
 producer. Of the clock sequence's 14 bits the upper four extend the clock, and the lower
@@ -62,7 +62,7 @@ class Clock:
     Args:
         value: Where it stands.
         tick: How far one tick moves it: 160 is a microsecond, as current releases of
-            Gazette have it; 1 is a sixteenth of 100 ns, as its page says.
+            Gazette have it; 1 is a sixteenth of 100 ns, by its documentation.
 
     """
 
@@ -161,7 +161,7 @@ def flags_of(uuid: UUID) -> Flags:
 
 
 def new_producer_id() -> bytes:
-    """Return a random id of 47 bits; the multicast bit tells it from a network card."""
+    """Return a random id of 47 bits; the multicast bit: of no network card."""
     return (secrets.randbits(48) | 1 << 40).to_bytes(6, "big")
 
 

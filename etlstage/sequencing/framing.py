@@ -44,7 +44,7 @@ FIXED_FRAME_WORD: Final = b"\x66\x33\x93\x36"
 FIXED_FRAME_HEADER_LENGTH: Final = 8
 """Bytes of the word and of the length, little-endian, that follows it."""
 MAX_FRAME: Final = 64 << 20
-"""Bytes that a frame may have unless it is said otherwise."""
+"""Bytes that a frame may have by default."""
 
 _SKIPPED: Final = 1 << 16
 """Bytes between frames that one error shows, at most."""
@@ -59,7 +59,7 @@ class FrameError(EtlstageError):
         framing: The content type.
         offset: Where the frame begins; None where that is not known yet.
         end: Where what follows it begins; None while that has not come.
-        journal: In which journal, once a reader has said so.
+        journal: In which journal, once a reader has set it.
 
     """
 
@@ -281,7 +281,7 @@ class ProtoFrameable(Protocol):
         """Write it to the beginning of ``buffer``, and return how many bytes it has."""
 
     def unmarshal(self, data: bytes) -> None:
-        """Take what ``data`` says; raises ValueError if it can't."""
+        """Take the content of ``data``; raises ValueError if it can't."""
 
 
 def unpack_line(buffer: FrameBuffer) -> bytes | None:
@@ -306,7 +306,7 @@ def unpack_fixed_frame(buffer: FrameBuffer) -> bytes | None:
         UnexpectedEnd: If the last frame lacks its end; it is gone then.
         DesyncDetected: If no frame begins here; the next call begins at the next word
             that may begin one.
-        FrameError: If the header says more than a frame may have.
+        FrameError: If the header declares more than a frame may have.
 
     """
     header = buffer.peek(FIXED_FRAME_HEADER_LENGTH)
@@ -385,7 +385,7 @@ class FixedFraming:
 
 
 def located(take: Unmarshaller, buffer: FrameBuffer, framing: str) -> Unmarshaller:
-    """Let the errors of an unmarshaller say where, and of which framing, they are."""
+    """Add to the errors of an unmarshaller where, and of which framing, they are."""
 
     def unmarshal(message: Any) -> bool:  # noqa: ANN401
         begin = buffer.offset

@@ -226,7 +226,7 @@ class ReadCommitted:
     Args:
         reader: Where the messages come from.
         new_message: Makes the messages that they are read into.
-        sequencer: Tells what is committed; it may be that of other journals, too, if
+        sequencer: Decides what is committed; it may be that of other journals, too, if
             one of them is iterated at a time up to its end.
         replay: Opens a reader for what the sequencer has to see again.
         max_frame: Bytes that a message may have with its frame.

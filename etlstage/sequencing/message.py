@@ -34,7 +34,7 @@ class JournalSpec(NamedTuple):
 
     name: str
     content_type: str
-    """Says which framing its messages have."""
+    """Names the framing of its messages."""
     labels: Mapping[str, str] = {}
 
 

@@ -93,7 +93,7 @@ class Publisher:
         appender: Appends to journals.
         clock: Of the UUIDs; the caller updates it. Without one there is an own, which
             is updated with each message.
-        mapping: Says which journal a message goes to, where a call does not.
+        mapping: Returns the journal of a message, where a call names none.
         producer: The id; random if it is not given.
         now: Returns the time in nanoseconds since 1970, for the own clock.
         opening: Called with what drops the open transaction from a journal, before the
@@ -158,7 +158,7 @@ class Publisher:
         Raises:
             LocalProtocolError: If another call has not returned yet, or an append of
                 this publisher is uncertain.
-            AppendUncertain: If the appender can't tell whether it was appended: the
+            AppendUncertain: If the appender does not know whether it was appended: the
                 transaction can't be committed any more, and another publisher begins
                 one that can.
             Exception: As for :meth:`publish_committed`.

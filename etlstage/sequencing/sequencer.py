@@ -14,7 +14,7 @@ begins to the first that is held. A message takes its place before it is judged,
 place of the oldest: a ring of n can deliver n - 1 messages and their acknowledgement.
 Producers do not wait for each other, whatever spans are open.
 
-**Checkpoints.** Offsets say what has been read through, states what is known of producers.
+**Checkpoints.** Offsets are what has been read through, states what is known of producers.
 A message that was delivered is in a checkpoint once the next was asked for; the
 acknowledgement of a span is read again until all of the span has been delivered.
 
@@ -75,7 +75,7 @@ class QueueOutcome(Enum):
 
 
 class ProducerState(NamedTuple):
-    """What a checkpoint says of one producer in one journal."""
+    """The state of one producer in one journal, in a checkpoint."""
 
     journal: str
     producer: bytes
@@ -269,7 +269,7 @@ class Sequencer:
     def finish_message(self) -> None:
         """State that the message that was returned last is done, as the next call does."""
         if self._emit is not None and self._delivered is not None:
-            # A message of clock 0 within a span says nothing of what is before it.
+            # A message of clock 0 within a span acknowledges nothing of what is before it.
             self._emit.last = self._delivered or self._emit.last
             self._delivered = None
 
