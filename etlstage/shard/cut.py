@@ -49,7 +49,7 @@ class ShardRecord(NamedTuple):
 
 class Cut:
     """
-    So many shards, and what says where in which a message is.
+    A number of shards, and what decides where in which a message is.
 
     Args:
         count: Shards.

@@ -94,7 +94,7 @@ class LeaseHolder:
         Open the table, with the shards that there are.
 
         Args:
-            of: Says what the input is; called in a thread.
+            of: Returns what the input is; called in a thread.
             stream: Where shards come from; None: those that were named are all.
 
         """
@@ -154,7 +154,7 @@ class LeaseHolder:
             due = self._keeper.due()
             assert due is not None, "an event was handled"
             if not self._events:
-                # What is due in less than a float can tell is not due yet.
+                # What is due in less than a float can resolve is not due yet.
                 with anyio.CancelScope(deadline=max(due, now + _TICK)):
                     await self._reported.wait()
 
@@ -246,7 +246,7 @@ class LeaseHolder:
             shard.name: None if known else stream.beginning(shard)
             for shard in found
         }
-        # The first to know a stream says where it begins. Who is second may see more
+        # The first to know a stream stores where it begins. The second may see more
         # shards, made of those: so first come the ones that are over, which decide.
         over = [shard for shard in found if begins[shard.name] == AT_END]
         first = self._leases.add(

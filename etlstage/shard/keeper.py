@@ -136,11 +136,11 @@ class LeaseKeeper:
 
     Args:
         name: Of the runner; at any time one runner has it.
-        start: Tells this start of it from others.
+        start: Sets this start of it apart from others.
         failover: Seconds without a move after which a lease is taken.
         max_steal: Leases that are claimed of a living runner at once.
         hand_over: Seconds that a worker has which may commit once more.
-        alone: Whether other starts of the name have ended, as a lock says: what they
+        alone: Whether other starts of the name have ended, by a lock: what they
             have at the first look is taken at once. One that lives all the same can't
             commit any more, and finds that this one has its name.
 
@@ -287,7 +287,7 @@ class LeaseKeeper:
             self._stop(held, lost=True)
 
     def _deny(self, held: _Held) -> None:
-        """Tell who waits for a checkpoint that there is none."""
+        """Notify those that wait for a checkpoint that there is none."""
         if held.ask is not None:
             held.ask = None
             self._out.append(Answer(held.lease.shard, stored=False))

@@ -72,9 +72,9 @@ _LOST: Final = "ShutdownException"
 """What a worker is answered that commits in a shard of another runner. Clients of the
 Kinesis library know it by this name."""
 _OF: Final = "shard"
-"""The column that says whose a record is; a shard that comes back is another one."""
+"""The column with the shard of a record; a shard that comes back is another one."""
 _WRONG: Final = "wrong"
-"""The column that says why a record is not to be given to a worker, or is empty."""
+"""The column with the reason not to give a record to a worker, or empty."""
 
 
 class LeasedSink(ShardSink):
@@ -386,7 +386,7 @@ class LeasedSink(ShardSink):
                 assert_never(instruction)
 
     def _note_waiting(self) -> None:
-        """Say whose leases it is waited for, if there is nothing else to do."""
+        """Return whose leases it waits for, if there is nothing else to do."""
         living = {row.owner for row in self._holder.rows.values() if not row.ended}
         others = sorted(owner for owner in living - {self._keeper.owner} if owner)
         if not others or self._keeper.phases or self._all_over:
@@ -397,9 +397,9 @@ class LeasedSink(ShardSink):
         self.activity: str = f"waiting for leases of {', '.join(others)}"
 
     def _news(self, before: Lease, after: Lease) -> News:
-        """Return what to say of a shard, beside its lease."""
+        """Return what to publish of a shard, beside its lease."""
         shard, failure = self._shards.get(after.shard), self._failures.get(after.shard)
-        lag = None  # of a shard of another runner, which says it itself
+        lag = None  # of a shard of another runner, which publishes it itself
         if shard is not None:
             lag = shard.held + shard.coming
             if self._stream is not None:
@@ -420,7 +420,7 @@ class LeasedSink(ShardSink):
         position = None if lease.position is None else json.loads(lease.position)
         numbers = self._cut is not None and self._cut.numbers
         shard = LeasedShard(lease.shard, position, renumbered=numbers)
-        # Where a stream begins may say more, for us alone.
+        # Where a stream begins may hold more, for us alone.
         share = position[:2] if isinstance(position, list) else position
         shard.worker = self._worker(shard.name, share, partial(self._store, shard))
         _log.info("shard taken", stage=self.name, shard=shard.name, position=position)

@@ -64,7 +64,7 @@ class TableGone(EtlstageError):
 
 
 class News(NamedTuple):
-    """What a runner says of its shard to who looks; None leaves what was said before."""
+    """What a runner publishes of its shard; None leaves what was published before."""
 
     lag: int | None = None
     """Records that its worker was given and has not committed."""
@@ -157,7 +157,7 @@ class _DatabaseLeases:
     Args:
         application: Whose they are; a table belongs to one. None: whosoever's, if they
             are there.
-        table: Its name; a second one, ``<table>_layout``, says what it is.
+        table: Its name; a second one, ``<table>_layout``, holds its layout.
         made: What makes the shards what they are, by setting; None: whatever does.
 
     Raises:
@@ -237,7 +237,7 @@ class _DatabaseLeases:
             return bool(connection.execute(statement, values).rowcount)
 
     def news(self) -> dict[str, News]:
-        """Return what was said of each shard."""
+        """Return what was published of each shard."""
         columns = ", ".join(News._fields)
         with self._connection() as connection:
             rows = connection.execute(

@@ -3,7 +3,7 @@ The worker of a shard, until its end is committed or it is another's; sinks that
 
 A supervisor starts a worker again that is lost, but none that was asked to end. A shard
 can't end without one: for what its worker had not committed when it ended another is
-started here, as often as ``restart`` says.
+started here, as often as ``restart`` allows.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class ShardWorker:
         return self._why is FarewellReason.ENDED and not self.stopping
 
     def _is_of_end(self, error: EtlstageError | None) -> bool:
-        """Return whether it says only that the worker has ended."""
+        """Return whether it reports only that the worker has ended."""
         if error is None or not self._ends:
             return False
         lost = isinstance(error, WorkerLost | RemoteProtocolError)

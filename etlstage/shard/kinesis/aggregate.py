@@ -4,7 +4,7 @@ Records that the producer library (KPL) has put as one, and what is in them.
 Four bytes, a message of protobuf, and its MD5. What is not exactly that is a record like
 any other: bytes may begin with the same four by chance.
 
-Only what says where its data ends is read here::
+Only what bounds its data is read here::
 
     message AggregatedRecord {
       repeated string partition_key_table     = 1;
