@@ -27,9 +27,9 @@ the environment (``ETLSTAGE_EOM``, ``..._EOP``, ``..._EOB``, ``..._BNC``,
 ``..._ERR``), or the defaults. ``sys.argv`` is left as it is; with ``markers=`` it is
 not looked at.
 
-A function that can't process a message, or batch, says so by ``raise
+A function that can't process a message, or batch, rejects it by ``raise
 worker.Refuse("no date")``: it is refused for that reason, and the worker goes on. What
-becomes of any other exception, ``on_error`` says:
+becomes of any other exception is set by ``on_error``:
 
 ``refuse``
     It refuses, too: its name and text are the reason. Of all exceptions of one kind
@@ -50,7 +50,7 @@ count for nothing, and if it skips, they can't be called back.
 A supervisor that waits for a worker to be ready, or for its heartbeat, gets both
 from here: when the first message is about to be read, and while none is there. Load
 what takes its time, such as a model, before the call. A function that needs long for
-one message says how far it is with ``worker.progress(0.4)``, which gives it more time;
+one message reports how far it is by ``worker.progress(0.4)``, which gives it more time;
 ``worker.count("rows_dropped", 3)`` adds to a metric.
 
 A test imports the module, and calls the function in its own process::
@@ -346,7 +346,7 @@ def _range_of(request: bytes) -> tuple[Any, Any]:
 def _offset(
     request: bytes, ends: Mapping[str, Callable[[], int] | None]
 ) -> list[bytes]:
-    """Return the offset that is asked for; nothing says that it is not known."""
+    """Return the offset that is asked for; no reply: it is not known."""
     import json
 
     give = ends.get(json.loads(request)["offsets"])

@@ -1,7 +1,7 @@
 """
 Answers: the loops of a worker, one for each way of being asked.
 
-``connection.py`` says when answers are written; here is what they are, and what
+``connection.py`` decides when answers are written; here is what they are, and what
 becomes of a function that fails.
 """
 

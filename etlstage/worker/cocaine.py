@@ -16,7 +16,7 @@ thread, which alone touches the protocol: it beats, and notices when no answer c
 however busy handlers are. It needs msgpack (``pip install 'etlstage[cocaine]'``) and
 the standard library, nothing else.
 
-How the threads keep out of each other's way: handlers put what they say into a queue,
+How the threads keep out of each other's way: handlers put what they send into a queue,
 and wake the other by a byte; it puts what comes into the queue of a session.
 """
 
@@ -64,7 +64,7 @@ _LOST: Final = 1  # exit status
 _UNSENT: Final = 16 * 1024 * 1024  # bytes at which handlers wait
 _CHUNK: Final = 256 * 1024  # bytes a read
 _PLACES: Final = _UNSENT // _CHUNK
-# How large a message may be is the supervisor's to say.
+# How large a message may be is the supervisor's to set.
 _UNLIMITED = Limits(2**31, 2**31)
 
 
@@ -117,7 +117,7 @@ class Response:
         self._id = id_
         self._say = say
         self.closed: bool = False
-        """Nothing more may be said."""
+        """Nothing more may be sent."""
 
     def write(self, chunk: bytes) -> None:
         """
@@ -164,7 +164,7 @@ def run(
     arguments: Sequence[str] | None = None,
 ) -> None:
     """
-    Be a worker until the supervisor says that there is nothing more to do.
+    Be a worker until the supervisor terminates it.
 
     Exits with status 0 then, and with 1 if the supervisor has abandoned us.
 
@@ -181,7 +181,7 @@ def run(
         complain(f"can't be a worker: {error}")
         sys.exit(2)
     # A thread that a handler blocks would keep the process alive: it is over when
-    # this one says so.
+    # this one ends it.
     status = worker.serve()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -321,7 +321,7 @@ class _Worker:
             self._paid = 0
 
     def _ask(self) -> bool:
-        """Take what the session has to say; return whether there was anything."""
+        """Handle the session's events; return whether there were any."""
         self._unsent += b"".join(self._session.data_to_send())
         return bool(self._unsent)
 
@@ -340,7 +340,7 @@ class _Worker:
     # --- in other threads -----------------------------------------------------
 
     def _say(self, size: int, event: Event) -> None:
-        """Leave something to be said; wait while there is no room for it."""
+        """Queue something to be sent; wait while there is no room for it."""
         places = min(size // _CHUNK, _PLACES)
         # One at a time: two that hold a part of what they need would wait for ever.
         with self._door:

@@ -131,7 +131,7 @@ class Connection:
                 return
 
     def announce(self) -> None:
-        """Say that we are ready, for a worker that reads nothing."""
+        """Report that we are ready, for a worker that reads nothing."""
         if self._status is not None:
             self._status.announce()
 
@@ -197,7 +197,7 @@ class Connection:
         self.send(Added(self._next, messages))
 
     def end_round(self, refusal: str | None = None) -> None:
-        """End a reply of which all else was passed on, or say why there is none."""
+        """End a reply of which all else was passed on, or reject the message."""
         self.flush()
         refusals = () if refusal is None else [Refusal(0, 0, 0, refusal)]
         self.send(Ended(self._next, [()], refusals))

@@ -124,7 +124,7 @@ class Shard(NamedTuple):
     name: str
     sequence_number: str | None
     """The checkpoint behind which it begins, or a word such as ``TRIM_HORIZON``; None:
-    an old daemon does not say."""
+    an old daemon does not send it."""
     sub_sequence_number: int = 0
 
 
@@ -175,7 +175,7 @@ class Checkpointer:
             pause: Before the second try, in seconds; it doubles each time.
 
         Raises:
-            CheckpointFailed: If it was not stored; the class says why.
+            CheckpointFailed: If it was not stored; the class has the reason.
 
         """
         position: ShardPosition | None = None

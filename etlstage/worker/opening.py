@@ -19,7 +19,7 @@ from etlstage.worker.marking import find_markers
 
 __all__ = ("open_session",)
 
-# How large a message may be is the supervisor's to say.
+# How large a message may be is the supervisor's to set.
 _UNLIMITED = Limits(sys.maxsize, sys.maxsize)
 
 

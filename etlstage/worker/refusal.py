@@ -1,5 +1,5 @@
 """
-Refusals: what a worker says when it can't process a message.
+Refusals: what a worker writes when it can't process a message.
 
 The reason travels in the place of a reply, so it may contain no marker: what is not
 printable becomes a blank, and a reason that contains a marker all the same, as a word

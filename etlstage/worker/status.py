@@ -1,11 +1,11 @@
 """
-What a worker tells its supervisor beside its replies.
+What a worker reports to its supervisor beside its replies.
 
 ``ETLSTAGE_STATUS`` names a file in which any byte means "ready, alive", and
 ``ETLSTAGE_HEARTBEAT``, where a supervisor asks for heartbeats, after how many seconds
 without one a worker that has nothing to do counts as dead. We write a byte when we are
 about to read the first message, and then, while there is nothing to read, three in
-that time. A line of JSON says more: what we have counted, and how far we are.
+that time. A line of JSON has more: what we have counted, and how far we are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _opened: list[Status] = []  # one, or none: a worker has one supervisor
 
 class Status:
     """
-    Tells the supervisor that we live.
+    Reports to the supervisor that we live.
 
     Args:
         descriptor: Where to write, without blocking.
@@ -40,7 +40,7 @@ class Status:
         self._announced = False
 
     def wait(self, source: int) -> None:
-        """Say that we are ready, if this is new, and alive, until there is input."""
+        """Report that we are ready, if this is new, and alive, until there is input."""
         self.announce()
         if self._heartbeat is None:
             return
@@ -52,7 +52,7 @@ class Status:
             self._tell()
 
     def announce(self) -> None:
-        """Say that we are ready, once."""
+        """Report that we are ready, once."""
         if not self._announced:
             self._announced = True
             self._tell()
@@ -63,7 +63,7 @@ class Status:
         return add if self._tell(line) else 0
 
     def progress(self, share: float) -> None:
-        """Say how much is done, from 0 to 1."""
+        """Report how much is done, from 0 to 1."""
         self._tell(b'{"progress": %.6f}\n' % share)
 
     def wait_for_room(self) -> None:
@@ -75,7 +75,7 @@ class Status:
         poll.poll(_GRACE * 1000)
 
     def close(self) -> None:
-        """Say no more; safe to call twice."""
+        """Report no more; safe to call twice."""
         if self._descriptor != -1:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -138,7 +138,7 @@ def count(name: str, add: int = 1) -> None:
 
 def progress(share: float) -> None:
     """
-    Tell the supervisor how far this worker is with what it does now.
+    Report to the supervisor how far this worker is with what it does now.
 
     Its deadline for that, ``timeout.message``, begins anew.
 

@@ -43,7 +43,7 @@ def clean(message: bytes) -> Iterable[bytes]:
 
 def text(value: str) -> str | None:
     """Return the text without doubled blanks and footnote marks; null if unknown."""
-    # What "Unknown bird - small" still tells, the size, has a field of its own.
+    # The size in "Unknown bird - small" has a field of its own.
     if value.casefold().startswith("unknown"):
         return None
     return " ".join(value.rstrip("*").split())

@@ -1,5 +1,5 @@
 """
-Tell what animal a species is: a name in, JSON out.
+Classify a species: a name in, JSON out.
 
 ``European starling`` is a starling and a bird. For an unknown one there is no output:
 the row goes no further.

@@ -2,7 +2,7 @@
 Which animals do aircraft hit where? A notebook as a script, cell by cell.
 
 Two tables are joined by Spark, a worker is asked about each row inside Spark's
-executors, and what it says is aggregated by Spark again.
+executors, and its replies are aggregated by Spark again.
 """
 
 # %% Spark, as you are used to it; Session also finds the Java of the extra "java"

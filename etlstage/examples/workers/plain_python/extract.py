@@ -29,7 +29,7 @@ EOM = marker("ETLSTAGE_EOM", r"\012")
 
 
 def main() -> None:
-    """Write all messages; the end of the output says that these were all."""
+    """Write all messages; the end of the output means that these were all."""
     for message in extract(sys.argv[1]):
         sys.stdout.buffer.write(message + EOM)
     # No EOP here, and no flush: Python flushes at exit. Exit 0 means "complete";
