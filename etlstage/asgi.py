@@ -57,7 +57,7 @@ class StageService:
 
     Args:
         stage: What to run.
-        timeout: Seconds that one :meth:`ask` may wait; None: as the stage says.
+        timeout: Seconds that one :meth:`ask` may wait; None: that of the stage.
         drain: Seconds in which requests under way may end once the server stops.
         max_pending: Messages that may wait for their results; more are answered 503.
         meter: Where to count what happens; ``/metrics`` shows it.
@@ -160,11 +160,11 @@ class StageService:
     # --- endpoints ------------------------------------------------------------
 
     async def _health(self, request: Request) -> Response:
-        """Say whether a restart of the service is called for."""
+        """Answer 503 where a restart of the service would help."""
         return self._probe(up=self.health.state != "failed")
 
     async def _ready(self, request: Request) -> Response:
-        """Say whether requests would be answered."""
+        """Answer 503 while no request would be answered."""
         return self._probe(up=self.health.state in {"ready", "degraded"})
 
     def _probe(self, *, up: bool) -> Response:

@@ -3,7 +3,7 @@ Messages as bytes that may wait on a disk: the one format of all files of messag
 
 A file is a sequence of blocks. A block is a head of 32 bytes and an Arrow stream of one
 record batch: in its first column are messages, in others what goes with them. The head
-says how many messages there are, which number the first has in the file, and what the
+holds the number of messages, which number the first has in the file, and what the
 checksums are, its own the last. So a message has an id that stays as long as its file,
 its number; and of a file whose end was never written, all whole blocks can be read. A
 block that is whole and is not what was written is an error that names it.

@@ -85,7 +85,7 @@ class Column(Packed):
         return extent(self.array)
 
     def fingerprint(self, before: tuple[int, int]) -> tuple[int, int]:
-        """Return what tells these messages, behind those before, from others."""
+        """Return a checksum of these messages, continued from that of those before."""
         if not len(self):
             return before
         sizes = pc.binary_length(self.array).buffers()[1].slice(0, 4 * len(self))
@@ -118,7 +118,7 @@ class Replies(Sequence[tuple[bytes, ...]]):
     Args:
         values: The messages of all replies, binary.
         offsets: Where in ``values`` each reply begins, and where the last one ends;
-            None says that each is one message.
+            None: each is one message.
 
     """
 

@@ -12,7 +12,7 @@ Everything that etlstage raises.
     * :class:`StageError`: one stage can't go on
         * :class:`WorkerStartFailed`
         * :class:`WorkerLost`
-        * :class:`WorkerRefusal`: it said no to one message
+        * :class:`WorkerRefusal`: it rejected one message
         * :class:`Overloaded`: too many messages wait for their results
         * :class:`StageFailed`: all workers failed
         * :class:`RepliesDoubtful`: which reply is whose is not known
@@ -124,7 +124,7 @@ class EtlstageError(Exception):
     Attributes:
         story: What led to it, a line each: what the worker wrote to stderr, what
             happened to it, its command. A terminal shows it below the text.
-        word: What the worker itself said last, if it failed by itself; the text begins
+        word: The last line of the worker's stderr, if it failed by itself; the text begins
             with it.
         attempts: For the error of a message: every worker that failed at it, in
             order; the last one is what the text is about.
@@ -249,7 +249,7 @@ class WorkerLost(StageError):
 
 class WorkerRefusal(StageError):
     """
-    Raised when a worker said no to a message, and lived on.
+    Raised when a worker rejected a message, and lived on.
 
     Attributes:
         code: As the worker gave it.

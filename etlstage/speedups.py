@@ -49,7 +49,7 @@ class Compiled(Protocol):
         Return the messages of sound replies, their bounds, and where the last ends.
 
         Messages are a list, or the data and the bounds of an Arrow array. Then come the
-        replies, a list of tuples, or how many messages end before each does; None says
+        replies, a list of tuples, or how many messages end before each does; None means
         that each is one message.
         """
 

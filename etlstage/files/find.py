@@ -107,7 +107,7 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def digest_of(files: Sequence[InputFile]) -> str:
-    """Return what tells these files from others, as far as that shows from outside."""
+    """Return a digest of these files, of what shows from outside."""
     lines = (f"{f.path}\0{f.size}\0{f.path.stat().st_mtime_ns}" for f in files)
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
 

@@ -109,12 +109,12 @@ class Fitting:
 
     Args:
         ddl: The columns; None: each message is the string ``value``.
-        missing: What becomes of a message without a column that is not said to be
+        missing: What becomes of a message without a column that is not declared to be
             ``NULL``: ``dead_letter``, or ``null``, as if it had null there.
         extra: What becomes of one with a field that is no column: ``dead_letter``, or
             ``ignore``.
         strict: Whether a time must have its zone, and one of the type without zones
-            none; why a message does not fit says more then than Spark can.
+            none; the reason why a message does not fit is more exact than Spark's then.
 
     Attributes:
         schema: Of the rows.

@@ -38,7 +38,7 @@ _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 class Unreadable(ValueError):
-    """A file is not what it is said to be; the text says where, and what would do."""
+    """A file is not of its format; the text has the place, and what would do."""
 
 
 class Chunk(NamedTuple):
@@ -55,7 +55,7 @@ class Format(ABC):
 
     Args:
         files: All files of the input.
-        schema: Columns as DDL; None: what the files themselves say.
+        schema: Columns as DDL; None: what the files themselves have.
         options: As Spark calls them, as far as they are known here.
 
     """

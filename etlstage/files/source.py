@@ -3,7 +3,7 @@ Messages out of files, one for each row.
 
 Nothing waits on a disk: files are read a megabyte at a time, and a position is a file,
 an offset in it, and how many rows behind that are done. It holds as long as the files
-are the same; a start that finds others says so, and does not guess.
+are the same; a start that finds others fails, and does not guess.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FileSource(Source):
     Args:
         path: A file, a folder, or a pattern of these.
         format: ``csv``, ``json``, ``ndjson``, ``parquet`` or ``text``.
-        schema: Columns as DDL; by default what the files say.
+        schema: Columns as DDL; by default those of the files.
         message: The column, of text, that is the message. By default the only one if it
             is text or binary, else all as JSON, with nulls.
         key: A column by which messages keep their order where a stage keeps no other.

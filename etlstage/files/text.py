@@ -202,7 +202,7 @@ def _number(value: float, kind: pa.DataType) -> str:
 
 
 def _shortest(value: float, kind: pa.DataType) -> str:
-    """Return the fewest digits that tell a number from all others of its type."""
+    """Return the fewest digits that set a number apart from others of its type."""
     if not pt.is_float32(kind):
         return repr(value)
     packed = struct.pack("f", value)

@@ -1,5 +1,5 @@
 """
-What a stage tells about itself: metrics, and what its workers write to stderr.
+What a stage reports about itself: metrics, and what its workers write to stderr.
 
 Metrics go to a :class:`Meter`, which the host makes and passes on: nothing is
 global. :class:`PrometheusMeter` and :class:`OpenTelemetryMeter` import their libraries

@@ -194,17 +194,17 @@ class StageMetrics:
 
     @_harmless
     def waiting(self, count: int) -> None:
-        """Say how many messages wait for a worker."""
+        """Set how many messages wait for a worker."""
         self._waiting.set(count)
 
     @_harmless
     def in_flight(self, worker: str, count: int) -> None:
-        """Say how many messages a worker holds."""
+        """Set how many messages a worker holds."""
         self._set_in_flight(worker, count)
 
     @_harmless
     def workers(self, running: int) -> None:
-        """Say how many workers run."""
+        """Set how many workers run."""
         self._running.set(running)
 
     @_harmless
@@ -233,7 +233,7 @@ class StageMetrics:
 
     @_harmless
     def leases(self, count: int) -> None:
-        """Say how many shards this runner has."""
+        """Set how many shards this runner has."""
         if self._leases is None:
             what = "Shards of which a runner has the lease."
             self._leases = GaugeLevel(self._gauge("etlstage_leases_held", what))
@@ -241,7 +241,7 @@ class StageMetrics:
 
     @_harmless
     def behind(self, shard: str, seconds: float) -> None:
-        """Say how far the reader of a shard is behind the end of it."""
+        """Set how far the reader of a shard is behind the end of it."""
         if (level := self._behind.get(shard)) is None:
             name = "etlstage_shard_behind_seconds"
             what = "How far the reader of a shard is behind its end."

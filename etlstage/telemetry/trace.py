@@ -47,7 +47,7 @@ class Span:
         self.note(**attributes)
 
     def note(self, **counts: int | str) -> None:
-        """Say more about it; names are put behind ``etlstage.``."""
+        """Add attributes to it; names are put behind ``etlstage.``."""
         # Most are not recorded: their host has set up nothing.
         if self._span is not None and self._span.is_recording():
             for name, value in counts.items():
@@ -77,7 +77,7 @@ class Span:
 
 def current_trace() -> Mapping[str, str]:
     """
-    Return the environment variables that tell a process which trace it belongs to.
+    Return the environment variables with the trace that a process belongs to.
 
     They are those of the current span or, where there is none, what this process was
     given itself: `W3C Trace Context <https://www.w3.org/TR/trace-context/>`_.
