@@ -7,7 +7,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,9 +85,24 @@ def run_in(
 
 
 @pytest.fixture
-def etlstage(tmp_path: Path) -> Etlstage:
-    """Run the command line in a directory of its own; wait for its end."""
-    return partial(run_in, tmp_path)
+def etlstage(tmp_path: Path, forks: Forks) -> Etlstage:
+    """
+    Run the command line in a directory of its own; wait for its end.
+
+    It is forked, but where a test gives it an environment of its own.
+    """
+
+    def run(
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        given: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        if env is None:
+            words = [*map(str, arguments)]
+            return forks.run(words, tmp_path, environment(), given)
+        return run_in(tmp_path, *arguments, env=env, given=given)
+
+    return run
 
 
 def write_pipeline(folder: Path) -> Path:
