@@ -173,9 +173,10 @@ class DataFrameSink(RowSink, SparkSink):
         if table is None:
             return None
         with self._failing("the epochs "):
-            found = await anyio.to_thread.run_sync(
-                lambda: table.noted(self._session.start())
-            )
+            self.activity = "starting Spark"
+            spark = await anyio.to_thread.run_sync(self._session.start)
+            self.activity = "reading the epochs"
+            found = await anyio.to_thread.run_sync(lambda: table.noted(spark))
         if found is None and self.epochs:
             # The rows of the epochs before are in another one, and would stay there.
             raise self._failure(

@@ -23,7 +23,7 @@ from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.pipeline.report import Report
-from etlstage.spark import DataFrameSink, Destination
+from etlstage.spark import DataFrameSink, Destination, Session
 from etlstage.spark.dataframe.table import EpochTable
 from tests.database import PostgreSQL, SQLite, drivers, postgresql
 
@@ -277,6 +277,27 @@ async def test_what_stands_against_a_table_is_told_first(
         "load: etlstage_epochs has epoch 7 of load ab12, and epoch 0 is recorded: was"
         " the database set back? 'etlstage state reset' loads all anew"
     )
+
+
+async def test_it_shows_what_a_start_waits_for(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First for Spark, and nothing is written yet (issue 27)."""
+    sink = sink_into(spark, SQLite(tmp_path / "base.db"))
+    sink.begin(known())
+    shown = list[str]()
+
+    def start(_: Session) -> SparkSession:
+        shown.append(sink.activity)
+        return spark
+
+    def noted(_: EpochTable, __: SparkSession) -> None:
+        shown.append(sink.activity)
+
+    monkeypatch.setattr(Session, "start", start)
+    monkeypatch.setattr(EpochTable, "noted", noted)
+    assert await sink.noted() is None
+    assert [*shown, sink.activity] == ["starting Spark", "reading the epochs", ""]
 
 
 async def test_server_that_goes_away_costs_nothing(
