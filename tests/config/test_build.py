@@ -91,7 +91,7 @@ def in_python(code: str, folder: Path) -> list[str]:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    # Before it come events: nobody has told structlog where to.
+    # Before it come events: structlog is not configured yet.
     return result.stdout.splitlines()[-2:]
 
 
@@ -206,7 +206,7 @@ print(SparkContext._active_spark_context)
     [("", ".etlstage/letters"), ("state: there\n", "there"), ("state: /abs\n", "/abs")],
 )
 def test_state_has_a_default(path: Path, state: str, folder: str) -> None:
-    """Dead letters need a place, also when nobody thought of one."""
+    """Dead letters need a place, also when no one thought of one."""
     path.write_text(state + WORKERS)
     assert state_folder(read(path)) == path.parent / folder
 
@@ -246,7 +246,7 @@ def test_state_is_held_on_all_engines(path: Path, engine: str) -> None:
     ("values", "shown"), [([], "pipeline.yaml"), (["state=there"], "there")]
 )
 def test_letters_are_found_again(path: Path, values: list[str], shown: str) -> None:
-    """Also where it is not the file alone that says where they are."""
+    """Also where it is not the file alone that shows where they are."""
     path.write_text(WORKERS)
     runner = pipeline_from_here(path, Changes(values=values))
     assert runner._dead_letters is not None

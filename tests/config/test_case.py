@@ -91,7 +91,7 @@ def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_test(tmp_path: Path, test: str, error: str) -> None:
-    """It is told with the file, or with that beside it."""
+    """It is reported with the file, or with that beside it."""
     path = tmp_path / "p.yaml"
     path.write_text(f"{PIPELINE}tests: [{{name: t, {test}}}]\n")
     with pytest.raises(ConfigError) as caught:

@@ -80,7 +80,7 @@ def test_small_file_that_stands_for_a_large_one(text: str, tmp_path: Path) -> No
 
 
 def test_many_unknown_keys(tmp_path: Path) -> None:
-    """The first are told one by one; to compare all takes too long (issue 23)."""
+    """The first are reported one by one; to compare all takes too long (issue 23)."""
     text = "".join(f"key{i}: 1\n" for i in range(5000))
     (tmp_path / "p.yaml").write_text(f"name: p\n{ENDS}{text}")
     problems = problems_of(tmp_path / "p.yaml")
@@ -112,7 +112,7 @@ def test_number_that_is_too_long(line: str, problem: str, tmp_path: Path) -> Non
 
 
 def test_dialect_that_is_no_word(tmp_path: Path) -> None:
-    """It is told as any other (issue 23)."""
+    """It is reported as any other (issue 23)."""
     text = ENDS.replace("worker", "dialect: {a: b}, worker", 1)
     (tmp_path / "p.yaml").write_text(f"name: p\n{text}")
     (problem,) = problems_of(tmp_path / "p.yaml")
@@ -204,7 +204,7 @@ def spoil_many(count: int, seed: int, folder: Path) -> None:
 
 
 def test_spoiled_files(tmp_path: Path) -> None:
-    """What is wrong is told; nothing is unexpected, and nothing takes long (issue 23)."""
+    """What is wrong is reported; nothing is unexpected, and nothing takes long (issue 23)."""
     spoil_many(200, 23, tmp_path)
 
 
@@ -262,7 +262,7 @@ def read_text(tmp_path: Path, written: list[tuple[str, str]]) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=SHARED)
 @given(written=FILES)
 def test_text_with_anchors(tmp_path: Path, written: list[tuple[str, str]]) -> None:
-    """Whatever stands for what: it is read, or told with its place (issue 23)."""
+    """Whatever stands for what: it is read, or reported with its place (issue 23)."""
     read_text(tmp_path, written)
 
 

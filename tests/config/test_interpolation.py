@@ -115,7 +115,7 @@ def test_what_was_put_in_has_a_reference(
 def test_reference_that_cant_be_resolved(
     interpolator: Interpolator, tmp_path: Path, text: str, error: str
 ) -> None:
-    """Each names what is wrong; nobody waits for a pipe's other end (issue 10)."""
+    """Each names what is wrong; no one waits for a pipe's other end (issue 10)."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "bytes").write_bytes(b"a\xff")
     (tmp_path / "big").write_bytes(b"a" * (MAX_SECRET_BYTES + 1))

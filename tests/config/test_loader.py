@@ -306,7 +306,7 @@ def test_keys_that_stand_elsewhere_are_unknown(path: Path, key: str) -> None:
     ],
 )
 def test_key_that_stands_too_high(path: Path, key: str, said: str) -> None:
-    """Where it belongs is told, and no more that follows from it."""
+    """The error has where it belongs, and no more that follows from it."""
     content = f"{MINIMAL}transform: [{{{key}: x, on_error: {{retries: 0}}}}]\n"
     missing, unknown = errors_of(path, content)
     assert "transform[0].worker: required key is missing" in missing
@@ -452,7 +452,7 @@ load: {spark: {%s}}
 
 
 def test_files_are_somewhere(path: Path) -> None:
-    """Spark would read nothing, where nobody has said from where; others know it."""
+    """Spark would read nothing, where no path is set; others know it."""
     needs = "needs the key path or the key table"
     nowhere = [
         ("format: text", "format: parquet"),
@@ -468,7 +468,7 @@ def test_files_are_somewhere(path: Path) -> None:
 
 
 def test_format_that_is_no_text(path: Path) -> None:
-    """It is told as such, also where rules ask which one it is."""
+    """It is reported as such, also where rules ask which one it is."""
     content = SPARK_ENDS % ("path: a", "path: b, format: [parquet], mode: append")
     content += "engine: streaming\ndelivery: exactly-once\n"
     text = "pipeline.yaml:3:33: load.spark.format: expected text, got a list"
@@ -551,7 +551,7 @@ def test_interpolated_word_is_only_called_unknown(
 def test_interpolated_number_that_is_none(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Said in place of what was found."""
+    """Shown in place of what was found."""
     monkeypatch.setenv("S", SECRET)
     content = (
         f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: '${{S}}'}}]\n"
@@ -712,7 +712,7 @@ EXACTLY = (
 def test_engines_have_rules(
     path: Path, engine: str, delivery: str, extract: str, sink: str, problems: list[str]
 ) -> None:
-    """What an engine can't do is told before anything starts."""
+    """What an engine can't do is reported before anything starts."""
     content = ENGINES.format(
         engine=engine, delivery=delivery, extract=extract, load=sink
     )
@@ -786,7 +786,7 @@ def test_value_that_was_set(tmp_path: Path) -> None:
 
 
 def test_rule_about_what_could_not_be_read_says_nothing(path: Path) -> None:
-    """A misspelt dialect is no other one, and what is known is told all the same."""
+    """A misspelt dialect is no other one, and what is known is given all the same."""
     path.write_text(
         "name: p\n"
         "extract: {worker: [seq, '3'], dialect: {mode: cyclc}, offsets: {by: worker}}\n"

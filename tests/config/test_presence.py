@@ -1,4 +1,4 @@
-"""What is looked for, and where; what is said of it is in ``test_wrong.py``, too."""
+"""What is looked for, and where; what is reported of it is in ``test_wrong.py``, too."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_what_was_interpolated_is_not_shown(
 
 
 def test_shape_does_not_matter(path: Path) -> None:
-    """What is there is told also of a file in which much is wrong."""
+    """What is there is listed also of a file in which much is wrong."""
     content = """\
 name: x
 spark: []

@@ -14,7 +14,7 @@ from etlstage.settings.problem import dotted, shortened
 
 
 def error_of(path: Path, content: bytes | str) -> str:
-    """Return what is said about a file with this content, without its folder."""
+    """Return what is reported about a file with this content, without its folder."""
     raw = content.encode() if isinstance(content, str) else content
     path.write_bytes(raw)
     with pytest.raises(ConfigError) as caught:
@@ -37,7 +37,7 @@ def test_scalars_stay_as_written(path: Path) -> None:
 
 
 def test_long_texts(path: Path) -> None:
-    """Folded and literal texts hold what YAML says, and nothing else."""
+    """Folded and literal texts hold what YAML gives them, and nothing else."""
     path.write_text("a: >-\n  id long,\n  title string\nb: |\n  x\n  y\n")
     assert read(path).data == {"a": "id long, title string", "b": "x\ny\n"}
 
@@ -171,7 +171,7 @@ def changed(path: Path, base: str, *overlays: str, values: Sequence[str] = ()) -
 
 
 def problems_of(path: Path, *layers: str, values: Sequence[str] = ()) -> list[str]:
-    """Return what is said about a file with others over it, without its folder."""
+    """Return what is reported about a file with others over it, without its folder."""
     with pytest.raises(ConfigError) as caught:
         changed(path, *layers, values=values)
     return [p.replace(f"{path.parent}/", "") for p in caught.value.problems]
@@ -426,7 +426,7 @@ def test_pipe_is_read(tmp_path: Path) -> None:
 
 
 def test_named_pipe_is_refused(path: Path) -> None:
-    """Nobody may ever write to it (issue 10)."""
+    """No one may ever write to it (issue 10)."""
     os.mkfifo(path)
     with pytest.raises(ConfigError) as caught:
         read(path)

@@ -1,4 +1,4 @@
-"""The JSON Schema, the manual and the files that come with the package say the same."""
+"""The JSON Schema, the manual and the files that come with the package agree."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def data_of(text: str) -> Any:  # noqa: ANN401 - what YAML holds
 
 
 def problems(data: object) -> list[str]:
-    """Return what an independent validator says."""
+    """Return what an independent validator finds."""
     validator = jsonschema.Draft202012Validator(SCHEMA)
     return [error.json_path for error in validator.iter_errors(data)]
 
@@ -109,7 +109,7 @@ def test_defaults_are_those_in_force(tmp_path: Path) -> None:
     for key, schema in described.items():
         place = key.split(".")
         default = schema.get("default")
-        # That it is written asks for batches; a short form says the whole mapping.
+        # That it is written asks for batches; a short form stands for the whole mapping.
         if place[0] != "transform" or default is None or place[1:2] in ([], ["batch"]):
             continue
         if place[1:] == ["dialect"]:

@@ -268,7 +268,7 @@ def test_workers_come_and_go(path: Path) -> None:
     ("cwd", "program"), [("", "/base/clean"), (", cwd: sub", "/base/sub/clean")]
 )
 def test_command_is_seen_from_where_it_runs(path: Path, cwd: str, program: str) -> None:
-    """As its arguments are, which nobody but the worker looks at (issue 11)."""
+    """As its arguments are, which no one but the worker looks at (issue 11)."""
     stage = transform_of(path, f"worker: {{command: [./clean, ./x]{cwd}}}")
     assert stage.program.command == (program, "./x")
 

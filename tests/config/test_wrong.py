@@ -1,7 +1,7 @@
 """
 Files with a mistake, in ``wrong/``, and the exact errors that they print.
 
-The errors stand at the end of each file, in comments. Above them, ``# shape`` says that
+The errors stand at the end of each file, in comments. Above them, ``# shape`` shows that
 the file is wrong whatever there is on a machine and in other keys, so that an editor
 that has the schema shows it, too.
 """
@@ -57,7 +57,7 @@ def test_there_are_many() -> None:
 
 @pytest.mark.parametrize("file", WRONG, ids=[path.stem for path in WRONG])
 def test_wrong_file(file: Path, folder: Path) -> None:
-    """Each mistake is told in its place, and nothing else is."""
+    """Each mistake is reported in its place, and nothing else is."""
     text = file.read_text()
     head, _, said = text.partition("# error: ")
     (folder / "p.yaml").write_text(text)

@@ -15,7 +15,7 @@ WHOLE = (
 
 
 def test_columns_say_whether_they_may_be_null() -> None:
-    """And mostly they do not say it."""
+    """And mostly they do not declare it."""
     assert [(c.name, c.nullable) for c in columns_of(WHOLE)] == [
         ("id", False),
         ("a.`b", True),
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_told_with_its_place(ddl: str, text: str) -> None:
 
 
 def test_right_ddl_is_read_as_it_is() -> None:
-    """What it says is asked for later."""
+    """Its columns are asked for later."""
     assert DDL.read(WHOLE) == WHOLE
 
 

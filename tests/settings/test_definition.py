@@ -185,7 +185,7 @@ def test_many_unknown_keys_are_told_in_one_line() -> None:
 
 
 def test_key_that_has_moved() -> None:
-    """Its new place is told (issue 23)."""
+    """Its new place is reported (issue 23)."""
     section = Section({}, moved={"old": "is now new.{key}"})
     with pytest.raises(Invalid) as caught:
         section.read({"old": 1})
@@ -209,7 +209,7 @@ def test_rest_of_a_mapping_that_stands_for_something() -> None:
 
 
 def test_rule_ends_where_a_value_could_not_be_read() -> None:
-    """What it found before is told; an attribute that never was is a mistake of ours."""
+    """What it found before is reported; an attribute that never was is a mistake of ours."""
     with pytest.raises(Invalid) as caught:
         Section.of(Oven).read({"heat": "much", "time": "5s", "tiem": 1})
     oven: Any = caught.value.rest

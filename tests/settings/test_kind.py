@@ -83,7 +83,7 @@ def test_number_may_be_what_the_worker_says() -> None:
 
 
 def test_what_could_be_read_is_kept() -> None:
-    """More can be said of it, in one go with what is wrong (issue 23)."""
+    """More can be reported of it, in one go with what is wrong (issue 23)."""
     numbers = kind.ListOf(kind.Whole())
     with pytest.raises(Invalid) as caught:
         numbers.read(["1", "x", "3"])

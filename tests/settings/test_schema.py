@@ -101,7 +101,7 @@ def test_words_may_be_given_beside_a_class() -> None:
 
 
 def test_field_without_documentation_has_no_words() -> None:
-    """It is told apart from an error."""
+    """It is not taken for an error."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Silent(Definition):

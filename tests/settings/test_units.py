@@ -18,7 +18,7 @@ def of(annotation: object) -> Kind:
 
 
 def wrong(annotation: object, value: object) -> str:
-    """Return what is said of a value."""
+    """Return what is reported of a value."""
     with pytest.raises(Invalid) as caught:
         of(annotation).read(value)
     return str(caught.value)

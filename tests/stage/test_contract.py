@@ -110,7 +110,7 @@ def test_document_that_is_allowed() -> None:
 
 
 def test_slow_reply() -> None:
-    """It is told last: what a reply says counts for more (issue 26)."""
+    """It is reported last: the content of a reply counts for more (issue 26)."""
     checker = Checker(ReplyContract(outputs=1, max_seconds=0.5))
     assert checker([b""], 0.5) is None
     assert str(checker([b""], 2)) == "breaks expect.max_seconds: took 2 s, not 0.5"
@@ -155,7 +155,7 @@ def test_schema_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_schema_that_is_none() -> None:
-    """Where it is wrong is told (issue 26)."""
+    """Where it is wrong is reported (issue 26)."""
     with pytest.raises(ConfigError, match="schema is no JSON Schema: type: 'text' is"):
         Checker(ReplyContract(schema={"type": "text"}))
 

@@ -161,7 +161,7 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], object], text: str) -
 
 
 def test_no_bound_goes_with_any_end() -> None:
-    """Who judges for himself takes the budget away, whatever the policy says."""
+    """Who judges for himself takes the budget away, whatever the policy has."""
     policy = replace(ErrorPolicy(then="fail"), budget=ErrorBudget())
     assert (policy.then, str(policy.budget)) == ("fail", "no bound")
 
@@ -190,7 +190,7 @@ def test_number_of_workers_is_a_pool_that_does_not_vary(
 
 
 def test_extractor_runs_when_it_is_asked() -> None:
-    """Whatever it says of workers."""
+    """Whatever it has for workers."""
     dialect = MarkerDialect(mode=Mode.PLAIN)
     pool = stage(kind=StageKind.EXTRACT, dialect=dialect).pool
     assert (pool.min, pool.max) == (0, 1)
@@ -209,7 +209,7 @@ def test_extractor_runs_when_it_is_asked() -> None:
 def test_restart(
     restart: RestartPolicy, *, failed: bool, status: int, wanted: bool
 ) -> None:
-    """Some statuses say that it won't help."""
+    """Some statuses show that it won't help."""
     assert restart.wanted(failed=failed, status=status) is wanted
 
 
