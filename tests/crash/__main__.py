@@ -150,7 +150,7 @@ def run(cells: Sequence[Cell], moments: int, jobs: int) -> None:
 
 
 def report(cells: Sequence[Cell]) -> None:
-    """Say what was killed how often."""
+    """Show what was killed how often."""
     tell("done:")
     for cell in cells:
         sys.stdout.write(cell.summary())
@@ -160,7 +160,7 @@ def report(cells: Sequence[Cell]) -> None:
 
 
 def tell(text: str) -> None:
-    """Say how it goes."""
+    """Show how it goes."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()
 

@@ -41,7 +41,7 @@ class Cell:
     Args:
         case: What runs.
         dice: Chooses what is killed when.
-        tell: Is told how it goes.
+        tell: Is given lines of progress.
 
     Attributes:
         steps: Kills at steps that are still to be made.
@@ -69,7 +69,7 @@ class Cell:
         self.failures = 0
         self._vain: Counter[tuple[str, str]] = Counter()
         self._trials = self._starts = self._messages = self._retries = 0
-        self._seconds = 0.0  # of a whole run, as the first start tells
+        self._seconds = 0.0  # of a whole run, by the first start
 
     def __str__(self) -> str:
         return f"{self.case.ends}-{self.case.order}"
@@ -80,7 +80,7 @@ class Cell:
         return sum(n for (_, when), n in self.killed.items() if when == "moment")
 
     def trial(self, again: Sequence[Sequence[Kill]] | None = None) -> None:
-        """Start until all is on record, and check; a failure is told, and counted."""
+        """Start until all is on record, and check; a failure is reported, and counted."""
         folder = Path(tempfile.mkdtemp(prefix="crash-"))
         starts: list[list[Kill]] = []
         before, began = self.killed.total(), time.monotonic()

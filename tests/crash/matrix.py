@@ -370,7 +370,7 @@ def number_of(message: str | bytes) -> int:
 
 
 def doubled(what: str, found: Counter[int], wanted: Collection[int]) -> str:
-    """Say what is there too often, or not at all."""
+    """Show what is there too often, or not at all."""
     often = [n for n, count in found.items() if count > 1 or n not in wanted]
     missing = [n for n in wanted if n not in found]
     return json.dumps(

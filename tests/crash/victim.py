@@ -5,9 +5,9 @@ Arguments: the pipeline file; the messages of an epoch; and any number of kills,
 ``what:when:number``. What is ``process``, ``worker``, ``jvm`` or ``python``, which is
 Spark's worker; when is the step of a commit, and the number how often it comes before;
 or ``at`` and the seconds since there is such a process, or since the start if it is
-this. What is killed is told in a file ``kills`` in the working
+this. What is killed is reported in a file ``kills`` in the working
 directory, with a 0 behind it where there was nothing of the kind. The exit code is that
-of the run; one that hangs tells where, and has :data:`HANGS`.
+of the run; one that hangs shows where, and has :data:`HANGS`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHILDREN: Final = {
 }
 PATIENCE: Final = 400  # seconds that a run may take
 HANGS: Final = "Timeout ("
-"""What is said by one that takes longer."""
+"""What is reported by one that takes longer."""
 
 
 def kill(name: str) -> None:
@@ -94,7 +94,7 @@ def main() -> int:
     path, epoch, *kills = sys.argv[1:]
     runner = Pipeline.from_yaml(path)
     assert runner._delivery is not None
-    # Of load workers no file says it.
+    # Of load workers no file has it.
     runner._delivery.bounds = Bounds(messages=int(epoch))
     steps = []
     for name in kills:

@@ -193,7 +193,7 @@ async def test_column_that_is_always_null_is_told(tmp_path: Path) -> None:
 
 
 async def test_output_that_cant_be_made(tmp_path: Path) -> None:
-    """It is told before the first message."""
+    """It is reported before the first message."""
     (tmp_path / "o").touch()
     with pytest.raises(SinkFailed, match=r"can't write to .*/o: file exists"):
         await load(tmp_path / "o", mode="append")

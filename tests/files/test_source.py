@@ -138,7 +138,7 @@ async def test_source_that_was_identified_reads_no_other(tmp_path: Path) -> None
 
 
 async def test_input_that_has_changed_is_not_read_on(tmp_path: Path) -> None:
-    """Nobody knows where that would be (issue 23)."""
+    """No one knows where that would be (issue 23)."""
     (tmp_path / "a.txt").write_text("a\nb\n")
     source = FileSource(str(tmp_path), "text", run_messages=1, keeps=True)
     position = next(i for i in await items_of(source) if isinstance(i, Position))
@@ -226,7 +226,7 @@ async def test_message_and_key_are_columns(tmp_path: Path) -> None:
 async def test_file_that_cant_be_read(
     tmp_path: Path, kind: str, text: str, settings: dict[str, Any], error: str
 ) -> None:
-    """Its place is told, and what would do."""
+    """Its place is reported, and what would do."""
     (tmp_path / "f").write_text(text)
     assert error in await error_of(tmp_path, kind, **settings)
 

@@ -1,4 +1,4 @@
-"""A source and a sink in memory, which do as they are told."""
+"""A source and a sink in memory, which follow the script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Wait:
         self.released = anyio.Event()
 
     async def here(self) -> None:
-        """Say that this place was reached, and wait until the test goes on."""
+        """Show that this place was reached, and wait until the test goes on."""
         self.reached.set()
         await self.released.wait()
 
@@ -36,7 +36,7 @@ class ScriptedSource(MemorySource):
 
     Args:
         script: What to do.
-        alike: What :meth:`drain` says: whether it may be cancelled right away.
+        alike: What :meth:`drain` returns: whether it may be cancelled right away.
 
     """
 

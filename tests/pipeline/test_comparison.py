@@ -24,7 +24,7 @@ MESSAGES = st.lists(st.binary(max_size=2), max_size=30)
 
 
 def difference(first: list[bytes], second: list[bytes], *, ordered: bool) -> str | None:
-    """Return what is said of two outputs."""
+    """Return what is reported of two outputs."""
     return message_difference(NAMES, first, second, ordered=ordered)
 
 
@@ -158,7 +158,7 @@ def ledger(**counts: int) -> Ledger:
     ],
 )
 def test_each_count_of_a_ledger_is_compared(name: str, word: str) -> None:
-    """And told by the word of the report."""
+    """And named by the word of the report."""
     assert ledger_difference(NAMES, ledger(**{name: 1000}), ledger(**{name: 7})) == (
         f"stage clean: local has 1,000 {word}, spark has 7"
     )
@@ -235,7 +235,7 @@ def test_message_is_escaped_and_cut(message: bytes, text: str) -> None:
 
 
 def test_long_messages_are_shown_where_they_part() -> None:
-    """Eighty characters that are alike would tell nothing."""
+    """Eighty characters that are alike would show nothing."""
     head = b"x" * 1000
     assert difference([head + b"1" + head], [head + b"2"], ordered=True) == (
         f"message 1 differs: local has ...'{'x' * 20}1{'x' * 59}'...,"

@@ -92,7 +92,7 @@ async def test_file_is_read(tmp_path: Path) -> None:
 
 
 async def test_reading_can_be_cancelled(pipe: tuple[BinaryIO, BinaryIO]) -> None:
-    """A run that drains waits for nobody to write."""
+    """A run that drains waits for no one to write."""
     source = DescriptorSource(pipe[0].fileno(), max_message=100)
     with anyio.move_on_after(0) as scope:
         await read(source)
@@ -148,7 +148,7 @@ async def test_message_with_a_separator_is_not_written_as_two(
 
 
 async def test_terminal_is_not_controlled_by_messages() -> None:
-    """What they say is escaped, and a line end in one is none."""
+    """Their text is escaped, and a line end in one is none."""
     ours, theirs = os.openpty()
     try:
         await DescriptorSink(theirs).write([b"a\x1b[2Jb", b"c\nd\xff"])

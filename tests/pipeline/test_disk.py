@@ -1,4 +1,4 @@
-"""A disk that fails, at whichever call: what is told, and what is lost of it."""
+"""A disk that fails, at whichever call: what is reported, and what is lost of it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Files(Sink):
             raise SinkFailed(f"{self._out}: {error}", stage="load") from error
 
     def landed(self) -> str:
-        """Say nothing."""
+        """Write nothing."""
         return ""
 
 
@@ -169,8 +169,8 @@ async def run(folder: Path) -> Report:
 def test_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Whichever call fails, it is told where; the next run loads the rest (issue 14)."""
-    # Nobody cuts the power here, and a real one takes its time.
+    """Whichever call fails, it is shown where; the next run loads the rest (issue 14)."""
+    # No one cuts the power here, and a real one takes its time.
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     number, failed = 0, True
     while failed:

@@ -284,7 +284,7 @@ async def test_halves_are_drained_together(tmp_path: Path) -> None:
 
 
 async def test_half_behind_reads_on_while_the_other_is_run(tmp_path: Path) -> None:
-    """Elsewhere, as it seems: it ends when nobody holds its state any more."""
+    """Elsewhere, as it seems: it ends when no one holds its state any more."""
     sink = MemorySink()
     behind = divided(tmp_path, sink, first=1)
     with Delivery(tmp_path):

@@ -87,7 +87,7 @@ async def test_nothing_more_is_loaded(kind: StageKind) -> None:
 
 @pytest.mark.parametrize("kind", [StageKind.TRANSFORM, StageKind.LOAD])
 async def test_run_that_waits_for_more_ends(kind: StageKind) -> None:
-    """Nobody has to stop it to learn of that (issue 22)."""
+    """No one has to stop it to learn of that (issue 22)."""
     report, seconds = await ended(made(kind, b"20", Ticking(21, ends=False)))
 
     assert isinstance(report.error, RepliesDoubtful)

@@ -1,4 +1,4 @@
-"""A worker that shows only at its end that it has said more than it was asked."""
+"""A worker that shows only at its end that it has sent more than it was asked."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ async def test_commit_that_fails(tmp_path: Path) -> None:
 async def test_commit_that_does_not_end_well(
     tmp_path: Path, end: str, why: str
 ) -> None:
-    """Its answer alone says nothing: the epoch is not recorded (issue 14)."""
+    """Its answer alone proves nothing: the epoch is not recorded (issue 14)."""
     commit = f"{COMMIT.strip()}{end}"
     report = await run(tmp_path, sink(tmp_path, commit=commit))
     assert isinstance(report.error, SinkFailed)

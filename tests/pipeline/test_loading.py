@@ -202,7 +202,7 @@ async def test_epoch_ends_when_it_is_old(tmp_path: Path) -> None:
 
 
 async def test_run_that_was_taken_over_loads_no_more(tmp_path: Path) -> None:
-    """It says why (issue 14)."""
+    """It shows why (issue 14)."""
     epochs = MemoryEpochs()
     bounds = Bounds(messages=10, seconds=3600)
     delivery = Delivery(tmp_path, exactly_once=True, bounds=bounds)
@@ -222,7 +222,7 @@ async def test_run_that_was_taken_over_loads_no_more(tmp_path: Path) -> None:
 
 
 class Letters:
-    """Says when dead letters are made durable."""
+    """Reports when dead letters are made durable."""
 
     def __init__(self, steps: list[str]) -> None:
         self._steps = steps

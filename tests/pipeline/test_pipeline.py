@@ -122,7 +122,7 @@ async def run_until(
 
 
 def numbers(start: int, end: int) -> Run:
-    """Return messages that can be told apart."""
+    """Return messages that can be distinguished."""
     return [b"%d" % n for n in range(start, end)]
 
 
@@ -206,7 +206,7 @@ async def test_workers_at_both_ends(tmp_path: Path) -> None:
 
 
 def account_of(stage: str, kind: str, **counts: int | None) -> dict[str, object]:
-    """Return a stage of a report, with zeros where nothing else is said."""
+    """Return a stage of a report, with zeros where nothing else is reported."""
     names = [
         "in",
         "out",
@@ -414,7 +414,7 @@ def everybodys(tmp_path: Path) -> Path:
 
 
 async def test_dead_letters_in_a_folder_of_others(everybodys: Path) -> None:
-    """It is told before anything is loaded, and not with the first (issue 10)."""
+    """It is reported before anything is loaded, and not with the first (issue 10)."""
     source, sink = ScriptedSource([[b"a"]]), GatedSink()
     letters = DeadLetters(everybodys, pipeline="p")
     report = await run(pipeline(source, sink=sink, dead_letters=letters))
@@ -424,7 +424,7 @@ async def test_dead_letters_in_a_folder_of_others(everybodys: Path) -> None:
 
 
 async def test_second_run_of_one_state_loads_nothing(tmp_path: Path) -> None:
-    """Whoever stores positions is alone with them, without being told so (issue 10)."""
+    """Whoever stores positions is alone with them, without a setting (issue 10)."""
     offsets = OffsetPolicy(by="supervisor", step=3, end=12)
     sink = GatedSink()
     source = WorkerSource(cyclic("ranges"), offsets=offsets)
@@ -583,7 +583,7 @@ async def test_workers_of_all_stages_are_stopped_at_once() -> None:
 
 
 async def test_cause_in_a_group_is_told() -> None:
-    """A group of one says no more than what is in it."""
+    """A group of one shows no more than what is in it."""
     group = ExceptionGroup("errors", [ExceptionGroup("errors", [unreadable()])])
     report = await run(pipeline(ScriptedSource([group]), sink=GatedSink()))
 
@@ -599,7 +599,7 @@ class Clumsy(GatedSink):
 
 
 async def test_first_error_wins() -> None:
-    """What fails because of it is not told."""
+    """What fails because of it is not reported."""
     report = await run(pipeline(ScriptedSource([unreadable()]), sink=Clumsy()))
 
     assert isinstance(report.error, SourceFailed)
@@ -628,7 +628,7 @@ async def test_undelivered_messages_are_counted() -> None:
 
 
 class Miscounting(GatedSink):
-    """A sink that says it loaded more, or less, than it was given."""
+    """A sink that reports more, or less, as loaded than it was given."""
 
     def __init__(self, wrong: int) -> None:
         super().__init__()
@@ -834,7 +834,7 @@ def test_two_stages_with_one_name() -> None:
 
 
 def test_stage_in_the_middle_that_does_not_transform() -> None:
-    """The text says what it is."""
+    """The text shows what it is."""
     with pytest.raises(
         ConfigError,
         match="stage l is of kind load: between the source and the sink only transform",
@@ -960,7 +960,7 @@ async def test_stage_without_workers_puts_nothing_aside(letters: DeadLetters) ->
 
 
 class Recorded(DeadLetters):
-    """Dead letters that tell a source when they are durable."""
+    """Dead letters that notify a source when they are durable."""
 
     def __init__(self, folder: Path, source: ScriptedSource) -> None:
         super().__init__(folder, pipeline="p")
@@ -1074,7 +1074,7 @@ class Shelf(DeadLetterSink):
 
 
 class Announced(DeadLetters):
-    """Dead letters that tell when there is one."""
+    """Dead letters that show when there is one."""
 
     came: anyio.Event
 
@@ -1115,7 +1115,7 @@ async def test_letters_are_handed_over_at_the_end(
 
 
 async def test_letters_that_can_not_be_handed_over(letters: DeadLetters) -> None:
-    """It is said; they are in their files all the same."""
+    """The report has that; they are in their files all the same."""
     shelf = Shelf(SinkFailed("no room", stage="dead_letters"))
     made = pipeline(
         ScriptedSource([[b"a", b"b\0"]]),
@@ -1267,7 +1267,7 @@ def test_what_a_run_waits_for() -> None:
 
 
 async def test_cancelled_while_its_sink_is_entered() -> None:
-    """The workers are gone when it is, and nobody misses them (issue 11)."""
+    """The workers are gone when it is, and no one misses them (issue 11)."""
     entered, go_on = anyio.Event(), anyio.Event()
 
     class Deaf(MemorySink):

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def run(seed: int, folder: Path) -> str:
-    """Run what the seed says; return how it ended, or raise an AssertionError."""
+    """Run what the seed draws; return how it ended, or raise an AssertionError."""
     planned = plan(seed)
     letters = DeadLetters(folder, pipeline="p")
     sink = MemorySink()

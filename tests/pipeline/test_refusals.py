@@ -1,4 +1,4 @@
-"""Workers that say no, or skip, in a whole pipeline."""
+"""Workers that reject, or skip, in a whole pipeline."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_of_a_refused_batch_only_the_culprits_are_dead_lettered(
 
 
 async def test_refused_request_ends_the_run_with_its_reason(made: Made) -> None:
-    """Nobody knows what of the range is missing."""
+    """No one knows what of the range is missing."""
     source = """
         def f(start, end):
             if start:
@@ -212,7 +212,7 @@ SKIPS = """
 
 
 async def test_skipped_messages_are_in_the_ledger(made: Made) -> None:
-    """Done, for the worker said so, but not unseen (issue 10)."""
+    """Done, for the worker reported so, but not unseen (issue 10)."""
     messages = [b"BAD" if n % 50 == 7 else b"%d" % n for n in range(1000)]
     passing = made(SKIPS.format("return [message]", "transform"), workers=2)
     report, arrived = await run(passing, messages)

@@ -178,7 +178,7 @@ async def test_latest_offset_is_asked_for_again() -> None:
 
 
 async def test_latest_offset_that_falls_back_in_a_run() -> None:
-    """It is told: a file that was cut off would else be read no more."""
+    """It is reported: a file that was cut off would else be read no more."""
     offsets = OffsetPolicy(by="supervisor")
     source = WorkerSource(cyclic("log", 9, 5), offsets=offsets, every=0.01)
     with pytest.raises(SourceFailed, match="latest offset is 5, but 9 was reached"):

@@ -52,7 +52,7 @@ class Found:
     seed: int | None
     """The first that failed; None: none did."""
     why: str
-    """What it said, in one line."""
+    """What it printed, in one line."""
     seconds: float
     """Processor time of the search."""
 

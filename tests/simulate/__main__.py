@@ -23,7 +23,7 @@ _PIECE: Final = 100  # seeds that a process takes at once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do as the command line says; return the exit status."""
+    """Do as the command line has it; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulate",
         description="Run pipelines of workers, with faults, in virtual time.",

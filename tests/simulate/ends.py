@@ -214,7 +214,7 @@ class SimulatedDelivery(Delivery):
     Args:
         watch: Who judges.
         disk: What was recorded, and is.
-        at: Told the steps of each commit.
+        at: Is given the steps of each commit.
 
     """
 
@@ -233,7 +233,7 @@ class SimulatedDelivery(Delivery):
         return self
 
     def check(self) -> None:
-        """Assert that nobody has taken over."""
+        """Assert that no one has taken over."""
         if self._disk.record.fence != self.record.fence:
             raise StateUnusable("another run has taken over")
 

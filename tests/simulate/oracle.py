@@ -99,7 +99,7 @@ class Oracle(scenario.Oracle[Scenario]):
         left = report.ledger.undelivered + sum(a.unprocessed for a in report.ledger)
         if report.status == "drained" and left and self._scenario.drain_limit is None:
             raise Violation(f"the run is drained, but {left} are unprocessed")
-        # A run that is doubtful says itself that it may have loaded what is wrong; and
+        # A run that is doubtful reports itself that it may have loaded what is wrong; and
         # where letters can't be kept, what is dead may be kept nowhere.
         doubtful = isinstance(report.error, RepliesDoubtful)
         if not doubtful and self._scenario.broken != "letters":
@@ -137,7 +137,7 @@ class Oracle(scenario.Oracle[Scenario]):
             if stage.order is Order.KEY:
                 dead = {letter.message for letter in mine}
                 turns = processed.get(stage.name, {})
-                # Of equal ones nobody knows which was processed. A run that failed may
+                # Of equal ones no one knows which was processed. A run that failed may
                 # have given one up and not kept its letter.
                 seen = [
                     m for m in dict.fromkeys(messages) if m not in dead and m in turns

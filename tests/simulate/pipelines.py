@@ -264,7 +264,7 @@ def _faults(
     """Draw faults; return them, what they dead-letter, if known, and if it may fail."""
     culprits = given if stage.kind is StageKind.TRANSFORM else []
     if culprits and draw.random() < 0.1:
-        # Alone: two faults that make up for each other can't be told from none, nor can
+        # Alone: two faults that make up for each other look like none, nor can
         # a reply too many from that to the next message, while it is worked at.
         message = draw.choice(culprits)
         return [Fault(draw.choice(_WRONG), equals=message)], {message}, True
@@ -313,7 +313,7 @@ def miscounting(draw: random.Random) -> Scenario:
         "twice": [Fault(FaultKind.TWICE, message=at, start=start)],
         "skip": [Fault(FaultKind.SKIP, message=at, start=start)],
         "late": [Fault(FaultKind.EXTRA_EOP, start=start)],
-        # Behind a reply too many; what it is killed at was answered, says the count.
+        # Behind a reply too many; what it is killed at was answered, by the count.
         # Later in its life a lone message is released without proof, and a worker that
         # is killed leaves no trace of what was wrong with it.
         "dies": [
@@ -325,7 +325,7 @@ def miscounting(draw: random.Random) -> Scenario:
     }
     plan = faults[draw.choice((*faults, "dies", "dies"))]
     if early:
-        # Nothing follows the last one: of that only a quiet time can tell.
+        # Nothing follows the last one: of that only a quiet time is a proof.
         plan = [
             Fault(FaultKind.EXTRA_EOP, at=Moment.MESSAGE, message=count, start=start),
             Fault(FaultKind.PAUSE, message=count, start=start, seconds=0.003),

@@ -213,7 +213,7 @@ class Simulation(simulation.Simulation[Scenario]):
     def _is_over(self, report: Report, *, drained: bool) -> bool:
         self.tell(f"the run is over: {report.status}")
         if self._made_up:
-            return False  # replies are those of other messages, and nobody can know
+            return False  # replies are those of other messages, and no one can know
         if self._failed and report.status != "failed":
             raise Violation(
                 f"the run is {report.status}, although the {self.scenario.broken}"
@@ -250,7 +250,7 @@ class Simulation(simulation.Simulation[Scenario]):
         if self.scenario.epoch is not None:
             return self._goes_on()
         if self.scenario.may_fail:
-            return False  # whether a reply was another's, it had no time to tell
+            return False  # whether a reply was another's, it had no time to show
         report: Report = self._run.report("failed")
         extracted = report.ledger[0].produced
         self._oracle.check_loaded(
@@ -266,7 +266,7 @@ class Simulation(simulation.Simulation[Scenario]):
             : self._draw.randint(self._letters.durable, len(kept))
         ]
         if self._made_up or self._doubted:
-            return False  # whether a reply was another's, it had no time to tell
+            return False  # whether a reply was another's, it had no time to show
         record = self._disk.record
         return record.resumes or not record.epoch
 

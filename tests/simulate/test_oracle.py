@@ -1,4 +1,4 @@
-"""What a simulation asserts of a run, and in which words it says what is not so."""
+"""What a simulation asserts of a run, and in which words it shows what is not so."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_message_that_is_missing() -> None:
 
 
 def test_message_too_many() -> None:
-    """One that nobody made, or one that is dead-lettered, too."""
+    """One that no one made, or one that is dead-lettered, too."""
     said = found(scenario(), b"a", b"A", b"b", b"B", b"B")
     assert said == "b'B' is loaded too often, or by mistake"
     said = found(scenario(), b"a", b"A", b"b", b"B", letters=[letter(b"a", 0)])
@@ -185,7 +185,7 @@ def test_last_position_is_missing() -> None:
 
 
 def test_dead_letter_of_another_message() -> None:
-    """Its place says which it is."""
+    """Its place shows which it is."""
     said = found(scenario(), b"a", b"A", letters=[letter(b"b", 0)])
     assert (
         said == "stage t: b'b' is dead-lettered as number 0, where it was given [b'a']"
@@ -196,7 +196,7 @@ def test_dead_letter_of_another_message() -> None:
 
 
 def test_who_is_to_be_dead_lettered() -> None:
-    """Nobody else, and each of them."""
+    """No one else, and each of them."""
     culprit = scenario(fatal={"t": [b"a"]})
     said = found(culprit, b"a", b"A", letters=[letter(b"b", 1)])
     assert said == "stage t: b'b' is dead-lettered, and is not at fault"

@@ -55,7 +55,7 @@ def test_three_stages_keep_what_is_promised() -> None:
 
 @pytest.mark.parametrize("seed", [4443, 28333])
 def test_reply_too_many_that_is_made_up_for_is_no_finding(seed: int) -> None:
-    """Where the worker ends its batches itself, nobody can tell (issue 12)."""
+    """Where the worker ends its batches itself, no one can know (issue 12)."""
     simulate(three_stages, [seed])
 
 
@@ -97,7 +97,7 @@ def release_at_once(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
 
 
 async def hasten(loading: Any) -> None:  # noqa: ANN401
-    """Acknowledge what has been read, whatever the sink says."""
+    """Acknowledge what has been read, whatever the sink does."""
     positions = loading._positions
     if positions:
         await loading._source.acknowledge(positions.pop()[1])
@@ -403,7 +403,7 @@ def test_both_ends_may_be_workers() -> None:
 def test_what_is_not_as_expected_is_a_finding(
     changes: dict[str, Any], why: str
 ) -> None:
-    """It says what, and for which message."""
+    """It shows what, and for which message."""
     with pytest.raises(SimulationFailed, match=why):
         simulate(scenario(**changes), [0])
 
@@ -491,7 +491,7 @@ def test_pipes_may_be_small() -> None:
 
 
 def test_stage_needs_work() -> None:
-    """Without it nobody knows what is to come of a message."""
+    """Without it no one knows what is to come of a message."""
     with pytest.raises(ConfigError, match="stage clean has no work"):
         Scenario(messages=[], stages=[clean()], work={})
 
@@ -521,7 +521,7 @@ def test_generator_that_is_left_behind_is_a_finding() -> None:
 
 
 def story() -> str:
-    """Return what is told of a seed that fails by a planted bug."""
+    """Return the story of a seed that fails by a planted bug."""
     with (
         patch.object(dispatch, "judge", forget),
         pytest.raises(SimulationFailed) as found,
@@ -600,7 +600,7 @@ def test_command_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.process
 def test_command_runs_seeds_in_several_processes() -> None:
-    """As many as it is told."""
+    """As many as the command line asks for."""
     told = subprocess.run(
         [
             sys.executable,
@@ -628,7 +628,7 @@ def test_command_wants_a_process() -> None:
 def test_command_refuses_what_is_no_range(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what it wants."""
+    """It shows what it wants."""
     with pytest.raises(SystemExit, match="2"):
         main(["--seeds", text])
     assert f"expected FIRST:END, as 0:10000, got {text!r}" in capsys.readouterr().err

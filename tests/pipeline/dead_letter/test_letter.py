@@ -39,7 +39,7 @@ LETTERS = st.builds(
 
 @given(LETTERS)
 def test_line_is_the_letter_as_json(letter: DeadLetter) -> None:
-    """Put together by hand, it says what plain JSON says; and it is one line."""
+    """Put together by hand, it is equal to plain JSON; and it is one line."""
     line = letter.to_line()
 
     assert line.count(b"\n") == 1
@@ -79,7 +79,7 @@ LETTER = DeadLetter(
     ],
 )  # fmt: skip
 def test_numbers_and_ids_are_folded(error: str, cause: str) -> None:
-    """What differs from message to message says nothing of the cause (issue 11)."""
+    """What differs from message to message does not set causes apart (issue 11)."""
     assert folded(error) == cause
 
 

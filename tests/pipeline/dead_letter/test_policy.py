@@ -204,7 +204,7 @@ async def test_first_failure_may_end_the_run(
 async def test_budget_that_is_spent_ends_the_run(
     account: Account, letters: DeadLetters
 ) -> None:
-    """It says all that an operator asks next; nothing is lost by it."""
+    """It has all that an operator asks next; nothing is lost by it."""
     policy = made(account, letters)
     error = WorkerLost("stage s: worker s-1 died", stage="s")
     for n in range(2):
@@ -246,7 +246,7 @@ async def test_budget_of_a_part_of_the_input(
 
 
 def test_budget_without_a_place_for_letters(account: Account) -> None:
-    """There is nothing to look at, so nothing is said of it."""
+    """There is nothing to look at, so nothing is reported of it."""
     account.dead = 1
     check_budget(account, ErrorBudget(count=1, share=None), last="no")
     account.dead = 2
@@ -262,7 +262,7 @@ def test_budget_without_a_place_for_letters(account: Account) -> None:
 
 
 class Counted(DeadLetters):
-    """Dead letters that tell how many were kept at once."""
+    """Dead letters that show how many were kept at once."""
 
     kept: list[int]
 

@@ -80,7 +80,7 @@ def test_what_was_not_renamed_is_no_record(tmp_path: Path) -> None:
 
 
 def test_record_that_is_damaged(tmp_path: Path) -> None:
-    """Nobody is to load a message twice because a file can't be read (issue 14)."""
+    """No one is to load a message twice because a file can't be read (issue 14)."""
     append(tmp_path, letter(0))
     settle(tmp_path, ["r-0"], "passed", number=1)
     (path,) = (tmp_path / "dead_letters" / "settled").iterdir()
@@ -101,7 +101,7 @@ def test_letters_of_replaced_output_are_superseded(tmp_path: Path) -> None:
     """Those of others, from before; what the run itself lacks, counts (issue 23)."""
     noon, later = "2026-01-02T12:00:00.500+00:00", "2026-01-02T12:00:01.000+00:00"
     supersede(tmp_path, "new", noon)
-    assert not list(tmp_path.iterdir())  # without letters there is nothing to say
+    assert not list(tmp_path.iterdir())  # without letters there is nothing to record
     append(tmp_path, letter(1))
     assert not Settled(tmp_path / "dead_letters").superseded(letter(1))
     supersede(tmp_path, "older", "2026-01-01T00:00:00.000+00:00")

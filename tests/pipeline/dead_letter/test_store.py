@@ -96,7 +96,7 @@ async def test_letter_is_read_as_it_was_put(letters: DeadLetters) -> None:
 
 
 async def test_error_without_a_history(letters: DeadLetters) -> None:
-    """A message that never went out was tried by nobody."""
+    """A message that never went out was tried by no one."""
     assert (await put(letters, error=ValueError("x"))).attempts == ()
 
 
@@ -571,7 +571,7 @@ class TakeOvers(RuleBasedStateMachine):
 
     @rule(which=integers(min_value=0))
     def commit(self, which: int) -> None:
-        """Record the letters, or be told."""
+        """Record the letters, or raise."""
         holder = self.holders[which % len(self.holders)]
         if holder is self.holders[-1]:
             holder.commit()
@@ -607,7 +607,7 @@ TestTakeOvers = TakeOvers.TestCase
 
 
 def test_letter_of_a_run_that_was_taken_over(tmp_path: Path) -> None:
-    """Its stage is told who has the files now, and nothing stays open (issue 14)."""
+    """Its stage is shown who has the files now, and nothing stays open (issue 14)."""
     first = Holder(tmp_path)
     first.close()
     second = Holder(tmp_path)

@@ -18,7 +18,7 @@ from etlstage.pipeline.delivery.record import CommitRecord
 
 
 def test_state_directory_is_held_by_one_run(tmp_path: Path) -> None:
-    """The other is told who has it; when he lets it go it is free (issue 10)."""
+    """The other is shown who has it; when he lets it go it is free (issue 10)."""
     folder = tmp_path / "a" / "state"
     with (
         Delivery(folder),
@@ -95,7 +95,7 @@ def begun(folder: Path, *, exactly_once: bool = True, run: str = "r1") -> Delive
 
 
 def test_commit_counts_epochs(tmp_path: Path) -> None:
-    """And says its steps; the record in memory is that on disk (issue 14)."""
+    """And reports its steps; the record in memory is that on disk (issue 14)."""
     delivery = begun(tmp_path)
     steps: list[str] = []
     delivery.at = steps.append
@@ -204,7 +204,7 @@ def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
 def test_commit_in_the_middle_of_which_it_was_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """It may be stored, and counts for nothing: nobody is told it did (issue 14)."""
+    """It may be stored, and counts for nothing: it is reported nowhere (issue 14)."""
     store = CommitRecord.store
 
     def late(

@@ -59,7 +59,7 @@ def test_file_is_made_for_us_alone(tmp_path: Path) -> None:
 def test_folder_of_somebody_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """He would say what is read and loaded (issue 10)."""
+    """Its owner would decide what is read and loaded (issue 10)."""
     us = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: us + 1)
     with pytest.raises(PermissionError) as caught:
@@ -88,7 +88,7 @@ def test_file_in_place_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_pipe_is_no_file(tmp_path: Path) -> None:
-    """Nobody waits for its other end (issue 10)."""
+    """No one waits for its other end (issue 10)."""
     os.mkfifo(tmp_path / "pipe")
     with (
         pytest.raises(OSError, match="it is not a regular file"),

@@ -36,7 +36,7 @@ def test_output_is_one_runs(tmp_path: Path, temporary: Path) -> None:
 def test_lock_that_its_holder_has_just_removed(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody looks at it any more: another is taken (issue 23)."""
+    """No one looks at it any more: another is taken (issue 23)."""
     flock, calls = Claim.take.__globals__["fcntl"].flock, 0
 
     def removed(file: object, how: int) -> None:

@@ -15,7 +15,7 @@ from etlstage.pipeline.delivery.place import EpochFiles
 
 
 def nothing() -> None:
-    """Nobody has taken over."""
+    """No one has taken over."""
 
 
 def lost() -> None:
@@ -94,7 +94,7 @@ def test_starts_of_a_load_write_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_first_epoch_replaces_what_was_there(tmp_path: Path, *, rows: bool) -> None:
-    """Where the mode says so, behind the record, and nothing of its own (issue 14)."""
+    """Where the mode replaces, behind the record, and nothing of its own (issue 14)."""
     files = EpochFiles(tmp_path, "ab12")
     (tmp_path / "part-0").touch()
     for name in ("epoch=cd34-9", "empty", "day=1"):

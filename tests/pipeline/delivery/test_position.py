@@ -26,7 +26,7 @@ def test_what_is_stored_is_loaded(tmp_path: Path, position: object) -> None:
 
 
 def test_folder_is_for_us_alone(tmp_path: Path) -> None:
-    """Positions may tell about data; parents are made too."""
+    """Positions may reveal data; parents are made too."""
     folder = tmp_path / "a" / "b"
     PositionFile(folder, "read").store(1)
 
@@ -56,7 +56,7 @@ def test_file_that_can_not_be_understood(tmp_path: Path, text: str) -> None:
 
 
 def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
-    """The text names the file and what the system says."""
+    """The text has the file and the system's error."""
     (tmp_path / "state").write_text("a file")
 
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
 
 
 def test_file_that_can_not_be_opened(tmp_path: Path) -> None:
-    """The text has what the system says, and no advice to remove what is not there."""
+    """The text has the system's error, and no advice to remove what is not there."""
     (tmp_path / "state").write_text("a file")
 
     with pytest.raises(SourceFailed) as caught:
@@ -112,7 +112,7 @@ def test_file_of_a_run_that_was_killed_is_replaced(tmp_path: Path) -> None:
 
 
 def test_link_is_not_followed(tmp_path: Path) -> None:
-    """Somebody else would say where to read on (issue 10)."""
+    """Another user would decide where to read on (issue 10)."""
     (tmp_path / "other").write_text('{"position": 7}')
     PositionFile(tmp_path, "read").path.symlink_to(tmp_path / "other")
 

@@ -32,7 +32,7 @@ def test_what_is_stored_is_read(tmp_path: Path) -> None:
 
 
 def test_highest_fence_counts(tmp_path: Path) -> None:
-    """Who was taken over writes what nobody reads (issue 14)."""
+    """Who was taken over writes what no one reads (issue 14)."""
     WHOLE.store(tmp_path)
     CommitRecord(fence=10, epoch=18).store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["record.10.json"]
