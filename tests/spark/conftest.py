@@ -75,7 +75,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     """Give one session on two cores to all tests, over Connect with ``--connect``."""
     where = "remote" if request.config.getoption("--connect") else "master"
     config: dict[str, object] = {"spark.sql.shuffle.partitions": 2}
-    # A JVM gets them when it is launched; who needs them says why there are none.
+    # A JVM gets them when it is launched; the tests that need them show why there are none.
     with suppress(RuntimeError):
         config["spark.jars"] = drivers()
     session = make_session(**{where: "local[2]"}, config=config)

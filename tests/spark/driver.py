@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own, which runs what a test tells it."""
+"""A Spark driver in a process of its own, which runs what a test sends it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Failed(Exception):
-    """What the driver was told raised; the text is Spark's, explained."""
+    """The driver's code raised; the text is Spark's, explained."""
 
 
 class Driver:

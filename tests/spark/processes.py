@@ -1,4 +1,4 @@
-"""Workers that tell their processes in files, and what becomes of these."""
+"""Workers that write their pids to files, and what becomes of these."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HANGING = f"{TELL}\ntell_and_hang(sys.argv[1])\n"
 
 
 def wait_for_pids(place: Path, count: int = 1) -> list[int]:
-    """Return the pids that ``count`` workers told: each host's, its own, its child's."""
+    """Return the pids that ``count`` workers wrote: each host's, its own, its child's."""
     deadline = time.monotonic() + 120
     while len(found := list(place.glob("*.pids"))) < count:
         assert time.monotonic() < deadline, "no worker was started"

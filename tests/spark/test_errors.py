@@ -197,7 +197,7 @@ def test_one_line_is_cut_out(text: str, line: str) -> None:
 
 
 def test_unknown_problem_names_the_log() -> None:
-    """Where Spark has no name for the problem, its log may have more; it is said once."""
+    """Where Spark has no name for the problem, its log may have more; it is shown once."""
     line = explain(RuntimeError("Something broke.\nmore"), Path("/log/s.log"))
     assert line == "something broke; Spark's log is /log/s.log"
     assert explain(SparkUnavailable(line), Path("/log/s.log")) == line
@@ -226,7 +226,7 @@ def test_jvm_that_has_ended_is_told(raised: OSError) -> None:
     ],
 )
 def test_call_that_the_jvm_did_not_outlive(said: str) -> None:
-    """It is told so; where there is a trace, that tells more (issue 14)."""
+    """It is notified; where there is a trace, that has more (issue 14)."""
     text = explain(Py4JError(said), Path("/logs/spark.log"))
     assert text == "the JVM of Spark has ended; Spark's log is /logs/spark.log"
     traced = Py4JError(f"{said}.\n: java.lang.IllegalStateException: no{STACK}")

@@ -112,7 +112,7 @@ async def test_letters_of_a_run_are_appended(
 async def test_destination_that_can_not_be_written(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """It is said which."""
+    """The error names it."""
     (tmp_path / "file").write_text("")
     frame = DeadLetterFrame(spark, Destination(str(tmp_path / "file" / "x")))
     with pytest.raises(SinkFailed, match=r"can't write the dead letters to .*file/x: "):

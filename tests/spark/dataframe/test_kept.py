@@ -45,7 +45,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_spool_is_whole_when_it_is_in_place(tmp_path: Path, folder: Path) -> None:
-    """With what tells whose it is; when all is loaded nothing is left (issue 14)."""
+    """With a digest of its input; when all is loaded nothing is left (issue 14)."""
     state = tmp_path / "state"
     start = Start(state, folder=folder)
     (start.spool.make() / PARTS[0].file).write_text("rows")

@@ -114,7 +114,7 @@ def test_small_numbers_are_what_they_were(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_column_that_is_missing_is_no_null(spark: SparkSession) -> None:
-    """Unless it is said that it may be: it may be misspelt (issue 23)."""
+    """Unless the schema allows that: it may be misspelt (issue 23)."""
     messages = [
         b'{"id":1,"mnth":"x","note":"y"}',
         b'{"id":1,"mnth":null}',
@@ -131,7 +131,7 @@ async def test_column_that_is_missing_is_no_null(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_field_that_is_no_column_may_be_refused(spark: SparkSession) -> None:
-    """It is counted, and its name, which is the message's, is not told."""
+    """It is counted, and its name, which is the message's, is not shown."""
     messages = [b'{"id":1}', b'{"id":1,"a":{"x":1},"b":null}', b'{"id":1,"id":2}']
     assert await unfit(spark, messages, Contract.of("id long")) == []
     found = await unfit(spark, messages, Contract.of("id long", extra="dead_letter"))

@@ -322,7 +322,7 @@ async def test_later_epochs_append(spark: SparkSession, out: Path) -> None:
 async def test_message_that_does_not_fit_keeps_its_epoch_out(
     spark: SparkSession, out: Path
 ) -> None:
-    """Such messages are counted and told, and nothing of their epoch is loaded."""
+    """Such messages are counted and reported, and nothing of their epoch is loaded."""
     sink = DataFrameSink(
         spark,
         Destination(str(out)),
@@ -391,7 +391,7 @@ async def test_existing_path_is_told_before_work_is_lost(
 
 
 async def test_wrong_schema_is_told_at_once(spark: SparkSession) -> None:
-    """A schema that Spark can't read is told before the first message."""
+    """A schema that Spark can't read is reported before the first message."""
     sink = DataFrameSink(spark, Destination("/x"), schema="id lng")
     assert await refusal(sink) == (
         "load: schema 'id lng': unknown type 'lng' at character 4 (did you mean 'long'?)"
@@ -535,7 +535,7 @@ async def test_cancelled_write_is_not_counted(
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cancelling interrupts Spark's job; the sink says what is in place."""
+    """Cancelling interrupts Spark's job; the sink shows what is in place."""
 
     def endless(self: Destination, frame: object, **which: bool) -> None:
         # Spark stops a task in Python; one that only computes in the JVM may go on.
@@ -693,7 +693,7 @@ def values(spark: SparkSession, out: Path) -> list[str]:
 
 @pytest.mark.any_client
 async def test_epochs_in_a_table_are_not_loaded_once(spark: SparkSession) -> None:
-    """The text says what it is (issue 14)."""
+    """The text shows what it is (issue 14)."""
     sink = DataFrameSink(spark, Destination(table="t"))
     with pytest.raises(SinkFailed, match="table t: it is no path of this machine"):
         sink.begin(Epochs("ab12", 0, once=True, check=lambda: None))

@@ -205,7 +205,7 @@ async def test_unreadable_file_is_told(spark: SparkSession, tmp_path: Path) -> N
 
 
 async def test_syntax_error_is_told(spark: SparkSession) -> None:
-    """An expression that Spark can't parse is told as such."""
+    """An expression that Spark can't parse is reported as such."""
     text = await refusal(DataFrameSource(spark.range(1), message="to_json(struct(*)"))
     assert text == (
         "extract: message 'to_json(struct(*)': syntax error at or near end of input"
@@ -235,7 +235,7 @@ async def test_number_is_no_message(spark: SparkSession) -> None:
 @pytest.mark.usefixtures("way")
 @pytest.mark.any_client
 async def test_null_message_is_refused(spark: SparkSession) -> None:
-    """A null is no message: the line counts them and says what to do."""
+    """A null is no message: the line counts them and shows what to do."""
     frame = spark.range(0, 100, 1, 4).selectExpr(
         "if(id between 60 and 62, null, 'x') m"
     )
@@ -353,7 +353,7 @@ async def test_null_is_a_key(spark: SparkSession) -> None:
 
 
 async def test_key_that_is_no_expression(spark: SparkSession) -> None:
-    """It is told as for a message."""
+    """It is reported as for a message."""
     source = DataFrameSource(spark.range(2), message="'m'", key="nope")
     with pytest.raises(SourceFailed, match="nope"):
         await messages(source)
@@ -362,7 +362,7 @@ async def test_key_that_is_no_expression(spark: SparkSession) -> None:
 async def test_spool_without_room(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the job or in it: the folder is told, and what to set."""
+    """Before the job or in it: the error names the folder, and what to set."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -52,7 +52,7 @@ def test_packed_run_is_read_back() -> None:
 
 
 def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task knows that it is the disk; the driver is told so, too."""
+    """The task knows that it is the disk; the driver is notified, too."""
     context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0)
     monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)
     (tmp_path / "nonce").write_text("n")

@@ -60,7 +60,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 
 def known(done: int = 0, *, start: int = 1) -> Epochs:
-    """Return what a sink is told of a load."""
+    """Return what a sink is given of a load."""
     return Epochs("ab12", done, once=True, check=lambda: None, start=start)
 
 
@@ -165,7 +165,7 @@ async def commit(sink: DataFrameSink, *messages: bytes) -> None:
 async def test_run_that_was_taken_over_commits_nothing(
     spark: SparkSession, base: Database
 ) -> None:
-    """The database knows of it, whatever the state directory says (issue 14)."""
+    """The database knows of it, whatever the state directory holds (issue 14)."""
     old, new = sink_into(spark, base), sink_into(spark, base)
     old.begin(known())
     async with old:
@@ -202,7 +202,7 @@ async def test_first_epoch_replaces_and_the_others_add(
 async def test_table_is_made_at_least_once_too(
     spark: SparkSession, base: Database
 ) -> None:
-    """Also where Spark can't tell that it is not there (issue 14)."""
+    """Also where Spark does not see that it is not there (issue 14)."""
     async with sink_into(spark, base, mode="error") as sink:
         for message in b"1", b"2":
             await sink.write([message])
@@ -216,7 +216,7 @@ async def test_table_is_made_at_least_once_too(
 
 
 def test_options_of_the_driver_stay_as_they_are() -> None:
-    """It may tell large letters from small ones, and Spark does not (issue 14)."""
+    """It may distinguish large letters from small ones, and Spark does not (issue 14)."""
     options = {"url": "u", "ApplicationName": "etl", "dbTable": "mine.rows"}
     assert EpochTable(options, known()).staging == {
         "url": "u",

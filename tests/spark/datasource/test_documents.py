@@ -88,7 +88,7 @@ def test_documents_become_rows() -> None:
     ],
 )
 def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
-    """By its place, with the reason, and never what it says."""
+    """By its place, with the reason, and never its content."""
     ((place, said),) = misfits(SCHEMA, b'{"id": 0}', message, b'{"id": 2}')
     assert place == 1
     assert why in said
@@ -162,7 +162,7 @@ def test_columns_of_one_name_are_refused(
 
 
 def test_columns_that_differ_in_case_alone_are_refused() -> None:
-    """For Spark they are one, unless it is told otherwise."""
+    """For Spark they are one, by default."""
     both = StructType().add("a", IntegerType()).add("A", IntegerType())
     with pytest.raises(
         ConfigError, match=r"struct<a:int,A:int>: column .* is there tw"
@@ -195,7 +195,7 @@ def test_rows_become_what_spark_makes_of_them(spark: SparkSession) -> None:
           null, null, null, null, null, null, null, null, null, null, null
     """
     )
-    # Spark writes as few digits of a second as it takes, unless it is told.
+    # Spark writes as few digits of a second as it takes, by default.
     digits = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS"
     options = f"map('timeZone', 'UTC', 'timestampFormat', '{digits}XXX',"
     options += " 'ignoreNullFields', 'false',"

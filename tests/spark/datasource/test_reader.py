@@ -61,7 +61,7 @@ def failure(frame: Callable[[], object]) -> str:
 
 @pytest.mark.any_client
 def test_every_partition_of_a_plain_read_has_a_worker(spark: SparkSession) -> None:
-    """It is told which one it is."""
+    """It is given its number."""
     about = "b'%s of %s' % (os.environb[b'ETLSTAGE_PARTITION'],"
     program = f"worker.extract(lambda: [{about} os.environb[b'ETLSTAGE_PARTITIONS'])])"
     frame = read(spark, command=command(program), partitions=3)
@@ -105,7 +105,7 @@ def test_ranges_are_read_in_parallel(spark: SparkSession, tmp_path: Path) -> Non
 
 @pytest.mark.any_client
 def test_template_is_the_request(spark: SparkSession) -> None:
-    """The worker sees the text that the option says."""
+    """The worker sees the text of the option."""
     program = "worker.extract_cycle(lambda *a: a, offsets='supervisor', "
     program += "parse=lambda request: [request])"
     frame = read(
@@ -150,7 +150,7 @@ def test_json_becomes_typed_columns(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_json_that_does_not_fit_fails_the_task(spark: SparkSession) -> None:
-    """It does not become a row of nulls; the error says which message, and why."""
+    """It does not become a row of nulls; the error shows which message, and why."""
     program = """worker.extract(lambda: [b'{"id": 1}', b'{"id": "1"}'])"""
     frame = read(spark, "id int", command=command(program))
     text = failure(frame.collect)
@@ -161,7 +161,7 @@ def test_json_that_does_not_fit_fails_the_task(spark: SparkSession) -> None:
 def test_read_that_makes_no_sense_is_refused_before_any_task(
     spark: SparkSession,
 ) -> None:
-    """What is wrong is said by whoever was asked."""
+    """What is wrong is reported by the one who was asked."""
     assert "(did you mean 'command'?)" in failure(
         lambda: read(spark, comand="x").collect()
     )
@@ -176,7 +176,7 @@ def test_read_that_makes_no_sense_is_refused_before_any_task(
 
 
 def test_worker_that_fails_fails_the_task(spark: SparkSession) -> None:
-    """Its fate is told, and what it was asked for."""
+    """Its fate is reported, and what it was asked for."""
     program = "worker.extract_cycle(lambda a, b: os._exit(3), offsets='supervisor')"
     options = {"command": command(program), "mode": "cyclic", "start": 3, "end": 9}
     text = failure(read(spark, **options, restart__max=0).collect)
@@ -247,7 +247,7 @@ def test_ranges_cover_all_and_nothing_twice() -> None:
 
 @pytest.mark.any_client
 def test_stage_is_read_without_options(spark: SparkSession) -> None:
-    """By a name of its own, with all that the stage says."""
+    """By a name of its own, with all settings of the stage."""
     stage = Stage(
         name="fetch",
         kind=StageKind.EXTRACT,
@@ -344,7 +344,7 @@ def test_batch_that_failed_is_read_again_as_it_was(
 def test_worker_may_say_where_a_stream_begins(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """And a stream with an end needs nobody to ask for it."""
+    """And a stream with an end needs no one to ask for it."""
     call = f"worker.extract_cycle({NUMBERS}, offsets='supervisor', initial=lambda: 5)"
     frame = stream(spark, command=command(call), start="initial", end=8).load()
     assert drain(frame, tmp_path) == [(0, 8)]

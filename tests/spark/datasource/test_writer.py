@@ -156,7 +156,7 @@ def test_worker_must_end_well_too(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.any_client
 def test_null_is_no_message(spark: SparkSession, tmp_path: Path) -> None:
-    """It is told from nothing."""
+    """It is not taken for nothing."""
     frame = spark.createDataFrame([("a",), (None,)], "t string").coalesce(1)
     writer = write(frame, command=command(STAGED, tmp_path / "k"))
     text = failure(lambda: writer.save(str(tmp_path / "o")))
@@ -167,7 +167,7 @@ def test_null_is_no_message(spark: SparkSession, tmp_path: Path) -> None:
 def test_programs_make_a_write_final_or_undo_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """They are told each attempt that counts, and of a failed one its partition."""
+    """They are given each attempt that counts, and of a failed one its partition."""
     told = tmp_path / "told"
     options = {
         "command": command(TABLE, tmp_path),
@@ -195,7 +195,7 @@ def test_programs_make_a_write_final_or_undo_it(
 def test_commit_that_fails_undoes_the_write(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The error tells that it was about the attempts."""
+    """The error shows that it was about the attempts."""
     options = {
         "command": command(TABLE, tmp_path),
         "commit": '["false"]',

@@ -103,7 +103,7 @@ def stages(draw: st.DrawFn, name: str) -> dict[str, Any]:
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Draw what is read: each row says what is to become of it."""
+    """Draw what is read: each row shows what is to become of it."""
     asked = st.sampled_from(["one", "one", "one", "none", "two", "refuse", "reject"])
     made = draw(st.lists(st.tuples(st.integers(0, 3), asked), max_size=25))
     return [{"n": n, "key": k, "do": do, "by": ""} for n, (k, do) in enumerate(made)]
@@ -221,7 +221,7 @@ def test_engines_agree(
     read: list[dict[str, Any]],
     pipeline: dict[str, Any],
 ) -> None:
-    """What is loaded and dead-lettered is what its workers say (issue 23)."""
+    """What is loaded and dead-lettered is what its workers reply (issue 23)."""
     if any(map(batched, pipeline["transform"])):
         read = [row | {"do": row["do"].replace("refuse", "one")} for row in read]
     event(f"{pipeline['engine']}, {len(pipeline['transform'])} stages")

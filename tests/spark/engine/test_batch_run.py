@@ -284,7 +284,7 @@ async def test_drained_before_its_start_it_reads_nothing(
 async def test_program_that_was_sent_runs(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """In the folder where Spark has put it, from a file that says where it is here."""
+    """In the folder where Spark has put it, from a file that shows where it is here."""
     path = write()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sent.py").write_text(

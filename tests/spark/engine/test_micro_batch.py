@@ -34,7 +34,7 @@ class Crash(Exception):
 
 
 class Scripted(Batches):
-    """Loads two messages of each batch, and does before it what it is told to."""
+    """Loads two messages of each batch, and does before it what the test asks for."""
 
     before: Callable[[], None] = staticmethod(lambda: None)
     loaded: int = 0
@@ -135,7 +135,7 @@ def test_batch_that_broke_off_in_its_record(state: Path, step: str) -> None:
 
 
 def test_failure_of_an_earlier_run_is_forgotten(state: Path) -> None:
-    """A batch may fail again, for another reason, and that is to be told."""
+    """A batch may fail again, for another reason, and that is to be reported, too."""
 
     def fails() -> None:
         raise SinkFailed("disk full", stage="load")

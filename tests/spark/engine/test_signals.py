@@ -37,7 +37,7 @@ def tell(place):
 
 worker.transform(answer)
 """
-"""Answers the second batch when it is told to."""
+"""Answers the second batch when it is reported to."""
 FILE = """\
 name: p
 engine: {engine}
@@ -79,7 +79,7 @@ def write(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def status(folder: Path) -> str:
-    """Return how the run ended, as its report says."""
+    """Return how the run ended, from its report."""
     found: str = json.loads((folder / "r.json").read_text())["status"]
     return found
 

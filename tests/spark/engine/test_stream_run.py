@@ -166,7 +166,7 @@ async def test_batch_that_fails_is_run_again(
 async def test_stream_drains_behind_the_batch_under_way(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Without end until it is told; what came later is the next run's."""
+    """Without end until it is stopped; what came later is the next run's."""
     path = write(every="every: 100ms", delivery="at-least-once")
     feed(tmp_path, "a", 1, 2, 3)
     runner = Pipeline.from_yaml(path, spark=spark)
@@ -196,7 +196,7 @@ async def test_stream_drains_behind_the_batch_under_way(
 async def test_stream_stops_at_once_and_runs_its_batch_again(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A worker that never answers holds up nobody who cancels the run."""
+    """A worker that never answers holds up no one who cancels the run."""
     path = write(every="every: 100ms")
     (tmp_path / "worker.py").write_text(HANGING.replace("sys.argv[1]", "'pids'"))
     (tmp_path / "pids").mkdir()
@@ -248,7 +248,7 @@ async def test_what_is_wrong_is_told(
 async def test_state_is_used_by_one_process_at_a_time(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The other is told, and what stops the first is left alone."""
+    """The other is refused, and what stops the first is left alone."""
     path = write()
     feed(tmp_path, "a", 1)
     stop = tmp_path / "state" / "stop"

@@ -146,7 +146,7 @@ async def test_stream_asks_its_worker_how_far_it_can_go(
 async def test_cocaine_worker_extracts_by_offsets(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path, engine: str
 ) -> None:
-    """On each engine, up to the latest that it says; no other key tells (issue 23)."""
+    """On each engine, up to the latest that it reports; no other key has it (issue 23)."""
     pytest.importorskip("msgpack")
     path = write(engine)
     text = path.read_text()

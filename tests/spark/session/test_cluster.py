@@ -47,7 +47,7 @@ def answer(message):
 
 worker.transform(answer)
 """
-"""Hangs at one message, once: for whoever gets it next, it is a message as any."""
+"""Hangs at one message, once: for one who gets it next, it is a message as any."""
 
 
 def transformed(program: str, place: Path, rows: int = 2) -> str:

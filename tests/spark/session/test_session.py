@@ -125,7 +125,7 @@ def test_unusable_java_home_is_told_before_spark_starts(
 
 @pytest.mark.process
 def test_missing_package_is_told(program: Program) -> None:
-    """Importing the Spark layer without PySpark says how to install it."""
+    """Importing the Spark layer without PySpark shows how to install it."""
     done = program(
         """
         import sys

@@ -43,7 +43,7 @@ def failure(spark: SparkSession, *command: str, cwd: Path | None = None) -> str:
 
 
 def test_shipped_program_runs(spark: SparkSession, tmp_path: Path) -> None:
-    """In the folder where it is, although nobody made it executable."""
+    """In the folder where it is, although no one made it executable."""
     program = tmp_path / "upper.sh"
     program.write_text(UPPER)
     ship(spark, program)
@@ -83,7 +83,7 @@ def test_folder_may_have_the_mark_of_archives(
 
 
 def test_folder_of_the_stage_goes_before(spark: SparkSession, tmp_path: Path) -> None:
-    """Who says where a worker runs, is obeyed."""
+    """A ``cwd`` that is set is kept."""
     (tmp_path / "here.sh").write_text(UPPER)
     ship(spark, tmp_path / "here.sh")
     (tmp_path / "here.sh").write_text(UPPER.replace("tr a-z A-Z", "tr a-z b-za"))
@@ -104,7 +104,7 @@ def test_other_content_needs_another_name(spark: SparkSession, tmp_path: Path) -
 
 
 def test_what_is_no_file_is_not_shipped(spark: SparkSession, tmp_path: Path) -> None:
-    """It is told at the call, and what to do."""
+    """The call raises, with the remedy."""
     with pytest.raises(ConfigError, match=r"can't ship ./nope: it does not exist"):
         ship(spark, "./nope")
     with pytest.raises(ConfigError, match="it is a folder, make an archive"):
@@ -173,7 +173,7 @@ def bare_python(place: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_executors_need_neither_program_nor_etlstage(tmp_path: Path) -> None:
-    """What is missing there is told with its remedy, and that works."""
+    """What is missing there is reported with its remedy, and that works."""
     (tmp_path / "clean.py").write_text(
         "import os, etlstage\nfrom etlstage import worker\n"
         "worker.transform(lambda m: (m.upper(), etlstage.__file__.encode(),"

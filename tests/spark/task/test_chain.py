@@ -77,7 +77,7 @@ def given(*messages: bytes | None) -> pa.RecordBatch:
 
 
 def numbers(count: int) -> list[bytes]:
-    """Return messages that can be told apart."""
+    """Return messages that can be distinguished."""
     return [b"%d" % n for n in range(count)]
 
 
@@ -144,7 +144,7 @@ def test_message_that_is_dead_lettered_leaves_in_a_note() -> None:
 
 
 def test_message_that_ends_the_run_is_in_the_outcome() -> None:
-    """Where nothing is dead-lettered, it tells the error, and what was lost."""
+    """Where nothing is dead-lettered, it reports the error, and what was lost."""
     policy = ErrorPolicy(retries=0, then="fail")
     dying = stage("lambda m: os._exit(3) if m == b'5' else (m,)", on_error=policy)
     batches = [given(*numbers(9))] * 20

@@ -21,7 +21,7 @@ async def echo(bridge: Bridge[Run]) -> None:
 
 
 def numbers(count: int) -> list[Run]:
-    """Return runs that can be told apart."""
+    """Return runs that can be distinguished."""
     return [[b"%d" % number] for number in range(count)]
 
 

@@ -152,7 +152,7 @@ def test_errors_are_rows_if_they_are_to_be() -> None:
 
 
 def test_errors_of_a_stage_are_no_rows() -> None:
-    """They say nothing of a message."""
+    """They concern no message."""
     task = Task(Stage(name="t", worker=("no-such-program",)), texts=False, errors=True)
     with pytest.raises(WorkerStartFailed, match="there is no program"):
         rows(task.run(given([b"a"])))
@@ -179,7 +179,7 @@ def test_stage_may_answer_in_batches() -> None:
 
 
 def test_much_from_little_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replies that nobody takes yet are not piled up without bound."""
+    """Replies that no one takes yet are not piled up without bound."""
     monkeypatch.setattr(bridge, "_UNREAD", 1)
     task = Task(stage("lambda m: [m * 1000] * 100"), texts=False)
     made = task.run(given(*[[b"%03d" % n for n in range(50)]] * 3))

@@ -36,7 +36,7 @@ def failure(frame: DataFrame) -> str:
 
 
 def hanging(place: Path, **options: object) -> Stage:
-    """Return a stage whose worker tells its pids in a file, and never answers."""
+    """Return a stage whose worker writes its pids to a file, and never answers."""
     (program := place / "hanging.py").write_text(HANGING)
     command = (sys.executable, "-S", str(program), str(place))
     return Stage(name="t", worker=command, **options)  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ def test_nothing_runs_before_it_is_asked_for(spark: SparkSession) -> None:
 
 
 def test_message_that_fails_fails_its_task(spark: SparkSession) -> None:
-    """The error says which message, where, and what the worker's fate was."""
+    """The error shows which message, where, and what the worker's fate was."""
     frame = spark.range(0, 9, 1, 1).selectExpr("cast(id as string)")
     policy = ErrorPolicy(retries=0)
     failing = stage("lambda m: os._exit(3) if m == b'5' else (m,)", on_error=policy)
@@ -193,7 +193,7 @@ def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_message_that_can_not_be_sent_fails_its_task(spark: SparkSession) -> None:
-    """A null is told from nothing, and a marker is named."""
+    """A null is not taken for nothing, and a marker is named."""
     frame = spark.createDataFrame([("a",), (None,)], "m string").coalesce(1)
     text = failure(transform(frame, stage("lambda m: (m,)")))
     assert "stage t: message is null in 1 of 2 rows" in text
