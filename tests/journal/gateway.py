@@ -47,7 +47,7 @@ class Gateway(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/orders/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Say nothing of a client that has gone."""
+        """Log nothing of a client that has gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -55,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Gateway
 
     def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
+        """Write nothing."""
 
     def _begin(self) -> tuple[str, bytearray, Any]:
         parts = urlsplit(self.path)

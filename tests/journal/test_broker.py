@@ -228,7 +228,7 @@ def test_answer_that_is_cut_goes_on_there(
         one = publisher(journals)
         for number in range(10):
             one.publish_committed({"k": number})
-        # The first answer tells the write head; the position is checked with it.
+        # The first answer has the write head; the position is checked with it.
         gateway.faults["GET"] += cut, "broker terminated RPC", cut + 7
         assert numbers(journals) == list(range(10))
 

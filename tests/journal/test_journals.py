@@ -235,7 +235,7 @@ def test_reader_begins_at_an_offset_within_a_group() -> None:
 
 
 def test_frames_that_are_none() -> None:
-    """Raised, and then passed over; or given to whoever wants to know."""
+    """Raised, and then passed over; or given to ``on_error``."""
     journals = memory()
     publish(journals, 1)
     journals.append("orders/part-000", b"no json\n")
@@ -251,7 +251,7 @@ def test_frames_that_are_none() -> None:
 
 
 def test_frames_that_are_none_within_a_replay() -> None:
-    """They are told of once."""
+    """They are reported once."""
     journals = memory()
     writer = publisher(journals)
     writer.publish_uncommitted({"k": 1})
@@ -429,7 +429,7 @@ def test_position_that_is_none() -> None:
 
 
 def test_when_it_is_synced() -> None:
-    """Each time; after some seconds; or when it is said."""
+    """Each time; after some seconds; or when asked."""
     time = Time()
 
     def synced(storage: MemoryStorage) -> int:
@@ -583,7 +583,7 @@ def test_forgotten_reader_keeps_no_state() -> None:
 async def test_writers_wait_for_readers() -> None:
     """The slowest is named; nothing was begun; it goes on when that has read."""
     journals = memory(limit="1KiB")
-    publish(journals, *range(100))  # nobody reads yet
+    publish(journals, *range(100))  # no one reads yet
     journals.read_committed("slow", start="end").close()
     publish(journals, 0)
     numbers(journals.read_committed("fast"))

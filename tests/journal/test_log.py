@@ -172,7 +172,7 @@ def test_flipped_bit_is_found_wherever_it_is() -> None:
 
 
 def test_damage_at_the_end_is_not_cut() -> None:
-    """Somebody may have been told that it is there; what follows has a segment."""
+    """A reader may know that it is there; what follows has a segment."""
     storage = MemoryStorage()
     log(storage).append(1, b"one")
     file = storage.files["part-000/" + "0" * 20 + ".log"]
@@ -296,7 +296,7 @@ def test_what_was_dropped_is_gone(storage: Storage) -> None:
 
 
 def test_reader_that_falls_behind_while_it_reads(storage: Storage) -> None:
-    """It is told, instead of being given what follows."""
+    """It is reported, instead of being given what follows."""
     journal = log(storage, segment=70)
     for part in (b"one", b"two", b"six", b"ten", b"end"):
         journal.append(1, part)
@@ -334,7 +334,7 @@ def test_time_of_what_is_damaged() -> None:
 
 
 def test_groups_are_bounded(storage: Storage) -> None:
-    """Also in what a head says."""
+    """Also in the fields of a head."""
     with pytest.raises(ValueError, match="134217729 bytes to be appended at once"):
         log(storage).append(1, bytes(MAX_GROUP + 1))
 
@@ -378,7 +378,7 @@ class Counting(MemoryStorage):
 
 @pytest.mark.parametrize("size", [1000, 1 << 20])
 def test_time_is_found_without_reading_what_is_before_it(size: int) -> None:
-    """By halving a segment: groups of any size begin where they say (issue 24)."""
+    """By halving a segment: groups of any size begin at their own offsets (issue 24)."""
     storage = Counting()
     journal = log(storage, segment=1 << 30)
     count = (32 << 20) // size

@@ -114,7 +114,7 @@ def test_times_are_clocks(row: dict[str, Any]) -> None:
 
 
 def test_the_ticks_of_both_ages() -> None:
-    """160 is a microsecond; 1 is what the page says."""
+    """160 is a microsecond; 1 is what the page has."""
     clock = Clock()
     assert [clock.tick(), clock.tick(), clock.value] == [160, 320, 320]
     clock = Clock(tick=1)

@@ -63,7 +63,7 @@ def test_first_of_equals_is_taken() -> None:
 
 
 def test_any_journal() -> None:
-    """As the chooser says; and by itself each of them at times."""
+    """As the chooser has it; and by itself each of them at times."""
     map_ = random(lambda: journals, choose=lambda n: n - 1)
     journals = partitions(3)
     assert map_("k")[0].endswith("002")

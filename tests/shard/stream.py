@@ -185,7 +185,7 @@ def _ended(shard: dict[str, Any]) -> bool:
 
 
 def refusal(code: str, status: int = 400) -> ClientError:
-    """Return how the client says that the API refuses something."""
+    """Return the client's error for a call that the API refuses."""
     return ClientError(
         {
             "Error": {"Code": code, "Message": "no"},

@@ -26,7 +26,7 @@ from tests.shard.world import FAILOVER, Mode, Runner, World
 
 
 def shards(count: int) -> list[Lease]:
-    """Return leases that nobody has."""
+    """Return leases that no one has."""
     return [Lease(f"s{number}") for number in range(count)]
 
 
@@ -157,7 +157,7 @@ def test_a_table_that_is_gone_is_not_asked_all_the_time() -> None:
 
 
 def test_a_shard_waits_for_its_parents() -> None:
-    """All of them, and also for one that nobody knows."""
+    """All of them, and also for one that no one knows."""
     world = World(
         [
             *shards(2),
@@ -377,7 +377,7 @@ def test_a_runner_leaves() -> None:
 
 
 def test_shard_that_an_operator_releases() -> None:
-    """It is handed over to nobody in particular, and taken again."""
+    """It is handed over to no one in particular, and taken again."""
     world, owner = alone()
     row = world.rows["s0"]
     world.rows["s0"] = row._replace(counter=row.counter + 1, claimant="")
@@ -404,7 +404,7 @@ def test_a_runner_leaves_that_is_just_taking() -> None:
     assert world.rows["s0"].owner is None
 
 
-# --- writes of which nobody knows -------------------------------------------------
+# --- writes of which no one knows -------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [Mode.LOST, Mode.UNTOLD, Mode.LATE])
@@ -530,7 +530,7 @@ def test_claim_of_a_lease_that_is_just_taken() -> None:
 
 
 def test_lease_that_was_handed_over_and_is_anothers() -> None:
-    """Nobody had told that it was handed over."""
+    """No one had reported that it was handed over."""
     world, owner = alone()
     world.tell(owner, LeaveAsked())
     world.end(owner, "s0")
@@ -561,7 +561,7 @@ def test_lease_that_is_anothers() -> None:
 
 
 def test_renewal_that_is_confirmed_too_late() -> None:
-    """The worker has been told to end, and that stays so."""
+    """The worker has been asked to end, and that stays so."""
     world, owner = alone()
     for _ in range(4):
         world.pass_time(1.0)
@@ -577,7 +577,7 @@ def test_renewal_that_is_confirmed_too_late() -> None:
 
 
 def test_runner_that_leaves_when_its_worker_has_ended() -> None:
-    """There is nobody to be told."""
+    """There is no one to be notified."""
     world, owner = alone()
     world.end(owner, "s0")
     world.tell(owner, LeaveAsked())
@@ -832,7 +832,7 @@ class Runners(RuleBasedStateMachine):
 
     @invariant()
     def safe(self) -> None:
-        """Nobody but one can move a checkpoint."""
+        """No one but one can move a checkpoint."""
         self.world.check()
 
     def teardown(self) -> None:

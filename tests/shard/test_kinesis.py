@@ -138,7 +138,7 @@ async def test_metrics_of_a_stream() -> None:
 
 @virtually
 async def test_shard_that_is_handed_over_waits_for_nothing() -> None:
-    """Nobody is told of records any more that a worker of before had (issue 25)."""
+    """No worker is given records any more that a worker of before had (issue 25)."""
     stream, processors = stream_of(1, 40), Processors(every=1000)
     news = list[News]()
 
@@ -472,7 +472,7 @@ async def test_where_a_new_stream_begins_is_decided_once() -> None:
 
 @virtually
 async def test_shard_that_is_gone_is_named() -> None:
-    """What was not read of it is lost, and nobody should take that for the end."""
+    """What was not read of it is lost, and no one should take that for the end."""
     stream, table, processors = stream_of(2, 12), MemoryLeases(), Processors()
     table.add([Lease("shardId-000000000009", position='["7", 0]')])
     (report,) = await run_all(runner(stream, processors, table))
@@ -546,7 +546,7 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
 
 
 def test_source_without_shards_is_refused() -> None:
-    """Where no cut says how to make some."""
+    """Where no cut has a rule to make some."""
     keeper = LeaseKeeper("a", "start")
     sink = LeasedSink(STAGE, keeper=keeper, leases=lambda _of: MemoryLeases())
     with pytest.raises(ConfigError, match="has no shards"):
@@ -563,7 +563,7 @@ async def test_trial_reads_one_shard_after_the_other() -> None:
 
 
 def test_client_is_made_by_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what the file says; without boto3 the extra is named."""
+    """With the file's settings; without boto3 the extra is named."""
     client = client_of("eu-west-1", "http://127.0.0.1:1")
     assert client.meta.region_name == "eu-west-1"
     source = KinesisSource("arn:aws:kinesis:eu-west-1:1:stream/clicks", lambda: client)

@@ -343,7 +343,7 @@ async def test_end_of_a_shard_is_tried_again() -> None:
 
 @virtually
 async def test_input_ends_while_records_go_one_by_one() -> None:
-    """For a worker has died: it is told the end of its shard all the same."""
+    """For a worker has died: it is given the end of its shard all the same."""
     for shared in (True, False):
         processors, lives = Processors(every=4), Counter[str]()
 
@@ -402,7 +402,7 @@ async def test_shard_that_never_ends_fails() -> None:
 
 @virtually
 async def test_worker_that_never_commits_is_named() -> None:
-    """Once: it is given no more, and nobody else would say why."""
+    """Once: it is given no more, and nothing else would give the reason."""
     dialect = KclDialect(max_uncommitted=3, commit_overdue=5.0)
     stage = replace(STAGE, dialect=dialect, restart=RestartPolicy(policy="temporary"))
     processors = Processors(every=99)

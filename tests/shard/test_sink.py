@@ -108,7 +108,7 @@ def users(workers: Workers) -> dict[str, set[int]]:
 
 @virtually
 async def test_messages_of_a_key_are_in_one_shard() -> None:
-    """In their order; each shard is told that it has ended."""
+    """In their order; each shard is notified that it has ended."""
     workers, source = Workers(), Records()
     report = await load(workers, source)
 
@@ -125,7 +125,7 @@ async def test_messages_of_a_key_are_in_one_shard() -> None:
 
 @virtually
 async def test_shard_goes_on_with_the_next_run() -> None:
-    """Its worker is told to shut down."""
+    """Its worker is asked to shut down."""
     workers = Workers()
     report = await load(workers, Records(), why=FarewellReason.DRAIN)
 

@@ -236,7 +236,7 @@ def test_name_that_can_not_be_kept(tmp_path: Path) -> None:
 
 
 def test_database_that_can_not_be_opened(tmp_path: Path) -> None:
-    """It is said which table, and why."""
+    """It is shown which table, and why."""
     with pytest.raises(TableGone, match="lease table etlstage_leases: unable to open"):
         SQLiteLeases(tmp_path / "none" / "leases", "app")
 
@@ -258,7 +258,7 @@ def test_server_that_is_gone_and_comes_back(server: PostgreSQL) -> None:
 
 
 def test_postgresql_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And says how it is installed."""
+    """And shows how it is installed."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(ConfigError, match=r"install 'etlstage\[postgresql\]'"):
         PostgresLeases("postgresql://127.0.0.1/x", "app")

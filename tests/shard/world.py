@@ -1,7 +1,7 @@
 """
 Runners with clocks of their own, a table that fails, and what must never happen.
 
-Nothing here is random: a test says what happens next.
+Nothing here is random: a test shows what happens next.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Mode(Enum):
     LOST = "lost"
     """It is not done."""
     UNTOLD = "untold"
-    """It is done, and nobody is told."""
+    """It is done, and the answer is lost."""
     LATE = "late"
-    """It will be done some time, and nobody is told."""
+    """It will be done some time, and the answer is lost."""
 
 
 class Runner:
