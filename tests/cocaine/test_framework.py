@@ -57,7 +57,7 @@ async def test_chunks_come_back(framework: tuple[str, ...]) -> None:
 async def test_error_ends_a_session(
     framework: tuple[str, ...], event: str, refusal: tuple[int, int, str]
 ) -> None:
-    """A handler that raises, one that says so, and one that is not there."""
+    """A handler that raises, one that rejects, and one that is not there."""
     async with talking(framework) as talk:
         assert await ask(talk, event, b"x") == []
         assert talk.refused[1] == refusal
@@ -66,7 +66,7 @@ async def test_error_ends_a_session(
 
 
 async def test_session_can_be_cancelled(framework: tuple[str, ...]) -> None:
-    """Its handler is told, and it hits no other session."""
+    """Its handler is notified, and it hits no other session."""
     async with talking(framework) as talk:
         talk.send(Opened(1, [b"x"], each=False, ended=False, event="echo"))
         await talk.until(lambda: talk.outputs[1])
@@ -151,7 +151,7 @@ async def test_it_may_leave_by_itself(framework: tuple[str, ...]) -> None:
 async def test_it_exits_when_heartbeats_go_unanswered(
     framework: tuple[str, ...],
 ) -> None:
-    """With status 0, although nobody told it to: that is no success."""
+    """With status 0, although no one asked it to: that is no success."""
     async with talking((*framework[:2], "0.2")) as talk:
         talk.deaf = True
         await talk.until(lambda: talk.gone)
@@ -167,7 +167,7 @@ async def test_it_exits_when_heartbeats_go_unanswered(
 async def test_services_are_found_or_refused(
     framework: tuple[str, ...], service: bytes, answer: bytes
 ) -> None:
-    """Nobody waits for one that is not there."""
+    """No one waits for one that is not there."""
     stage = Stage(name="app", worker=framework, dialect=CocaineDialect(event="resolve"))
     async with AsyncSupervisor(stage) as supervisor:
         (said,) = await supervisor.ask(service, timeout=15)
@@ -175,7 +175,7 @@ async def test_services_are_found_or_refused(
 
 
 async def test_session_is_kept_open(framework: tuple[str, ...]) -> None:
-    """It hears each chunk, a cancel, and lives on; a handler that raises is told."""
+    """It hears each chunk, a cancel, and lives on; the error of a handler is reported."""
     stage = Stage(name="app", worker=framework, dialect=CocaineDialect())
     async with AsyncSupervisor(stage) as supervisor:
         with anyio.fail_after(15):

@@ -46,7 +46,7 @@ load:
 def test_it_is_a_stage_of_engine_spark(
     spark: SparkSession, framework: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A pipeline file that says so, and nothing else (issue 15)."""
+    """By a pipeline file's dialect, and nothing else (issue 15)."""
     rows = [(n, f"row {n}") for n in range(300)]
     text = "\n".join(json.dumps({"id": id_, "text": text}) for id_, text in rows)
     (tmp_path / "in.ndjson").write_text(text)

@@ -1,7 +1,7 @@
 """
 How workers end, as each of the frameworks does it.
 
-Scripts do here what those were seen, or read, to do when they are told to terminate,
+Scripts do here what those were seen, or read, to do when they are asked to terminate,
 when they think themselves abandoned, and at the end of the connection.
 """
 
@@ -133,7 +133,7 @@ async def test_worker_that_is_told_to_end_may_end_as_it_likes(
 async def test_worker_that_thinks_itself_abandoned_has_failed(
     mode: str, status: int
 ) -> None:
-    """Most leave with status 0, though nobody told them to; another one goes on."""
+    """Most leave with status 0, though no one asked them to; another one goes on."""
     async with AsyncSupervisor(stage(mode, "disowned")) as supervisor:
         events = supervisor.events()
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
@@ -162,7 +162,7 @@ wire.recv(1)
 
 
 async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
-    """The error says that somebody came, who was nobody that is waited for (issue 15)."""
+    """The error shows that somebody came, who was no one that is waited for (issue 15)."""
     made = Stage(
         name="app",
         worker=(sys.executable, "-c", STRANGER),

@@ -112,7 +112,7 @@ async def test_handler_refuses(event: str, code: int, reason: str) -> None:
 
 
 async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> None:
-    """What was open when it was told to end is ended first."""
+    """What was open when it was asked to end is ended first."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     async with talking(COMMAND) as talk:
@@ -129,7 +129,7 @@ async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> N
 
 
 async def test_handler_is_told_that_it_is_cancelled() -> None:
-    """What it says after that hits no other session."""
+    """What it sends after that hits no other session."""
     async with talking(COMMAND) as talk:
         talk.send(Opened(1, [], each=False, ended=False, event="wait"))
         await talk.until(lambda: talk.outputs[1])
@@ -190,7 +190,7 @@ async def test_epochs_are_loaded_and_committed(tmp_path: Path) -> None:
 
 
 async def test_supervisor_that_is_gone_is_no_success() -> None:
-    """Nobody has told it to end."""
+    """No one has asked it to end."""
     async with talking(COMMAND) as talk:
         talk.wire.close_write()
         assert await talk.exited() == 1

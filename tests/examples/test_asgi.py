@@ -177,6 +177,6 @@ async def test_answers_and_errors(tmp_path: Path) -> None:
     "body", [b"", b"no JSON", b"[1]", b"{}", b'{"text": 1}', b"[" * 100_000]
 )
 def test_request_that_makes_no_sense(body: bytes) -> None:
-    """The worker refuses it, says why, and lives on."""
+    """The worker refuses it with a reason, and lives on."""
     with pytest.raises(Refuse, match="expected an object such as"):
         list(answer(body))

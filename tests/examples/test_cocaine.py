@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_service_adds_up_what_comes(folder: Path, numbers: bytes, said: bytes) -> None:
-    """Until the worker says no (issue 15)."""
+    """Until the worker rejects one (issue 15)."""
     service = [sys.executable, "service.py"]
     done = subprocess.run(
         service, input=numbers, cwd=folder, capture_output=True, check=False

@@ -68,12 +68,12 @@ def test_data_set_has_as_many_records_as_its_notice_says() -> None:
 
 
 def notice() -> str:
-    """Return what the folder says about the data."""
+    """Return the folder's notice about the data."""
     return (DEMO / "README.md").read_text()
 
 
 def test_data_set_comes_with_its_source_and_licence() -> None:
-    """Public domain, and it says of whom."""
+    """Public domain, and it names the source."""
     assert "FAA Wildlife Strike Database" in notice()
     assert "public domain" in notice()
 
@@ -140,7 +140,7 @@ def test_seven_records_are_dropped(start: Start) -> None:
 
 @each_shell
 def test_records_are_graded(start: Start, language: Language) -> None:
-    """Each awk counts the same, and the notice says how many of each grade."""
+    """Each awk counts the same, and the notice shows how many of each grade."""
     before = [json.loads(record) for record in cleaned(start)]
 
     replies = answers(start, language, "grade.sh")
@@ -197,7 +197,7 @@ def test_text_that_looks_like_a_field_is_none(start: Start, language: Language) 
 def test_record_without_its_fields_ends_the_grader(
     start: Start, language: Language
 ) -> None:
-    """It says which field is missing, and answers nothing that would be wrong."""
+    """It shows which field is missing, and answers nothing that would be wrong."""
     worker = start(language, DEMO / "grade.sh")
     worker.write(b'{"damage":"none"}\n')
 

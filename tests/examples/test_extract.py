@@ -74,7 +74,7 @@ def test_big_source_passes_through_the_pipe(
 def test_source_that_does_not_exist_is_not_taken_for_empty(
     start: Start, language: Language, source: Path
 ) -> None:
-    """Half a source, or none, is never taken for all of it: the status tells."""
+    """Half a source, or none, is never taken for all of it: the status shows that."""
     worker = start(language, "extract", source.with_name("missing"))
 
     output, status = worker.finish()

@@ -27,7 +27,7 @@ def records(path: Path) -> list[dict[str, str]]:
 
 
 def classified(start: Start, *species: str) -> list[dict[str, str] | None]:
-    """Return what the worker says of each, None for nothing."""
+    """Return the worker's reply to each, None for nothing."""
     worker = start(SDK, JOIN / "animal.py")
     sent = "".join(f"{name}\n" for name in species).encode()
     answer = worker.answer_to(sent, until=b"\0", times=len(species))
@@ -82,7 +82,7 @@ def test_each_state_has_one_region() -> None:
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_notebook_runs_where_init_puts_it(start: Start, tmp_path: Path) -> None:
-    """Its output is what the tables and the worker give, and what its README says."""
+    """Its output is what the tables and the worker give, and what its README shows."""
     copy_examples(tmp_path / "etl")
     folder = tmp_path / "etl" / "join"
 

@@ -90,7 +90,7 @@ def test_load_worker_appends(start: Start, language: Language, target: Path) -> 
 def test_worker_that_cannot_load_exits_without_eop(
     start: Start, language: Language, tmp_path: Path
 ) -> None:
-    """What was not loaded has no receipt: the status says that it failed."""
+    """What was not loaded has no receipt: the status shows that it failed."""
     worker = start(language, "load", tmp_path / "no such folder" / "target")
     worker.write(b"one\n")
 

@@ -87,7 +87,7 @@ def at(folder: Path, stage: Stage) -> Stage:
 async def converse(supervisor: AsyncSupervisor) -> None:
     """Have a stage do its work."""
     if supervisor.stage.kind is not StageKind.EXTRACT:
-        # That worker knows no others, and says so with its life.
+        # That worker knows no others, and dies of them.
         grades = "grade" in supervisor.stage.name
         await supervisor.submit(STRIKES if grades else MESSAGES)
         return

@@ -196,7 +196,7 @@ def test_marker_may_be_cut_anywhere(
 def test_input_that_cannot_be_read_is_not_taken_for_its_end(
     start: Start, language: Language, name: str
 ) -> None:
-    """The status tells the two apart."""
+    """The status distinguishes the two."""
     broken = replace(language, tools={**language.tools, "dd": "false"})
     worker = start(broken, name)
 
@@ -211,7 +211,7 @@ def test_input_that_cannot_be_read_is_not_taken_for_its_end(
 def test_shell_worker_refuses_markers_that_it_cannot_speak(
     start: Start, language: Language, name: str, markers: Markers
 ) -> None:
-    """It says so and exits with 2, rather than wait for a newline forever."""
+    """It reports it and exits with 2, rather than wait for a newline forever."""
     worker = start(language, name, "/dev/null", markers=markers)
 
     assert worker.finish() == (b"", 2)

@@ -151,7 +151,7 @@ def test_markers_come_from_the_environment(
 def test_shell_worker_refuses_an_eob_that_it_cannot_speak(
     start: Start, language: Language
 ) -> None:
-    """It says so and exits with 2, rather than wait for the default one forever."""
+    """It reports it and exits with 2, rather than wait for the default one forever."""
     worker = start(language, "transform_batch", markers=Markers(eob=b"|"))
 
     assert worker.finish() == (b"", 2)

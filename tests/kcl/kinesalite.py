@@ -2,7 +2,7 @@
 A real Kinesis API on a free port: kinesalite, from the registry of npm.
 
 It is installed once, into the cache folder of the user, by the npm of the machine; where
-there is none, root gets Node from Debian, and others are told what to install.
+there is none, root gets Node from Debian, and others are shown what to install.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def test_first_batch_is_empty(current: Sample) -> None:
 
 
 def test_life_of_the_old_client(old: Sample) -> None:
-    """It says in plain text what it does: noise."""
+    """It logs in plain text what it does: noise."""
     with old() as driver:
         driver.send(Opened(1, RECORDS))
         assert driver.session.uncommitted == 2
@@ -207,7 +207,7 @@ def test_life_of_the_old_client(old: Sample) -> None:
 
 
 def test_end_of_a_shard_with_the_old_client(old: Sample) -> None:
-    """It is told to terminate."""
+    """It is asked to terminate."""
     with old() as driver:
         driver.send(Opened(1, RECORDS))
         assert driver.part(Farewell(why=FarewellReason.ENDED)) == 0

@@ -54,7 +54,7 @@ async def told(
     well: bool = True,
     events: bool = False,
 ) -> list[str]:
-    """Return what is told of a processor, with five records."""
+    """Return the transcript of a processor, with five records."""
     file = folder / "processor.py"
     file.write_text(source)
     path = ":".join([os.getcwd(), os.fspath(downloaded(CURRENT))])
@@ -152,7 +152,7 @@ async def test_both_sides_are_told_by_name(tmp_path: Path) -> None:
 async def test_faults(
     tmp_path: Path, faults: list[Fault], version: Version, lines: list[str]
 ) -> None:
-    """They happen where they are said to, in the words of the version."""
+    """They happen where the plan has them, in the words of the version."""
     found = iter(await told(tmp_path, SDK, *faults, version=version))
     for line in lines:
         assert line in found, line
@@ -259,7 +259,7 @@ async def test_faults(
 async def test_what_goes_wrong_with_a_shard(
     tmp_path: Path, fault: Fault, lines: list[str]
 ) -> None:
-    """Before an action, or at a checkpoint; what is told is in this order."""
+    """Before an action, or at a checkpoint; what is reported is in this order."""
     well = fault.kind is not FaultKind.FAIL_CHECKPOINT
     all_told = await told(tmp_path, SDK, fault, well=well, events=True)
     found = iter(all_told)
@@ -361,7 +361,7 @@ async def test_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_records_of_a_file() -> None:
-    """A line is data, or says it in JSON, with a key and a time."""
+    """A line is data, or has it in JSON, with a key and a time."""
     lines = [
         b"plain",
         b'{"data": "x", "key": "k", "time": 5}',

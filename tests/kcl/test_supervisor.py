@@ -145,7 +145,7 @@ async def test_death_at_the_end_of_a_shard(tmp_path: Path) -> None:
 async def test_prints_are_counted_and_logged_so_many(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are no failure; what comes too fast is not logged, and the log says so."""
+    """They are no failure; what comes too fast is not logged, and the log counts it."""
     meter = PrometheusMeter()
     supervisor = AsyncSupervisor(
         stage(PRINTING, tmp_path), commit=stored, assignment=SHARD, meter=meter

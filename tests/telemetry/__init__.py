@@ -1,1 +1,1 @@
-"""What a stage tells about itself, and how it is told."""
+"""What a stage reports about itself, and how."""

@@ -64,7 +64,7 @@ def test_host_with_structlog_gets_events(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_control_characters_are_quoted(caplog: pytest.LogCaptureFixture) -> None:
-    """A line stays one line, and a terminal is told nothing."""
+    """A line stays one line, and a terminal is given nothing."""
     Log().error("it", line="a\n\x1b[2J", empty="", word="b")
 
     assert caplog.messages == [r"it line='a\n\x1b[2J' empty='' word=b"]
@@ -80,7 +80,7 @@ def test_structlog_is_the_hosts_choice() -> None:
 
 @pytest.mark.process
 def test_stdout_of_the_host_is_its_own() -> None:
-    """With nothing set up at all, a crash is told on stderr (issue 11)."""
+    """With nothing set up at all, a crash is reported on stderr (issue 11)."""
     program = """
 import sys, anyio
 from etlstage import AsyncSupervisor, ErrorPolicy, Stage

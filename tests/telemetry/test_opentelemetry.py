@@ -34,7 +34,7 @@ def meter(reader: InMemoryMetricReader) -> Meter:
 
 
 def test_counter(meter: Meter, reader: InMemoryMetricReader) -> None:
-    """Exporters append ``_total`` themselves; the unit is told."""
+    """Exporters append ``_total`` themselves; the unit is reported."""
     for labels in ({"stage": "a"}, {"stage": "b"}, {"stage": "a"}):
         meter.counter("in_bytes_total", "What came in.", labels).add(2)
     metric = collected(reader)["in_bytes"]
@@ -97,7 +97,7 @@ def test_default_is_the_process_provider(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text says what to install; importing etlstage.telemetry is no matter."""
+    """The text names what to install; importing etlstage.telemetry does no harm."""
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigError) as caught:
         OpenTelemetryMeter()

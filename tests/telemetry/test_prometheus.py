@@ -54,7 +54,7 @@ def test_text() -> None:
 
 
 def test_nothing_is_an_empty_text() -> None:
-    """A meter that nobody has used yet can be scraped; it shares nothing."""
+    """A meter that no one has used yet can be scraped; it shares nothing."""
     PrometheusMeter().gauge("level", "", {}).add(1)
     assert PrometheusMeter().render() == ""
 
@@ -119,7 +119,7 @@ def test_name_in_use_is_refused() -> None:
 
 
 def test_without_prometheus_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says how to get it."""
+    """The error has the remedy."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'etlstage\[prometheus\]'"):
         PrometheusMeter()
@@ -139,6 +139,6 @@ def test_import_is_lazy() -> None:
 
 
 def test_it_is_a_meter() -> None:
-    """As the protocol says."""
+    """As the protocol has it."""
     meter: Meter = PrometheusMeter()
     assert meter

@@ -123,7 +123,7 @@ def test_counters_of_trouble_are_there_before_it() -> None:
 
 
 def test_supervisors_on_one_meter() -> None:
-    """Those of one stage add up; another stage is told apart."""
+    """Those of one stage add up; another stage is kept apart."""
     meter = PrometheusMeter()
     first, second, other = (StageMetrics(meter, s) for s in ("clean", "clean", "b"))
     first.waiting(5)
@@ -138,7 +138,7 @@ def test_supervisors_on_one_meter() -> None:
 
 
 def test_end_of_a_stage_leaves_no_gauge_behind() -> None:
-    """What the others say stays."""
+    """What the others have set stays."""
     meter = PrometheusMeter()
     first, second = (StageMetrics(meter, "clean") for _ in range(2))
     for metrics in (first, second):
@@ -154,7 +154,7 @@ def test_end_of_a_stage_leaves_no_gauge_behind() -> None:
 
 
 def test_worker_that_is_gone_holds_nothing() -> None:
-    """Nobody need say so; the next one starts from nothing."""
+    """No reset is needed; the next one starts from nothing."""
     meter = PrometheusMeter()
     metrics = StageMetrics(meter, "clean")
     metrics.in_flight("clean-1", 4)

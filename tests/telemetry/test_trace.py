@@ -1,4 +1,4 @@
-"""Spans in the real SDK of OpenTelemetry, and the trace that workers are told."""
+"""Spans in the real SDK of OpenTelemetry, and the trace that workers are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def tell(worker: ScriptedWorker) -> int:
-    """Answer with the trace that the worker was told."""
+    """Answer with the trace that the worker was given."""
     async for message in worker.messages():
         if message == b"no":
             await worker.refuse("no")
@@ -72,7 +72,7 @@ async def test_submission_is_a_span_of_its_caller(spans: InMemorySpanExporter) -
 
 
 async def test_worker_is_told_its_trace(spans: InMemorySpanExporter) -> None:
-    """That in which its supervisor was entered; ``env:`` may say another."""
+    """That in which its supervisor was entered; ``env:`` may set another."""
     own = Stage(
         name="t", worker=WorkerProgram(command=("none",), env={"TRACEPARENT": PARENT})
     )
@@ -102,7 +102,7 @@ async def test_trace_of_this_process_is_passed_on(
 
 
 async def test_error_ends_a_span_as_one(spans: InMemorySpanExporter) -> None:
-    """What the caller is told, the trace is told, too."""
+    """The caller's error is in the trace, too."""
     async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
 
         async def messages() -> AsyncIterator[bytes]:

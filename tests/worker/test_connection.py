@@ -191,7 +191,7 @@ def test_replies_to_one_read_may_be_larger_than_memory(
 
 
 def test_unterminated_tail_is_dropped(start: Start) -> None:
-    """Nobody has said that it's a whole message."""
+    """Nothing marks it as a whole message."""
     stage = start("worker.transform(lambda message: [message])")
     stage.ask(b"a\nb", b"a\n\0")
     assert stage.finish() == (b"", 0)
@@ -209,7 +209,7 @@ def test_unterminated_tail_of_a_batch_is_dropped(start: Start) -> None:
 
 
 def test_eob_in_single_mode_is_refused(start: Start) -> None:
-    """One line says what is wrong, and no traceback hides it."""
+    """One line shows what is wrong, and no traceback hides it."""
     stage = start("worker.transform(lambda message: [message])")
     stage.ask(b"a\n", b"a\n\0")
     stage.write(b"\x17")
@@ -221,7 +221,7 @@ def test_eob_in_single_mode_is_refused(start: Start) -> None:
 
 
 def test_supervisor_that_is_gone(start: Start) -> None:
-    """Nobody is left to whom an error could be told."""
+    """No one is left to whom an error could be reported."""
     stage = start("worker.transform(lambda message: [message])")
     stage.ask(b"a\n", b"a\n\0")
     stage.stop_reading()
@@ -233,7 +233,7 @@ def test_supervisor_that_is_gone(start: Start) -> None:
 def test_supervisor_that_goes_while_the_function_works(
     start: Start, fence: Fence
 ) -> None:
-    """It's noticed by the thread that writes what is old, and told to the other."""
+    """It's noticed by the thread that writes what is old, and reported to the other."""
     stage = start(
         """
         import os, sys

@@ -175,7 +175,7 @@ def test_socket_that_the_supervisor_leaves() -> None:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1)])
 def test_closed_descriptors_are_told(closed: tuple[int, ...]) -> None:
-    """There is nobody to talk to."""
+    """There is no one to talk to."""
     redirections = " ".join(f"{descriptor}>&-" for descriptor in closed)
     result = subprocess.run(
         ["/bin/sh", "-c", f'"$0" "$@" {redirections}', sys.executable, "-c", ECHO],
@@ -212,7 +212,7 @@ worker.transform(f)
 
 
 def test_worker_without_stderr_that_has_to_complain() -> None:
-    """Its status says enough."""
+    """Its status is enough."""
     result = subprocess.run(
         ["/bin/sh", "-c", '"$0" "$@" 2>&-', sys.executable, "-c", ECHO, "-e", ""],
         input=b"",

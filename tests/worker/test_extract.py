@@ -56,7 +56,7 @@ def test_cycle_with_offsets_of_the_supervisor(start: Start) -> None:
 
 
 def test_cycle_with_requests_of_another_form(start: Start) -> None:
-    """The worker says how to read them."""
+    """The worker decides how to read them."""
     stage = start("""
         worker.extract_cycle(
             lambda *words: words, offsets="supervisor", parse=lambda m: m.split(b"..")
@@ -173,7 +173,7 @@ def test_message_with_a_marker(start: Start) -> None:
 
 
 def test_message_with_a_marker_in_front_of_many(start: Start) -> None:
-    """It's noticed when enough has been collected, and told once."""
+    """It's noticed when enough has been collected, and reported once."""
     stage = start("worker.extract(lambda: [b'a', b'b\\nc', *[b'd' * 999] * 999])")
     assert stage.read_to_end() == (b"a\n", 1)
     assert "in extract function '<lambda>', after 1 message\n" in stage.stderr

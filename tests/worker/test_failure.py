@@ -124,7 +124,7 @@ def test_marker_is_found_in_front_of_a_large_reply(start: Start) -> None:
 
 @pytest.mark.parametrize("size", [0, 200_000])
 def test_messages_with_markers_are_skipped(start: Start, size: int) -> None:
-    """Each is told, and its neighbours are answered, also where replies are large."""
+    """Each is reported, and its neighbours are answered, also where replies are large."""
     stage = start(f"""
         def f(message):
             yield b"x" * {size}
@@ -259,7 +259,7 @@ def test_wrong_replies_are_told(start: Start, call: str, complaint: str) -> None
 def test_reply_must_be_one_message_when_eop_is_eom(
     start: Start, reply: str, count: str
 ) -> None:
-    """There is no other way to say where a reply ends."""
+    """There is no other way to mark the end of a reply."""
     stage = start(f"worker.transform(lambda m: {reply})", "-E", r"\n")
     stage.write(b"aa\n")
     assert stage.finish() == (b"", 1)

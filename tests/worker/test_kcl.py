@@ -25,7 +25,7 @@ pytestmark = pytest.mark.core
 
 
 class Keeper(kcl.Processor):
-    """Keeps what it is told, and does at each record what a test says."""
+    """Keeps what it is given, and does at each record what a test sets."""
 
     def __init__(self, act: Callable[[kcl.Checkpointer, kcl.Record], None]) -> None:
         self.act = act
@@ -75,7 +75,7 @@ class Daemon:
         self.asked: list[object] = []
 
     def read(self) -> bytes:
-        """Return what there is to say."""
+        """Return what there is to send."""
         for event in self.session.events_received():
             if isinstance(event, CommitAsked):
                 self.asked.append(event.position)
@@ -86,7 +86,7 @@ class Daemon:
         return b"".join(self.session.data_to_send())
 
     def write(self, data: bytes) -> None:
-        """Take what the processor says."""
+        """Take what the processor sends."""
         self.session.receive_data(data, 0.0)
 
 
@@ -182,7 +182,7 @@ def test_errors_have_classes(name: str, error: type[kcl.CheckpointFailed]) -> No
 
 
 def test_lease_that_is_lost_in_a_batch_ends_it() -> None:
-    """Nobody caught it: the batch is answered, and what comes is the end (issue 25)."""
+    """No one caught it: the batch is answered, and what comes is the end (issue 25)."""
 
     def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
         checkpointer.checkpoint()
@@ -247,7 +247,7 @@ def test_exception_is_skipped_if_that_is_asked_for(
 
 
 def test_supervisor_that_breaks_the_protocol() -> None:
-    """It is said what it did."""
+    """The error has what it did."""
     pieces = iter([b'{"action":"leap"}\n'])
     with pytest.raises(RemoteProtocolError, match="expected initialize"):
         kcl._Life(

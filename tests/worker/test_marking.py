@@ -13,7 +13,7 @@ from tests.worker.conftest import Start
 
 
 def test_defaults() -> None:
-    """Nobody has said anything: then nobody would understand a refusal."""
+    """Where none is set no supervisor would understand a refusal."""
     assert find_markers([], {}) == Markers(err=None)
 
 
@@ -29,7 +29,7 @@ def test_defaults() -> None:
 def test_err_is_known_where_it_was_given(
     arguments: list[str], environment: dict[str, str], err: bytes | None
 ) -> None:
-    """Nothing in its place says that there is none, as ``{err}`` does."""
+    """Nothing in its place means that there is none, as for ``{err}``."""
     assert find_markers(arguments, environment).err == err
 
 
@@ -98,13 +98,13 @@ def test_arguments_end_at_two_dashes() -> None:
 def test_wrong_markers_are_told(
     arguments: list[str], environment: dict[str, str], complaint: str
 ) -> None:
-    """The text says where they come from."""
+    """The text shows where they come from."""
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         find_markers(arguments, environment)
 
 
 def test_worker_takes_markers_from_its_environment(start: Start) -> None:
-    """That is how a supervisor tells them."""
+    """That is how a supervisor passes them."""
     stage = start(
         "worker.transform(lambda message: [message])",
         env=Markers(b"<m>", b"<p>").environment(),

@@ -1,4 +1,4 @@
-"""Workers that say no to a message, and go on."""
+"""Workers that reject a message, and go on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_exception_refuses_by_default(start: Start) -> None:
 def test_refusal_is_one_whatever_becomes_of_others(
     start: Start, on_error: str, rest: tuple[bytes, int]
 ) -> None:
-    """``on_error`` is about exceptions that nobody expected."""
+    """``on_error`` is about exceptions that no one expected."""
     stage = start(REFUSES, on_error, env=ERR)
     stage.write(b"bad\nworse\n")
     answer, status = stage.finish()
@@ -180,7 +180,7 @@ def test_refusal_does_not_wait_for_the_next_message(start: Start, fence: Fence) 
 
 
 class Mute(Exception):
-    """Has nothing to say, and fails at that."""
+    """Has no text, and fails at that."""
 
     def __str__(self) -> str:
         raise OSError

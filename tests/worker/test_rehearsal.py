@@ -20,8 +20,8 @@ ONE_TO_ONE = Markers(eop=b"\n")
 ERR = {"ETLSTAGE_ERR": r"\025"}
 
 
-def answers(message: bytes) -> Any:  # noqa: ANN401 - as it is told
-    """Do what the message says; as much of it as may go wrong."""
+def answers(message: bytes) -> Any:  # noqa: ANN401 - as it is reported
+    """Do what the message asks for; as much of it as may go wrong."""
     match message:
         case b"none":
             return []

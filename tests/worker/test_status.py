@@ -30,7 +30,7 @@ class Status:
 
     @property
     def env(self) -> dict[str, str]:
-        """What tells a worker of it."""
+        """What passes it to a worker."""
         return {"ETLSTAGE_STATUS": str(self.path)}
 
     def expect(self, count: int = 1) -> None:
@@ -46,7 +46,7 @@ class Status:
 
     @property
     def ended(self) -> bool:
-        """Whether nobody has it open any more."""
+        """Whether no one has it open any more."""
         assert select.select([self._reading], [], [], PATIENCE)[0]
         return os.read(self._reading, 1) == b""
 
@@ -74,7 +74,7 @@ class Status:
 
 @pytest.fixture
 def status(tmp_path: Path) -> Iterator[Status]:
-    """Return the pipe, with nobody at its other end."""
+    """Return the pipe, with no one at its other end."""
     status = Status(tmp_path / "status")
     yield status
     status.close()
@@ -125,7 +125,7 @@ def test_every_sort_of_worker_tells(
 def test_worker_tells_once_where_no_heartbeat_is_asked_for(
     start: Start, status: Status
 ) -> None:
-    """Its answers say enough."""
+    """Its answers are enough."""
     stage = start(ECHO, env=status.env)
     status.expect()
     for _ in range(3):
@@ -277,7 +277,7 @@ def test_skipped_messages_are_counted(
 
 
 def test_count_for_which_there_is_no_room_is_told_later(status: Status) -> None:
-    """The supervisor may be busy; what is not told is not forgotten."""
+    """The supervisor may be busy; what is not reported is not forgotten."""
     told = StatusOfWorker(os.open(status.path, os.O_WRONLY | os.O_NONBLOCK))
     while told.count("skipped", 1):
         pass
