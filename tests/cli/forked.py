@@ -3,7 +3,7 @@ A process that has imported the command line, and forks each that a test asks fo
 
 Hundreds of tests run ``etlstage``, and most of what such a process takes is to import
 it. What is forked has a directory, an environment, standard streams and an end of its
-own, as any process. What a test says of the start itself it says of a real one.
+own, as any process. What a test asserts of the start itself it asserts of a real one.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _serve(path: str) -> list[str]:
 
 
 def _begin(asked: socket.socket) -> list[str]:
-    """Become what was asked for; a process in between tells how it has ended."""
+    """Become what was asked for; a process in between shows how it has ended."""
     _, streams, _, _ = socket.recv_fds(asked, 1, 3)
     about = json.loads(b"".join(iter(lambda: asked.recv(65536), b"")))
     if child := os.fork():

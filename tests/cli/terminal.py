@@ -123,7 +123,7 @@ def on_terminal(
                 while chunk := file.read(65536):
                     data += chunk
             except OSError:
-                pass  # nobody has the other end any more
+                pass  # no one has the other end any more
     terminal = Terminal(width)
     terminal.write(data.decode())
     return terminal

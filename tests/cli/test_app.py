@@ -46,7 +46,7 @@ def test_failure_is_exit_1(ended: Ended, kind: type[EtlstageError]) -> None:
 
 
 def test_bug_names_itself(ended: Ended) -> None:
-    """What nobody foresaw still is one line, and says how to learn more."""
+    """What no one foresaw still is one line, and shows how to learn more."""
     assert ended(KeyError("x")) == (
         1,
         "etlstage: error: unexpected KeyError: 'x'; --debug shows where\n",

@@ -11,7 +11,7 @@ import pytest
 from etlstage.cli.subject import Options, program_of
 from tests.cli.conftest import KEEP, PIPELINE, UPPER, Etlstage
 
-# It leaves out the EOP where there is nothing to say.
+# It leaves out the EOP where there is nothing to write.
 SILENT: Final = UPPER.replace(
     "    sys.stdout.buffer", "    if line.strip(): sys.stdout.buffer"
 )
@@ -75,7 +75,7 @@ def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_stage_of_a_pipeline_is_checked(etlstage: Etlstage) -> None:
-    """With what the file says of it (issue 12)."""
+    """With its settings from the file (issue 12)."""
     done = etlstage("check", "pipeline.yaml", "--stage", "extract")
     assert done.returncode == 0
     assert done.stdout.startswith("ok     writes all and exits")
@@ -120,7 +120,7 @@ def test_what_was_not_tried_is_one_line(etlstage: Etlstage) -> None:
 
 
 def test_program_that_does_not_start_is_1(etlstage: Etlstage) -> None:
-    """The line says why (issue 12)."""
+    """The line shows why (issue 12)."""
     done = etlstage("check", "--", "no-such-program")
     assert done.returncode == 1
     assert "there is no program 'no-such-program'" in done.stderr
@@ -160,7 +160,7 @@ def test_messages_of_the_pipeline(etlstage: Etlstage) -> None:
 def test_worker_that_does_not_answer_is_shown_as_far_as_it_came(
     etlstage: Etlstage,
 ) -> None:
-    """What it wrote tells what is missing (issue 12)."""
+    """What it wrote shows what is missing (issue 12)."""
     done = etlstage("try", "--timeout", "1", "--", "cat", given="one\n")
     assert done.returncode == 1
     assert "without the marker eop '\\000' behind its reply" in done.stdout
@@ -168,7 +168,7 @@ def test_worker_that_does_not_answer_is_shown_as_far_as_it_came(
 
 
 def test_messages_of_a_file_in_a_batch(etlstage: Etlstage, tmp_path: Path) -> None:
-    """As many as the limit says (issue 12)."""
+    """As many as the limit allows (issue 12)."""
     (tmp_path / "sample").write_text("a\nb\nc")
     program = "import sys; sys.stdin.read(); print('x\\n', end='\\0')"
     done = etlstage(
@@ -193,7 +193,7 @@ def test_no_message_is_2(etlstage: Etlstage) -> None:
 
 
 def test_worker_with_sessions_is_asked_for_ranges() -> None:
-    """Its dialect knows no mode that would have to be said beside (issue 15)."""
+    """Its dialect knows no mode that would have to be set beside (issue 15)."""
     options = Options(
         kind="extract", offsets="supervisor", dialect="cocaine:event=read"
     )
@@ -206,7 +206,7 @@ def test_worker_with_sessions_is_asked_for_ranges() -> None:
 
 
 def test_processor_that_commits_has_no_replies(etlstage: Etlstage) -> None:
-    """It is said what there is for it (issue 25)."""
+    """The message names what there is for it (issue 25)."""
     done = etlstage("try", "--dialect", "kcl", "--", "cat")
     assert done.returncode == 2
     assert "see etlstage check --dialect kcl, and etlstage kcl simulate" in done.stderr

@@ -99,7 +99,7 @@ said = pytest.CaptureFixture[str]
 
 
 def test_runs_that_agree(tmp_path: Path, capsys: said) -> None:
-    """One line says how much they agree upon."""
+    """One line shows how much they agree upon."""
     first, second = written(tmp_path / "1", dies=2), written(tmp_path / "2", dies=2)
 
     assert compared(first, second) == 0
@@ -153,7 +153,7 @@ def test_first_difference_of_each_kind(tmp_path: Path, capsys: said) -> None:
 
 
 def test_run_that_fails_is_not_compared(tmp_path: Path, capsys: said) -> None:
-    """It says on which engine, and why."""
+    """It shows on which engine, and why."""
     first, second = written(tmp_path / "1"), written(tmp_path / "2", dies=2)
     second.write_text(NUMBERS.replace("{retries: 0, budget: 10}", "{then: fail}"))
 

@@ -294,7 +294,7 @@ def test_state_without_letters(etlstage: Etlstage, tmp_path: Path, kept: str) ->
 def test_folder_that_is_no_state(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """Nobody is to believe that there are no dead letters."""
+    """No one is to believe that there are no dead letters."""
     (tmp_path / "x").mkdir()
     result = etlstage("dlq", "ls", "x")
     error = "etlstage: error: x: is not the state directory of a pipeline"
@@ -317,7 +317,7 @@ def test_file_that_is_no_pipeline(etlstage: Etlstage, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("state")
 def test_stage_that_there_is_not(etlstage: Etlstage) -> None:
-    """The names are told; one that only has letters is among them."""
+    """The names are reported; one that only has letters is among them."""
     result = etlstage("dlq", "ls", "pipeline.yaml", "--stage", "uper")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (

@@ -176,7 +176,7 @@ def test_reset_forgets_what_waits(etlstage: Etlstage, tmp_path: Path) -> None:
 def test_second_run_of_either_half_is_refused(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
-    """It is told who holds the half, and can be taken over."""
+    """It is shown who holds the half, and can be taken over."""
     pipeline(tmp_path, ["1"])
     for half, option in ((".", "before"), ("edge-translate", "behind")):
         with Delivery(tmp_path / "state" / half):

@@ -28,7 +28,7 @@ for line in sys.stdin.buffer:
 
 
 def run_program(shown: str, folder: Path) -> str:
-    """Run the program that was shown for a failure; return what it says of it."""
+    """Run the program that was shown for a failure; return its output."""
     program = shown.partition("in Python:\n")[2].partition("found after")[0]
     done = subprocess.run(
         [sys.executable, "-c", program.replace("\n  ", "\n").strip()],
@@ -82,7 +82,7 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
 
 
 def test_model_is_found_beside_the_worker(etlstage: Etlstage, tmp_path: Path) -> None:
-    """In the working directory; what differs is said (issue 12)."""
+    """In the working directory; what differs is reported (issue 12)."""
     (tmp_path / "worker.py").write_text(LINES)
     (tmp_path / "model.py").write_text(
         "def same(message):\n    return [message]\n"
@@ -103,7 +103,7 @@ def test_model_is_found_beside_the_worker(etlstage: Etlstage, tmp_path: Path) ->
 def test_stage_of_a_pipeline_is_fuzzed(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """With all that the file says of it; what is secret there is not kept (issue 12)."""
+    """With all of its settings from the file; what is secret there is not kept (issue 12)."""
     (tmp_path / "upper.py").write_text(
         "import os\nassert os.environ['KEY'] == 'verysecret'\n"
         + READS.format(how="upper")
@@ -323,7 +323,7 @@ def test_worker_that_connects_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> N
 def test_script_that_is_not_there(
     command: str, etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """It is told as by validate, and is no failure of a worker (issue 26)."""
+    """It is reported as by validate, and is no failure of a worker (issue 26)."""
     (tmp_path / "uper.py").touch()
     (tmp_path / "upper.py").unlink()
     result = etlstage(command, "--", "python", "upper.py")

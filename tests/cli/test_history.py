@@ -68,7 +68,7 @@ def test_last_sample_makes_no_peak(ledger: Ledger) -> None:
 
 
 def test_run_without_samples(ledger: Ledger) -> None:
-    """Nothing can be said of its speed."""
+    """Its speed is unknown."""
     assert History(ledger).spans() == []
 
 

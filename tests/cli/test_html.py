@@ -112,7 +112,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture
 def report() -> Report:
-    """Return the report of a run in which everything went wrong, said by the nasty."""
+    """Return the report of a run in which everything went wrong, in hostile texts."""
     load = Account("load", StageKind.LOAD, received=3, done=1, failed=1, unprocessed=1)
     ledger = Ledger.of_pipeline("extract", [NASTY], load)
     ledger[0].produced, ledger[1].received = 10, 9
@@ -216,7 +216,7 @@ def test_what_is_many_is_cut(report: Report) -> None:
 
 
 def test_page_of_a_run_without_faults(report: Report) -> None:
-    """That is said where faults would be, and nothing is drawn of no time."""
+    """That is shown in place of faults, and nothing is drawn of no time."""
     ledger = Ledger.of_pipeline("extract", [], Account("load", StageKind.LOAD))
     quiet = replace(
         report, status="done", error=None, ledger=ledger, dead_letters=KeptLetters()

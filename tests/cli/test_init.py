@@ -19,7 +19,7 @@ NODE = ANY_MARKERS[-1].interpreter[0]
 def test_init_copies_all_examples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And says what to do next."""
+    """And shows what to do next."""
     folder = tmp_path / "new" / "place"
     assert init(folder) == 0
     assert (folder / "demo" / "pipeline.yaml").is_file()

@@ -137,7 +137,7 @@ def test_lines_are_appended(
 
 
 def test_set_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And what is damaged is told."""
+    """And what is damaged is reported."""
     assert run("journal", "verify", str(folder), "--json") == 0
     (row,) = rows(capsys)
     del row["bytes"]

@@ -54,7 +54,7 @@ EXTRACT = """\
         sys.stdout.write("".join(f"{n}\\n" for n in numbers) + "\\0")
         sys.stdout.flush()
     """
-# Its children, one of them in a session of its own, outlive it if nobody ends them.
+# Its children, one of them in a session of its own, outlive it if no one ends them.
 SAME = """\
     import subprocess, sys
     for apart in (False, True):
@@ -328,7 +328,7 @@ def test_kills_of_a_run_with_spark_leave_nothing(folder: Path) -> None:
         wait_until(run.spools)
         (java,) = run.javas()
         if not watched:
-            # Its replacement would come within a second: nobody looks for it now.
+            # Its replacement would come within a second: no one looks for it now.
             run.process.send_signal(signal.SIGSTOP)
             for pid in run.watchdogs():
                 os.kill(pid, signal.SIGKILL)
@@ -339,7 +339,7 @@ def test_kills_of_a_run_with_spark_leave_nothing(folder: Path) -> None:
             run.close()
         else:
             assert run.spools() != []
-    # Both were killed: what the workers have started is nobody's.
+    # Both were killed: what the workers have started is no one's.
     for pid in left_behind(folder):
         os.kill(pid, signal.SIGKILL)
     (folder / "loaded").unlink(missing_ok=True)

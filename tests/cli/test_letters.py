@@ -20,7 +20,7 @@ def stored(pipeline: Path) -> list[str]:
 
 
 def test_without_a_terminal(etlstage: Etlstage, stored: list[str]) -> None:
-    """A job that nobody watches is told which option it needs (issue 23)."""
+    """A job that no one watches is shown which option it needs (issue 23)."""
     result = etlstage(*stored)
     assert result.returncode == 2
     assert result.stderr.endswith(

@@ -38,7 +38,7 @@ def logged(*, debug: bool = False) -> str:
 
 
 def test_worker_line_on_a_terminal() -> None:
-    """Who said it, then what; not cut, broken at words, and it steers nothing."""
+    """The worker, then its line; not cut, broken at words, and it steers nothing."""
     assert max(map(len, logged().splitlines())) <= 40
     words = logged().split()
     end = words.index("warning") - 1
@@ -71,7 +71,7 @@ def test_debug_lets_everything_through() -> None:
 def test_steps_to_an_outcome_are_for_developers(
     capsys: pytest.CaptureFixture[str], debug: bool
 ) -> None:
-    """What became of the message is told; a worker that died without one, too."""
+    """What became of the message is reported; a worker that died without one, too."""
     configure(Screen(stderr=True), Verbosity(debug=debug))
     log = structlog.get_logger("etlstage")
     log.warning("worker exited", held=2)

@@ -34,7 +34,7 @@ def get(server: MetricsServer, path: str) -> httpx.Response:
 
 
 def test_ready_once_messages_move(server: MetricsServer) -> None:
-    """Live all the time; what it waits for is told (issue 11)."""
+    """Live all the time; what it waits for is reported (issue 11)."""
     assert server.url.startswith("http://127.0.0.1:")
     assert get(server, "/live").status_code == 200
     assert get(server, "/ready").status_code == 503
@@ -65,7 +65,7 @@ def test_anything_else_is_not_found(server: MetricsServer) -> None:
 
 @pytest.mark.parametrize("address", ["", "x", "1:x", "1:70000", "host", "1:-1"])
 def test_address_that_is_none(address: str) -> None:
-    """What it looks like is said."""
+    """What it looks like is reported."""
     with pytest.raises(ConfigError, match=r"expected a port or HOST:PORT"):
         MetricsServer(address)
 
@@ -92,7 +92,7 @@ def test_address_of_the_new_kind() -> None:
 
 
 def address(run: Popen[str]) -> str:
-    """Return where a run says that its metrics are."""
+    """Return the address of a run's metrics, from its log."""
     assert run.stderr is not None
     for line in run.stderr:
         event = json.loads(line)
@@ -134,7 +134,7 @@ def test_metrics_of_all_stages_while_they_run(
 
 
 def test_library_that_is_missing(etlstage: Etlstage, pipeline: Path) -> None:
-    """How to get it is said, and nothing runs."""
+    """The remedy is shown, and nothing runs."""
     path = pipeline.parent / "without" / "prometheus_client"
     path.mkdir(parents=True)
     (path / "__init__.py").write_text("raise ImportError")

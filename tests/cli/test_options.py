@@ -1,4 +1,4 @@
-"""How much a run tells, and how."""
+"""How much a run logs, and how."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def test_threshold(verbosity: Verbosity, threshold: int) -> None:
     [(None, False), (LogFormat.CONSOLE, True), (LogFormat.JSON, False)],
 )
 def test_for_whom(form: LogFormat | None, people: bool) -> None:
-    """Who reads a pipe is a program, unless it is said otherwise."""
+    """Who reads a pipe is a program, by default."""
     assert Verbosity(format=form).for_people(Screen(stderr=True)) is people

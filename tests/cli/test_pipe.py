@@ -150,7 +150,7 @@ def test_killed_workers_lose_nothing(filtered: Filter) -> None:
 
 
 def test_reader_that_has_seen_enough_ends_it(filtered: Filter) -> None:
-    """It says so; a traceback or silence would be worse."""
+    """It reports that; a traceback or silence would be worse."""
     with filtered.start() as process:
         assert process.stdin is not None
         assert process.stdout is not None

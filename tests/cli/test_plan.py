@@ -12,7 +12,7 @@ from tests.cli.test_screen import Terminal
 
 
 def test_plan(etlstage: Etlstage, pipeline: Path) -> None:
-    """All is said, and nothing is started."""
+    """All is reported, and nothing is started."""
     result = etlstage("plan", "pipeline.yaml", "--set", "transform[0].workers=2")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
@@ -80,7 +80,7 @@ def test_plan_on_a_terminal(
 
 
 def test_plan_of_what_cant_be_run(etlstage: Etlstage, pipeline: Path) -> None:
-    """As a run would say it."""
+    """As a run would report it."""
     (pipeline.parent / "upper.py").unlink()
     result = etlstage("plan", "pipeline.yaml")
     assert (result.returncode, result.stdout) == (2, "")
@@ -171,7 +171,7 @@ def test_picture_of_many_stages(etlstage: Etlstage, pipeline: Path) -> None:
 
 
 def test_format_that_is_none(etlstage: Etlstage, pipeline: Path) -> None:
-    """Which there are is told."""
+    """Which there are is reported."""
     result = etlstage("graph", "pipeline.yaml", "--format", "dott")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (

@@ -30,7 +30,7 @@ def ledger() -> Ledger:
 
 
 class Screen(io.StringIO):
-    """Keeps what was written and tells when something was."""
+    """Keeps what was written and shows when something was."""
 
     def __init__(self) -> None:
         super().__init__()

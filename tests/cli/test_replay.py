@@ -128,7 +128,7 @@ def test_recordings_of_another_run_are_not_mixed(
 
 
 def test_workers_elsewhere_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
-    """In Spark's executors; that is said before anything is started."""
+    """In Spark's executors; that is reported before anything is started."""
     frames = (
         "extract: {spark: {path: a.txt, format: text}}\nload: {spark: {path: out}}\n"
     )
@@ -141,7 +141,7 @@ def test_workers_elsewhere_are_not_recorded(etlstage: Etlstage, pipeline: Path) 
 
 
 def test_secrets_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
-    """What was interpolated into a command is told as it was written."""
+    """What was interpolated into a command is reported as it was written."""
     text = pipeline.read_text()
     pipeline.write_text(text.replace("upper.py]", "upper.py, '${KEY}']"))
     result = etlstage(

@@ -162,7 +162,7 @@ def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> 
 def test_retry_that_can_not_be(
     etlstage: Etlstage, failed: Path, tmp_path: Path
 ) -> None:
-    """Nothing is started, and it is said what to do (issue 14)."""
+    """Nothing is started, and it is shown what to do (issue 14)."""
     nothing = etlstage("dlq", "retry", "pipeline.yaml", "--stage", "two")
     said = "no dead letters of stage two: nothing to retry\n"
     assert (nothing.returncode, nothing.stdout) == (0, said)
@@ -197,7 +197,7 @@ def test_letters_of_a_run_that_broke_off(
 
 @pytest.mark.usefixtures("failed")
 def test_retry_that_was_taken_over(etlstage: Etlstage, tmp_path: Path) -> None:
-    """What became of the letters another is to say now (issue 14)."""
+    """What became of the letters another is to report now (issue 14)."""
     state = tmp_path / ".etlstage" / "letters"
     taking = f"""\
         from pathlib import Path

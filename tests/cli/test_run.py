@@ -57,7 +57,7 @@ def wait_for(stream: IO[str] | None, text: str) -> str:
 
 
 def test_run_to_the_end(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
-    """Every message is loaded, in order, and the report says so."""
+    """Every message is loaded, in order, and the report shows that."""
     result = etlstage("run", pipeline)
     assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "loaded.txt").read_text() == "A\nB\nC\n"
@@ -252,7 +252,7 @@ def test_secrets_are_shown_nowhere(
 def test_report_on_a_loop_of_links(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """It is told before anything runs (issue 10)."""
+    """It is reported before anything runs (issue 10)."""
     (tmp_path / "r.json").symlink_to("r.json")
     result = etlstage("run", pipeline, "--report", "r.json")
     assert result.returncode == 2
@@ -264,7 +264,7 @@ def test_report_on_a_loop_of_links(
 
 
 def test_report_of_a_run_that_can_tell_nothing(pipeline: Path, tmp_path: Path) -> None:
-    """Nobody may read stderr, and its disk may be full: the report is there."""
+    """No one may read stderr, and its disk may be full: the report is there."""
     (tmp_path / "upper.py").write_text("import sys; sys.exit(3)")
     with open("/dev/full", "w") as full:
         result = subprocess.run(
@@ -300,7 +300,7 @@ def test_worker_that_cant_be_started(
 
 
 def test_worker_that_exits_at_once(etlstage: Etlstage, pipeline: Path) -> None:
-    """What it said last is in the error; what it held is booked as lost."""
+    """Its last line is in the error; what it held is booked as lost."""
     command = "[sh, -c, 'echo no licence >&2; exit 3']"
     pipeline.write_text(pipeline.read_text().replace("[python, upper.py]", command))
     result = etlstage("run", pipeline)
@@ -426,7 +426,7 @@ def test_signal_leaves_what_only_waits_to_the_next_run(
 def test_more_signals_do_nothing(
     start: Started, pipeline: Path, tmp_path: Path
 ) -> None:
-    """The process ends with its ledger and report, and nobody is left (issue 10)."""
+    """The process ends with its ledger and report, and no one is left (issue 10)."""
     pipeline.write_text(ENDLESS)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     worker(tmp_path / "slow.py", deaf + textwrap.dedent(STUCK))
@@ -450,7 +450,7 @@ def test_more_signals_do_nothing(
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["init", "here"]])
 def test_reader_that_is_gone(start: Started, arguments: list[str]) -> None:
-    """No command complains that nobody listens."""
+    """No command complains that no one listens."""
     reading, writing = os.pipe()
     os.close(reading)
     process = start(*arguments, stdout=writing)
@@ -485,7 +485,7 @@ def on_terminal(pipeline: Path, **env: str) -> tuple[int, str]:
     )
     os.close(theirs)
     screen = b""
-    # Linux says EIO when the last writer is gone.
+    # Linux returns EIO when the last writer is gone.
     with suppress(OSError):
         while data := os.read(ours, 65536):
             screen += data

@@ -9,7 +9,7 @@ from etlstage.cli.screen import Screen
 
 
 class Terminal(io.StringIO):
-    """A file that says it is a terminal."""
+    """A file that claims to be a terminal."""
 
     def isatty(self) -> bool:
         """Claim it."""

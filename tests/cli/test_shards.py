@@ -43,7 +43,7 @@ def run(*words: str | Path) -> int:
 def test_shards_are_listed(
     leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each in a line; what a worker has said can't move the terminal."""
+    """Each in a line; what a worker has written can't move the terminal."""
     assert run("ls", tmp_path / "leases.db") == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split("  ")[0] == "shard"
@@ -92,7 +92,7 @@ def test_shard_is_taken(leases: SQLiteLeases, tmp_path: Path) -> None:
 def test_shard_without_an_owner(
     leases: SQLiteLeases, tmp_path: Path, shard: str, why: str
 ) -> None:
-    """There is nobody to be asked."""
+    """There is no one to be asked."""
     for command in ("release", "take"):
         with pytest.raises(ConfigError, match=why):
             run(command, tmp_path / "leases.db", shard)
@@ -153,7 +153,7 @@ def test_places_without_leases(tmp_path: Path) -> None:
 def test_leases_of_a_pipeline(
     leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its file says where they are."""
+    """Its file shows where they are."""
     (tmp_path / "p.yaml").write_text(
         "name: clicks\n"
         "extract: {files: {path: in, format: text}}\n"
@@ -170,7 +170,7 @@ def test_leases_of_a_pipeline(
 def test_leases_of_a_stream_with_state(
     leases: SQLiteLeases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its file says where they are, and its state directory is as good (issue 25)."""
+    """Its file shows where they are, and its state directory is as good (issue 25)."""
     (tmp_path / "p.yaml").write_text(
         "name: clicks\n"
         "state: state\n"

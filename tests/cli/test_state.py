@@ -130,7 +130,7 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("what", ["spool", "staging"])
 def test_reset_leaves_what_is_noted(state: Path, what: str) -> None:
-    """The next run removes what it tells of, which may be elsewhere (issue 14)."""
+    """The next run removes what it names, which may be elsewhere (issue 14)."""
     (state / f"{what}-5f2d01c3").mkdir()
     (state / f"{what}-5f2d01c3.1").mkdir()
     (state / f"{what}-5f2d01c3.json").touch()

@@ -167,7 +167,7 @@ def test_what_a_failure_shows(etlstage: Etlstage, tested: Path) -> None:
 
 
 def test_stage_that_cant_run(etlstage: Etlstage, tested: Path) -> None:
-    """Why is told in place of a difference, without secrets."""
+    """The reason is shown in place of a difference, without secrets."""
     text = PIPELINE.replace("upper.py", '"${TOKEN}.py"')
     tested.write_text(f"{text}tests: [{{name: a, stage: upper, input: [a]}}]\n")
     result = etlstage("test", "p.yaml", env={"TOKEN": "hunter2"})

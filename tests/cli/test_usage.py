@@ -131,7 +131,7 @@ def without_arrow(
 
 
 def test_help_of_diff_needs_no_arrow(tmp_path: Path) -> None:
-    """A run says what is missing (issue 27)."""
+    """A run shows what is missing (issue 27)."""
     pipeline = (
         "name: p\nextract: {worker: {command: [seq, '3']}}\n"
         "load: {worker: {command: [cat]}}\n"

@@ -12,7 +12,7 @@ from tests.cli.test_screen import Terminal
 
 
 def test_valid_file(etlstage: Etlstage, pipeline: Path) -> None:
-    """One line says what it is; nothing is started."""
+    """One line shows what it is; nothing is started."""
     result = etlstage("validate", "pipeline.yaml")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
@@ -23,7 +23,7 @@ def test_valid_file(etlstage: Etlstage, pipeline: Path) -> None:
 
 @pytest.mark.parametrize("command", ["validate", "run", "diff"])
 def test_what_is_missing(etlstage: Etlstage, pipeline: Path, command: str) -> None:
-    """It is told at once, with what is wrong in the file, before anything starts."""
+    """It is reported at once, with what is wrong in the file, before anything starts."""
     text = pipeline.read_text().replace("upper.py", "uper.py")
     frame = "extract: {spark: {format: text, path: nowhere}}"
     lines = [frame if x.startswith("extract:") else x for x in text.splitlines()]
@@ -49,7 +49,7 @@ def test_what_is_missing(etlstage: Etlstage, pipeline: Path, command: str) -> No
 
 @pytest.mark.parametrize("command", ["validate", "run"])
 def test_changes(etlstage: Etlstage, pipeline: Path, command: str) -> None:
-    """Files and values are laid over the pipeline, and errors say where they are."""
+    """Files and values are laid over the pipeline, and errors show where they are."""
     over = "--overlay", "prod.yaml", "--set", "transform[0].workers=0"
     (pipeline.parent / "prod.yaml").write_text("load:\n  window: 0\n")
     result = etlstage(command, "pipeline.yaml", *over)

@@ -157,7 +157,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_section(
     section: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it says is what happens (issues 11 and 27)."""
+    """What it shows is what happens (issues 11 and 27)."""
     for fence in SECTIONS[section]:
         needed = NEEDS.get(fence.language, "sh")
         if shutil.which(needed) is None:

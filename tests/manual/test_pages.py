@@ -52,7 +52,7 @@ def test_page_for_newcomers_is_short(path: Path) -> None:
 
 
 def test_contributing_is_short() -> None:
-    """It says where things are, and no more (issue 27)."""
+    """It shows where things are, and no more (issue 27)."""
     assert len(PROJECT[ROOT / ".github/CONTRIBUTING.md"].splitlines()) < 80
 
 
