@@ -1,7 +1,7 @@
 """
 What all tests share: their groups, and the option for Spark over Spark Connect.
 
-Each test is in one group. ``spark`` is said by the test; so is ``process`` or ``core``
+Each test is in one group. ``spark`` is reported by the test; so is ``process`` or ``core``
 where the folder is not right about it. Whoever starts a process is not in ``core``.
 """
 
@@ -55,7 +55,7 @@ OF_PROCESSES: Final = (
     "transport",
     "worker",
 )
-"""Folders whose tests start processes if they don't say otherwise."""
+"""Folders whose tests start processes by default."""
 WITHOUT: Final = (
     "supervisor/exchange",
     "supervisor/lifecycle",

@@ -86,7 +86,7 @@ UNFIT = {
     '{"id":1,"r":1e39}': "a value in it does not fit",
     '{"id":1,"deep":[{"x":1},{"x":-1e400}]}': "a value in it does not fit",
     '{"id":1,"d":123456.78}': "field 'd' is a number that is no decimal(5,2)",
-    # What Spark would convert, and not say.
+    # What Spark would convert without a word.
     '{"id":1,"d":1.239}': "a value in it does not fit",
     '{"id":1,"d":"1.239"}': "a value in it does not fit",
     '{"id":1,"ds":[1.25]}': "a value in it does not fit",

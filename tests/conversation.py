@@ -2,7 +2,7 @@
 A worker process and the bytes that go to and fro.
 
 Raw descriptors and a deadline, nothing of the code under test. What must come is
-waited for; nobody sleeps, and no test looks at a clock.
+waited for; no one sleeps, and no test looks at a clock.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Conversation:
         """
         Write ``data`` and return all that comes up to the ``until`` that ends it.
 
-        Fails if more comes with it: a worker that says anything before it is asked
+        Fails if more comes with it: a worker that writes anything before it is asked
         is out of step.
         """
         self.write(data)

@@ -1,7 +1,7 @@
 """
 Databases of the tests: PostgreSQL in a process of its own, and the drivers of Java.
 
-What is missing is installed from Debian's packages, by root; others are told what to
+What is missing is installed from Debian's packages, by root; others are shown what to
 install. The server refuses to run as root, and is then run by the user of its package.
 It is no child of the tests; the watchdog of workers ends it with them, killed or not.
 """
@@ -208,7 +208,7 @@ def _owner() -> str | None:
 
 
 def install(packages: Sequence[str]) -> None:
-    """Install packages of Debian, as root; others are told which."""
+    """Install packages of Debian, as root; others are shown which."""
     if not packages:
         return
     wanted = f"apt-get install {' '.join(packages)}"

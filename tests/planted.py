@@ -1,7 +1,7 @@
 """
 Stages with a worker that writes too much or too little, drawn from a seed.
 
-A run may fail, but one that says that it is done has every row once, in its place, or
+A run may fail, but one that shows that it is done has every row once, in its place, or
 a dead letter for it. Where the fault is one of certain messages, these are found.
 """
 
@@ -81,7 +81,7 @@ AGAIN = (
 """A worker that answers once more at its end, when its last reply was passed on."""
 FAULTS = ("none", "surplus", "late", "random", "omit", "refuse", "banner")
 FOUND = ("none", "surplus", "omit", "refuse")
-"""Faults of certain messages, which are told in time."""
+"""Faults of certain messages, which are reported in time."""
 
 
 @dataclass(frozen=True)

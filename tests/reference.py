@@ -1,7 +1,7 @@
 """
 What is generated of the manual: keys of the file, options of commands, kinds of faults.
 
-``python -m tests.reference`` writes it anew; a test says when that is due.
+``python -m tests.reference`` writes it anew; a test shows when that is due.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ OWN: Final = {
     "load.commit": "[./commit]",
     "load.abort": "[./abort]",
 }
-"""What a value may look like where a key has another form than it says, or no page has it."""
+"""What a value may look like where a key has another form than its type's, or no page has it."""
 
 EXAMPLES: Final = {
     "duration": "30s",

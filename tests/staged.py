@@ -12,7 +12,7 @@ __all__ = ("staged",)
 
 
 def staged(command: Sequence[str], /, **settings: Any) -> Stage:  # noqa: ANN401
-    """Return a stage, called ``t`` if nothing else is said, with a program's settings."""
+    """Return a stage, called ``t`` by default, with a program's settings."""
     known = settings_of(WorkerProgram)
     own = {name: settings.pop(name) for name in known if name in settings}
     worker = WorkerProgram(command=own.pop("command", command), **own)

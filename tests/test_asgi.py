@@ -46,7 +46,7 @@ def anyio_backend() -> str:
 
 
 async def worker(worker: ScriptedWorker) -> int:
-    """Answer, refuse, die, or be slow: as the message says."""
+    """Answer, refuse, die, or be slow: as the message has it."""
     async for message in worker.messages():
         if message == b"no":
             await worker.refuse("not this one")
@@ -96,14 +96,14 @@ def fastapi(service: StageService) -> Starlette:
 
 
 class Server(uvicorn.Server):
-    """One that says when it is up."""
+    """One that sets an event when it is up."""
 
     def __init__(self, app: Starlette) -> None:
         super().__init__(uvicorn.Config(app, port=0, log_config=None, lifespan="on"))
         self.up = anyio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
+        """Start, and set it."""
         await super().startup(sockets)
         self.up.set()
 
@@ -141,7 +141,7 @@ async def test_answers(make: Any) -> None:  # noqa: ANN401
 
 @pytest.mark.parametrize("make", [starlette, fastapi])
 async def test_errors_have_a_status(make: Any) -> None:  # noqa: ANN401
-    """Who asked is told what concerns him, and no more (issue 22)."""
+    """Who asked is shown what concerns him, and no more (issue 22)."""
     made = service(timeout=2)
     with capture_logs() as logs:
         async with serving(make(made)) as client:
@@ -163,7 +163,7 @@ async def test_errors_have_a_status(make: Any) -> None:  # noqa: ANN401
 
 
 async def test_too_many_requests() -> None:
-    """They are told to come again, and the others are answered."""
+    """They are asked to come again, and the others are answered."""
     held, free = anyio.Event(), anyio.Event()
 
     async def busy(worker: ScriptedWorker) -> int:
@@ -193,7 +193,7 @@ async def test_too_many_requests() -> None:
 
 
 async def test_stage_that_has_failed() -> None:
-    """Both probes say so, and so does each answer."""
+    """Both probes answer so, and so does each request."""
     stage = Stage(name="t", worker=["none"], window=1, restart=ONCE)
     async with serving(starlette(service(stage))) as client:
         await client.post("/", content=b"die")
@@ -205,7 +205,7 @@ async def test_stage_that_has_failed() -> None:
 
 
 async def test_application_that_does_not_serve() -> None:
-    """Without the lifespan nobody runs the workers, and it says what is missing."""
+    """Without the lifespan no one runs the workers, and the error names what is missing."""
     made = service()
     app = starlette(made)
     with pytest.raises(InvalidState, match="give it the lifespan of this service"):

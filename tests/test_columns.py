@@ -98,7 +98,7 @@ def test_replies_know_whose_a_message_is() -> None:
 
 
 def test_replies_are_taken_in_order() -> None:
-    """Nobody needs every other one."""
+    """No one needs every other one."""
     with pytest.raises(AssertionError, match="replies are taken in order"):
         Replies.of(GROUPS)[::2]
 

@@ -32,7 +32,7 @@ def test_refusal_has_the_words_of_the_worker() -> None:
     ("count", "words"), [(1, "1 message"), (4000, "4,000 messages")]
 )
 def test_doubtful_messages_are_counted(count: int, words: str) -> None:
-    """Which of them have the replies of others nobody knows."""
+    """Which of them have the replies of others no one knows."""
     error = RepliesDoubtful(count, stage="t")
     assert str(error).startswith(f"stage t: results of {words} may be mismatched: ")
     assert error.stage == "t"

@@ -18,7 +18,7 @@ STARTS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_core_starts_no_process(start: Callable[[], object]) -> None:
-    """A test fails that does, and is told what to say."""
+    """A test that does fails, with the mark to set."""
     with pytest.raises(
         AssertionError, match=r"\[\w+\] starts a process: mark it with 'process'"
     ):
@@ -27,5 +27,5 @@ def test_core_starts_no_process(start: Callable[[], object]) -> None:
 
 @pytest.mark.process
 def test_others_may() -> None:
-    """What a test says counts for more than its folder."""
+    """The mark of a test counts for more than its folder."""
     subprocess.run([sys.executable, "-V"], check=True)

@@ -1,4 +1,4 @@
-"""What ``pyproject.toml`` says of the core is true of its tests, too."""
+"""What ``pyproject.toml`` has for the core is true of its tests, too."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_coverage_is_measured_of_the_core() -> None:
 
 
 def test_a_class_name_stands_once() -> None:
-    """It says which class is meant, wherever it is read."""
+    """It shows which class is meant, wherever it is read."""
     found: Counter[str] = Counter()
     for path in (ROOT / "etlstage").rglob("*.py"):
         nodes = ast.parse(path.read_text()).body

@@ -10,7 +10,7 @@ import etlstage
 
 
 def test_version_is_that_of_the_distribution() -> None:
-    """Without one it says so, and raises nothing (issue 22)."""
+    """It is read from what is installed (issue 22)."""
     assert etlstage.__version__ == importlib.metadata.version("etlstage")
 
 

@@ -47,7 +47,7 @@ def ends(*numbers: int) -> bytes:
 def test_nothing_outside_of_a_column_is_read(
     fast: Compiled, bounds: bytes, first: int, count: int
 ) -> None:
-    """Whatever its bounds say (issue 13)."""
+    """Whatever its bounds are (issue 13)."""
     with pytest.raises(ValueError, match="an element lies outside of its column"):
         fast.join_column(bounds, b"abc", first, count, MARKERS, 9)
 
@@ -61,7 +61,7 @@ def test_bounds_may_begin_anywhere(fast: Compiled) -> None:
 
 
 def test_what_is_not_sound_is_left_to_python(fast: Compiled) -> None:
-    """It knows what to say, and has the patience (issue 13)."""
+    """Python's path raises the errors (issue 13)."""
     other: Any = bytearray(b"a")
     assert fast.measure([b"a", other]) is None
     for unsound in [b"a", b"b\n"], [b"long"], [other], [b"a\x15"]:
