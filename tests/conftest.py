@@ -1,7 +1,7 @@
 """
 What all tests share: their groups, and the option for Spark over Spark Connect.
 
-Each test is in one group. ``spark`` is reported by the test; so is ``process`` or ``core``
+Each test is in one group. ``spark`` is marked in the test; so is ``process`` or ``core``
 where the folder is not right about it. Whoever starts a process is not in ``core``.
 """
 

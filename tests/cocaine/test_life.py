@@ -162,7 +162,7 @@ wire.recv(1)
 
 
 async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
-    """The error shows that somebody came, who was no one that is waited for (issue 15)."""
+    """The error shows that a client came, and not the one that is awaited (issue 15)."""
     made = Stage(
         name="app",
         worker=(sys.executable, "-c", STRANGER),

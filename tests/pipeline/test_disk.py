@@ -169,7 +169,7 @@ async def run(folder: Path) -> Report:
 def test_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Whichever call fails, it is shown where; the next run loads the rest (issue 14)."""
+    """Whichever call fails, the error has the place; the next run loads the rest (issue 14)."""
     # No one cuts the power here, and a real one takes its time.
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     number, failed = 0, True

@@ -90,7 +90,7 @@ async def echo(worker: CocaineWorker, event: Event) -> None:
 
 
 async def ignore(_worker: CocaineWorker, _event: Event) -> None:
-    """Say nothing."""
+    """Write nothing."""
 
 
 async def rest(session: WorkerSession) -> list[bytes]:
