@@ -34,7 +34,7 @@ COLUMN = Column(pa.array(MESSAGES, pa.binary()))
     ("count", "words"),
     [(0, "0 messages"), (1, "1 message"), (2, "2 messages"), (4000, "4,000 messages")],
 )
-def test_a_count_is_told_with_its_noun(count: int, words: str) -> None:
+def test_a_count_is_reported_with_its_noun(count: int, words: str) -> None:
     """One message is not "1 messages"."""
     assert counted(count, "message") == words
 
@@ -169,7 +169,7 @@ def test_what_comes_before_a_mistake_is_sound() -> None:
         (Column(pa.array([None], pa.binary())), "message is null in 1 of 1"),
     ],
 )
-def test_what_is_no_run_is_told(run: object, text: str) -> None:
+def test_what_is_no_run_is_reported(run: object, text: str) -> None:
     """None of it is sound (issue 10)."""
     messages, error = sound(run)
 

@@ -546,7 +546,7 @@ def test_id_that_names_none_or_several(
     assert result.stderr == f"etlstage: error: {error}\n"
 
 
-def test_torn_letter_is_told(etlstage: Etlstage, state: Path) -> None:
+def test_torn_letter_is_reported(etlstage: Etlstage, state: Path) -> None:
     """The others are listed all the same."""
     path = state / "dead_letters" / "upper.jsonl"
     path.write_bytes(path.read_bytes() + b'{"id": "x')

@@ -25,7 +25,7 @@ def faulty(pipeline: Path) -> Path:
     return pipeline
 
 
-def test_faults_happen_and_what_they_led_to_is_told(
+def test_faults_happen_and_what_they_led_to_is_reported(
     etlstage: Etlstage, faulty: Path
 ) -> None:
     """A worker is started again, a message is dead-lettered, the others are loaded."""
@@ -71,7 +71,7 @@ def test_chance_is_the_seed_s(etlstage: Etlstage, pipeline: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "diff"])
-def test_faults_are_refused_where_nobody_wants_them(
+def test_faults_are_refused_where_no_one_wants_them(
     etlstage: Etlstage, faulty: Path, command: str
 ) -> None:
     """Before anything is started; the file itself is right."""

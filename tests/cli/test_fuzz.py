@@ -266,7 +266,7 @@ def test_load_worker_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
         ([], "no such program"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_what_is_wrong_is_reported(
     options: list[str], said: str, etlstage: Etlstage
 ) -> None:
     """Before anything is tried (issue 12)."""

@@ -29,7 +29,7 @@ def noisy(pipeline: Path) -> Path:
     return pipeline
 
 
-def test_quiet_run_tells_what_is_wrong(etlstage: Etlstage, noisy: Path) -> None:
+def test_quiet_run_shows_what_is_wrong(etlstage: Etlstage, noisy: Path) -> None:
     """And nothing else (issue 11)."""
     result = etlstage("run", noisy, "--quiet")
     assert (result.returncode, result.stdout) == (0, "")
@@ -37,7 +37,7 @@ def test_quiet_run_tells_what_is_wrong(etlstage: Etlstage, noisy: Path) -> None:
     assert [event["line"] for event in events] == ["WARNING: odd"] * 3
 
 
-def test_quiet_run_that_fails_says_why(etlstage: Etlstage, pipeline: Path) -> None:
+def test_quiet_run_that_fails_shows_why(etlstage: Etlstage, pipeline: Path) -> None:
     """In one line."""
     (pipeline.parent / "upper.py").write_text("raise SystemExit(3)")
     result = etlstage("run", pipeline, "-q", "--log-level", "error")

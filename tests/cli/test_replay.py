@@ -47,7 +47,7 @@ def test_each_worker_of_a_run_is_recorded(recordings: Path) -> None:
     assert recording.written(Channel.STDOUT) == b"A\n\0B\n\0C\n\0"
 
 
-def test_same_worker_says_the_same(recordings: Path, etlstage: Etlstage) -> None:
+def test_same_worker_answers_the_same(recordings: Path, etlstage: Etlstage) -> None:
     """The one that was recorded is played to if no other is named."""
     for name, many in ("upper", "3 replies"), ("extract", "3 replies"):
         result = etlstage("replay", recordings / f"{name}-1.1.rec")
@@ -66,7 +66,7 @@ def test_other_replies_are_shown_with_their_markers(
     assert result.returncode == 1
 
 
-def test_worker_that_dies_is_told_with_its_last_words(
+def test_worker_that_dies_is_reported_with_its_last_words(
     recordings: Path, etlstage: Etlstage
 ) -> None:
     """And how it ended."""
@@ -79,7 +79,7 @@ def test_worker_that_dies_is_told_with_its_last_words(
     assert "  stderr: oh dear\n" in result.stdout
 
 
-def test_recording_that_is_not_complete_says_so(
+def test_recording_that_is_not_complete_is_named(
     recordings: Path, etlstage: Etlstage
 ) -> None:
     """And is compared as far as it goes."""

@@ -263,7 +263,7 @@ def test_report_on_a_loop_of_links(
     assert not (tmp_path / "loaded.txt").exists()
 
 
-def test_report_of_a_run_that_can_tell_nothing(pipeline: Path, tmp_path: Path) -> None:
+def test_report_of_a_run_that_can_show_nothing(pipeline: Path, tmp_path: Path) -> None:
     """No one may read stderr, and its disk may be full: the report is there."""
     (tmp_path / "upper.py").write_text("import sys; sys.exit(3)")
     with open("/dev/full", "w") as full:

@@ -49,7 +49,7 @@ def test_reader_that_is_gone_is_no_error() -> None:
         assert screen.quiet
 
 
-def test_full_disk_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_is_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
     """On stderr; the run goes on, and so does what is printed into the void."""
     with open("/dev/full", "w") as file:
         screen = Screen(file=file)

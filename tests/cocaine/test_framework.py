@@ -107,7 +107,7 @@ async def test_chunk_may_be_longer_than_a_read(framework: tuple[str, ...]) -> No
         assert await ask(talk, "echo", b"x" * 100_000) == [b"x" * 100_000]
 
 
-async def test_it_drops_what_it_has_when_it_is_told_to_end(
+async def test_it_drops_what_it_has_when_it_is_asked_to_end(
     framework: tuple[str, ...],
 ) -> None:
     """Which is why it is sealed first: it echoes terminate, and exits with 0."""
@@ -120,7 +120,7 @@ async def test_it_drops_what_it_has_when_it_is_told_to_end(
         assert talk.outputs[1] == [b"begun"]
 
 
-async def test_it_is_sealed_before_it_is_told_to_end(
+async def test_it_is_sealed_before_it_is_asked_to_end(
     framework: tuple[str, ...],
 ) -> None:
     """What it has is ended; so nothing is lost when a stage stops."""

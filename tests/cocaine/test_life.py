@@ -103,7 +103,7 @@ async def exits_of(
 @pytest.mark.parametrize(
     "mode", ["python-0", "python-1", "native-1", "go-0", "go-1", "node-1"]
 )
-async def test_worker_that_is_told_to_end_may_end_as_it_likes(
+async def test_worker_that_is_asked_to_end_may_end_as_it_likes(
     mode: str, ends: str
 ) -> None:
     """
@@ -161,7 +161,7 @@ wire.recv(1)
 """
 
 
-async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
+async def test_worker_that_calls_itself_otherwise_is_reported() -> None:
     """The error shows that a client came, and not the one that is awaited (issue 15)."""
     made = Stage(
         name="app",
@@ -177,7 +177,7 @@ async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("protocol", [CocaineVersion.AUTO, CocaineVersion.ONE])
-async def test_worker_that_connects_late_is_told_to_end(
+async def test_worker_that_connects_late_is_asked_to_end(
     tmp_path: Path, protocol: CocaineVersion
 ) -> None:
     """The stage ends while it starts: it is still let in, for that (issue 22)."""

@@ -128,7 +128,7 @@ async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> N
         assert await talk.exited() == 0
 
 
-async def test_handler_is_told_that_it_is_cancelled() -> None:
+async def test_handler_is_notified_that_it_is_cancelled() -> None:
     """What it sends after that hits no other session."""
     async with talking(COMMAND) as talk:
         talk.send(Opened(1, [], each=False, ended=False, event="wait"))
@@ -196,14 +196,14 @@ async def test_supervisor_that_is_gone_is_no_success() -> None:
         assert await talk.exited() == 1
 
 
-def test_worker_alone_says_what_is_missing() -> None:
+def test_worker_alone_shows_what_is_missing() -> None:
     """Somebody has started it by hand."""
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--uuid is missing: a supervisor has to start it" in done.stderr
 
 
-def test_without_msgpack_it_says_what_to_install() -> None:
+def test_without_msgpack_it_shows_what_to_install() -> None:
     """Importing the module needs nothing."""
     script = f"import sys; sys.modules['msgpack'] = None\n{WORKER}"
     command = (sys.executable, "-c", script, "--uuid", "u", "--endpoint", "/nowhere")

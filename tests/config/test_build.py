@@ -147,7 +147,7 @@ async def test_lines_that_were_appended_are_read_by_the_next_run(path: Path) -> 
     assert (path.parent / "out").read_text() == lines.read_text()
 
 
-def test_wrong_file_is_said_at_once(path: Path) -> None:
+def test_wrong_file_is_reported_at_once(path: Path) -> None:
     """Building is where it shows, not running."""
     path.write_text("name: x\n")
     with pytest.raises(ConfigError, match="extract: required key is missing"):

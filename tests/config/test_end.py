@@ -142,7 +142,7 @@ def test_package_that_names_something_else(
         find()
 
 
-def test_nobody_else_asks_which_end_it_is() -> None:
+def test_no_one_else_asks_which_end_it_is() -> None:
     """What an end is for is asked of its methods (issue 23)."""
     asks = re.compile(
         r"(SparkS(ink|ource)Keys|WorkerS(ink|ource)Keys|JournalS(ink|ource)Keys"

@@ -45,7 +45,7 @@ def errors(folder: Path, text: str) -> list[str]:
     return [p.replace(f"{folder}/", "") for p in caught.value.problems]
 
 
-def test_plan_says_where_messages_come_from_and_go(folder: Path) -> None:
+def test_plan_shows_where_messages_come_from_and_go(folder: Path) -> None:
     """And which journal is whose."""
     found = plan(folder, FILE)
     extract, load_ = found.parts

@@ -785,7 +785,7 @@ def test_value_that_was_set(tmp_path: Path) -> None:
     assert str(caught.value) == "--set transfrom[0].workers: there is no transfrom"
 
 
-def test_rule_about_what_could_not_be_read_says_nothing(path: Path) -> None:
+def test_rule_about_what_could_not_be_read_is_silent(path: Path) -> None:
     """A misspelt dialect is no other one, and what is known is given all the same."""
     path.write_text(
         "name: p\n"

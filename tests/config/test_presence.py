@@ -174,7 +174,7 @@ load: {{files: {{path: out, format: text}}}}
 
 
 @pytest.mark.parametrize("name", ["HADOOP_CONF_DIR", "SPARK_CONF_DIR"])
-def test_data_may_be_where_hadoop_says(
+def test_data_may_be_where_hadoop_has_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Its files may name another file system for all paths."""

@@ -345,7 +345,7 @@ def test_items_with_names_become_one(path: Path) -> None:
         ("t: [b]\n", "a, one without a name"),
     ],
 )
-def test_what_an_overlay_drops_is_told(path: Path, over: str, dropped: str) -> None:
+def test_what_an_overlay_drops_is_reported(path: Path, over: str, dropped: str) -> None:
     """A list without the names of the one below takes its place (issue 23)."""
     warnings: list[str] = []
     path.write_text("t: [{name: a}, {c: 1}, x]\nw: [1]\n")

@@ -150,7 +150,7 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
     )
 
 
-def test_supervisor_drives_a_batch_unless_said_otherwise(path: Path) -> None:
+def test_supervisor_drives_a_batch_by_default(path: Path) -> None:
     """An empty ``batch`` is a batch with the defaults."""
     assert transform_of(path, "{worker: {command: [cat]}, batch: {}}").dialect == (
         MarkerDialect(mode=Mode.BATCH_SUPERVISOR)

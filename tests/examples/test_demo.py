@@ -61,7 +61,7 @@ def clean(start: Start, **changes: str | None) -> Mapping[str, Any] | None:
 # --- The data set --------------------------------------------------------------------
 
 
-def test_data_set_has_as_many_records_as_its_notice_says() -> None:
+def test_data_set_has_as_many_records_as_in_its_notice() -> None:
     """The report of a demo can be checked against a number that is known."""
     assert len(extracted()) == 4_000
     assert "| records in `birdstrikes.csv` | 4,000 |" in notice()

@@ -134,7 +134,7 @@ def test_restarted_worker_goes_on_where_it_was(
 
 
 @each_language
-def test_reply_that_nobody_confirmed_is_sent_again(
+def test_reply_that_no_one_confirmed_is_sent_again(
     start: Start, language: Language, source: Path, offset: Path
 ) -> None:
     """The supervisor may have died with it in its hands: twice rather than never."""
@@ -229,7 +229,7 @@ def test_markers_of_a_cyclic_worker_come_from_the_environment(
 @pytest.mark.parametrize(
     "name", ["extract_cycle_worker_offsets", "extract_cycle_supervisor_offsets"]
 )
-def test_cyclic_worker_that_is_asked_nothing_says_nothing(
+def test_cyclic_worker_that_is_asked_nothing_writes_nothing(
     start: Start, language: Language, source: Path, offset: Path, name: str
 ) -> None:
     """Half a request is none: no reply, no EOP, and status 0."""

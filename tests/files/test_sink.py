@@ -184,7 +184,7 @@ async def test_epoch_is_there_behind_its_record(tmp_path: Path) -> None:
         await load(out)
 
 
-async def test_column_that_is_always_null_is_told(tmp_path: Path) -> None:
+async def test_column_that_is_always_null_is_reported(tmp_path: Path) -> None:
     """At the end, once (issue 23)."""
     run, schema = [b'{"a":1,"b":null}', b'{"a":2,"b":null}'], "a int, b int"
     sink = await load(tmp_path / "o", run, schema=schema)

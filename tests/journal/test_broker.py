@@ -207,7 +207,7 @@ def test_journal_that_is_not_there(gateway: Gateway) -> None:
         numbers(journals)
 
 
-def test_nobody_listens() -> None:
+def test_no_one_listens() -> None:
     """The address is named, and how often it was tried."""
     with running() as gateway:
         url = gateway.url

@@ -278,7 +278,7 @@ def test_damage_stops_a_reader_or_is_passed_over() -> None:
     assert [type(error) for error in told] == [JournalDamaged]
 
 
-def test_damage_at_the_end_is_told_when_more_follows() -> None:
+def test_damage_at_the_end_is_reported_when_more_follows() -> None:
     """Until then it might be repaired."""
     storage = MemoryStorage()
     journals = memory(storage)
@@ -505,7 +505,7 @@ def segments(journals: Journals) -> int:
     return len(journals.log("orders/part-000").segments())
 
 
-def test_all_is_kept_unless_it_is_said() -> None:
+def test_all_is_kept_by_default() -> None:
     """However old."""
     journals = memory(segment=10)
     publish(journals, *range(5))

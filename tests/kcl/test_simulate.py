@@ -85,7 +85,7 @@ async def told(
     ]
 
 
-async def test_both_sides_are_told_by_name(tmp_path: Path) -> None:
+async def test_both_sides_are_shown_by_name(tmp_path: Path) -> None:
     """Records decoded, and at the end what was checkpointed."""
     assert await told(tmp_path) == [
         "> initialize shardId-000000000000 from TRIM_HORIZON",

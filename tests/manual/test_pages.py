@@ -56,7 +56,7 @@ def test_contributing_is_short() -> None:
     assert len(PROJECT[ROOT / ".github/CONTRIBUTING.md"].splitlines()) < 80
 
 
-def test_every_option_is_told() -> None:
+def test_every_option_is_documented() -> None:
     """And no command has one that is not there (issue 11)."""
     typed_so = {
         name: {o for p in command.params for o in p.opts}

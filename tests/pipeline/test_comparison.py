@@ -37,7 +37,7 @@ def test_equal_outputs_have_no_difference() -> None:
     assert difference([], [], ordered=True) is None
 
 
-def test_first_message_that_differs_is_told() -> None:
+def test_first_message_that_differs_is_reported() -> None:
     """By its place, counted from 1."""
     assert difference([b"one", b"two", b"3"], [b"one", b"2", b"4"], ordered=True) == (
         "message 2 differs: local has 'two', spark has '2'"
@@ -87,7 +87,7 @@ def test_ordered_outputs_agree_when_they_are_equal(
 # --- as multisets --------------------------------------------------------------------
 
 
-def test_missing_message_is_told_with_its_place() -> None:
+def test_missing_message_is_reported_with_its_place() -> None:
     """Whichever side lacks it."""
     assert difference([b"1", b"2", b"3"], [b"3", b"1"], ordered=False) == (
         "spark lacks a message that local has (place 2): '2'"
@@ -105,7 +105,7 @@ def test_repeated_message_counts_each_time() -> None:
 
 
 @given(first=MESSAGES, second=MESSAGES, size=st.sampled_from([1, 5, 1_000_000]))
-def test_excesses_are_what_counters_say(
+def test_excesses_are_what_counters_find(
     first: list[bytes], second: list[bytes], size: int
 ) -> None:
     """In any number of buckets; with one, each is the first such message."""

@@ -208,7 +208,7 @@ async def test_next_run_reads_what_came_since(tmp_path: Path) -> None:
     assert seen == [[], [b"a", b"b"], [], [b"c", b"d"]]
 
 
-async def test_without_a_state_the_name_says_where_to_go_on(tmp_path: Path) -> None:
+async def test_without_a_state_the_name_has_where_to_go_on(tmp_path: Path) -> None:
     """And readers of other names begin by themselves."""
     path, seen = tmp_path / "set", []
     for message in (b"a", b"b"):

@@ -100,7 +100,7 @@ def test_message_out_of_nowhere_is_an_imbalance(*, whole: bool) -> None:
     assert imbalance(wrong, whole=whole) == "10 left stage read, but 12 reached split"
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     """Accounts first, then what is between them."""
     wrong = ledger()
     wrong[1].received = 12

@@ -582,7 +582,7 @@ async def test_workers_of_all_stages_are_stopped_at_once() -> None:
     assert report.seconds < 3
 
 
-async def test_cause_in_a_group_is_told() -> None:
+async def test_cause_in_a_group_is_reported() -> None:
     """A group of one shows no more than what is in it."""
     group = ExceptionGroup("errors", [ExceptionGroup("errors", [unreadable()])])
     report = await run(pipeline(ScriptedSource([group]), sink=GatedSink()))
@@ -903,7 +903,7 @@ async def test_messages_that_kill_are_put_aside(
     assert '"equals":"end"' in found["dies", 1].config["worker"]["command"][-1]
 
 
-async def test_run_without_dead_letters_says_nothing_of_them(
+async def test_run_without_dead_letters_has_nothing_of_them(
     letters: DeadLetters, tmp_path: Path
 ) -> None:
     """And leaves nothing behind."""

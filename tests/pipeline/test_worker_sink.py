@@ -73,7 +73,7 @@ async def test_message_that_can_not_be_sent(tmp_path: Path) -> None:
     assert counts(sink) == (3, 2, 0, 1)
 
 
-async def test_worker_that_writes_messages_is_told_on_once() -> None:
+async def test_worker_that_writes_messages_is_reported_once() -> None:
     """An L stage makes none: they are discarded."""
     with capture_logs() as logs:
         async with WorkerSink(load("echo")) as sink:

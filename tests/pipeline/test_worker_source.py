@@ -208,7 +208,7 @@ async def test_worker_that_is_behind_what_it_gave() -> None:
         (("exits", 3), "exited with status 3"),
     ],
 )
-async def test_worker_that_can_not_say_the_latest_offset(
+async def test_worker_that_can_not_report_the_latest_offset(
     behaviour: tuple[str, ...], found: str
 ) -> None:
     """It needs an end; no offset is made up (issue 10)."""

@@ -371,7 +371,7 @@ def test_unknown_content_type_names_the_known() -> None:
     }
 
 
-def test_slip_of_the_page_is_told() -> None:
+def test_slip_of_the_page_is_reported() -> None:
     """It has test/csv where the code has text/csv."""
     with pytest.warns(UserWarning, match="'test/csv' is taken as 'text/csv'"):
         framing = framing_by_content_type("test/csv")

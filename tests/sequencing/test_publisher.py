@@ -364,7 +364,7 @@ def test_transaction_is_rolled_back(
     assert caplog.messages == []
 
 
-def test_what_drops_a_transaction_is_told_before_it_begins() -> None:
+def test_what_drops_a_transaction_is_reported_before_it_begins() -> None:
     """Once for each journal and transaction; one that is killed can't report it (issue 24)."""
     journals, told = Memory(), list[tuple[AckIntent, int]]()
 

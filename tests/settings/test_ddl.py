@@ -14,7 +14,7 @@ WHOLE = (
 )
 
 
-def test_columns_say_whether_they_may_be_null() -> None:
+def test_columns_show_whether_they_may_be_null() -> None:
     """And mostly they do not declare it."""
     assert [(c.name, c.nullable) for c in columns_of(WHOLE)] == [
         ("id", False),
@@ -85,7 +85,7 @@ def test_spark_gets_what_it_knows() -> None:
         ("a " + "array<" * 99, "types are more than 64 deep at character 393"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(ddl: str, text: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(ddl: str, text: str) -> None:
     """Before Spark is started (issue 23)."""
     with pytest.raises(Invalid) as caught:
         DDL.read(ddl)

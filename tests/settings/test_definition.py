@@ -85,14 +85,14 @@ def test_constructor_takes_what_people_write() -> None:
         ({"cook": "x", "style": "no"}, "style: unknown cuisine 'no', expected 'plain'"),
     ],
 )
-def test_constructor_says_what_it_wants(settings: dict[str, Any], text: str) -> None:
+def test_constructor_names_what_it_wants(settings: dict[str, Any], text: str) -> None:
     """The key, the value and the expectation."""
     with pytest.raises(ConfigError) as caught:
         Kitchen(**settings)
     assert text in str(caught.value)
 
 
-def test_constructor_tells_all_that_is_wrong() -> None:
+def test_constructor_reports_all_that_is_wrong() -> None:
     """Rules do not wait for values; true is no number."""
     with pytest.raises(ConfigError) as caught:
         Oven(heat=True, time=-1, fan=True)
@@ -118,7 +118,7 @@ def test_mapping_is_read_as_its_class() -> None:
     assert section.read(made) is made
 
 
-def test_all_that_is_wrong_in_a_mapping_is_told() -> None:
+def test_all_that_is_wrong_in_a_mapping_is_reported() -> None:
     """Also what is missing, what is unknown, and where it belongs."""
     found = problems_of(Section.of(Kitchen), {"heat": 1, "oven": {"time": "x"}})
     assert found == [
@@ -175,7 +175,7 @@ def test_errors_of_what_a_mapping_stands_for_are_its_own() -> None:
     assert "not shown" in caught.value.problems[0].say(instead="hidden")
 
 
-def test_many_unknown_keys_are_told_in_one_line() -> None:
+def test_many_unknown_keys_are_reported_in_one_line() -> None:
     """To look for what each could mean takes time (issue 23)."""
     section = Section({})
     with pytest.raises(Invalid) as caught:

@@ -38,7 +38,7 @@ def test_word_of_digits_may_be_written_as_a_number() -> None:
             choice.read(value)
 
 
-def test_all_items_are_told_at_once() -> None:
+def test_all_items_are_reported_at_once() -> None:
     """Each with its place."""
     numbers = kind.ListOf(kind.Whole(0, 9))
     with pytest.raises(Invalid) as caught:
@@ -70,7 +70,7 @@ def test_object_of_a_class_can_not_be_written() -> None:
         objects.read(5)
 
 
-def test_number_may_be_what_the_worker_says() -> None:
+def test_number_may_be_what_the_worker_reports() -> None:
     """Then a word stands for it."""
     end = kind.WholeOr("latest")
     assert [end.read(value) for value in ("latest", "7", -1)] == ["latest", 7, -1]

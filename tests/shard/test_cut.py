@@ -92,7 +92,7 @@ def test_arrival(value: str, milliseconds: int | None) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(
+def test_what_is_wrong_is_reported_with_its_place(
     record: dict[str, object], text: str
 ) -> None:
     """A row that no worker may have is named with its shard and its value."""

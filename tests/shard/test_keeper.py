@@ -80,7 +80,7 @@ def test_a_lease_that_is_renewed_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("jump", [1000.0, -1000.0])
-def test_a_clock_that_jumps_robs_nobody(jump: float) -> None:
+def test_a_clock_that_jumps_robs_no_one(jump: float) -> None:
     """Who did not look does not know that nothing moved; nor does it stop one."""
     world, owner = alone()
     other = world.begin()
@@ -352,7 +352,7 @@ def test_what_was_given_up_is_forgotten_with_its_worker() -> None:
     assert keeper.handle(Written(again.number), 10.0) == [(again.after,)]
 
 
-def test_a_worker_that_does_not_end_is_told_again() -> None:
+def test_a_worker_that_does_not_end_is_asked_again() -> None:
     """At once, then: it had its time."""
     world, owner = alone(2)
     world.tell(owner, LeaveAsked())

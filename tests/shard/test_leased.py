@@ -195,7 +195,7 @@ async def test_shard_that_comes_late_has_all_its_records() -> None:
 
 
 @virtually
-async def test_runner_that_waits_for_leases_says_so() -> None:
+async def test_runner_that_waits_for_leases_reports_it() -> None:
     """Once, and by whom they are held; what it does is shown as its activity."""
     table, processors = MemoryLeases(), Processors()
     table.add(

@@ -463,7 +463,7 @@ def test_letter_of_a_load_worker_can_not_be_kept() -> None:
     )
 
 
-def test_end_whose_failure_nobody_sees_is_a_finding() -> None:
+def test_end_whose_failure_no_one_sees_is_a_finding() -> None:
     """The run ends as if it had not been."""
 
     async def swallow(loading: Any) -> None:  # noqa: ANN401
@@ -530,7 +530,7 @@ def story() -> str:
     return str(found.value)
 
 
-def test_failing_seed_tells_its_story() -> None:
+def test_failing_seed_has_its_story() -> None:
     """What happened, in order, with virtual times; and the same again."""
     told = story()
     first, *lines = told.splitlines()
@@ -563,7 +563,7 @@ print(story())
 """
 
 
-def test_other_process_tells_the_same_story() -> None:
+def test_other_process_has_the_same_story() -> None:
     """Whatever the seed of its hashes."""
     again = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -588,7 +588,7 @@ def test_command_runs_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.endswith(" s of processor time: none failed")
 
 
-def test_command_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     """And goes on."""
     with patch.object(Loading, "_acknowledge", hasten):
         assert main(["--seeds", "0:10"]) == 1

@@ -206,7 +206,7 @@ def test_unknown_problem_names_the_log() -> None:
 @pytest.mark.parametrize(
     "raised", [ConnectionRefusedError(111, "x"), BrokenPipeError()]
 )
-def test_jvm_that_has_ended_is_told(raised: OSError) -> None:
+def test_jvm_that_has_ended_is_reported(raised: OSError) -> None:
     """Whatever it is that was not there any more; also when it is asked for a text."""
 
     class Unknown(Exception):

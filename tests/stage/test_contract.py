@@ -94,7 +94,7 @@ SCHEMA = {
         ),
     ],
 )
-def test_flaw_of_what_an_output_says(
+def test_flaw_of_the_content_of_an_output(
     contract: ReplyContract, outputs: list[bytes], flaw: str
 ) -> None:
     """A schema, and a condition, of each output (issue 26)."""

@@ -55,7 +55,7 @@ def test_stage_that_can_not_be_is_refused(settings: dict[str, Any], text: str) -
         stage(**settings)
 
 
-def test_all_that_is_wrong_is_told() -> None:
+def test_all_that_is_wrong_is_reported() -> None:
     """At once."""
     with pytest.raises(ConfigError) as refused:
         stage(workers=0, key="/id")

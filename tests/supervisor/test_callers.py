@@ -253,7 +253,7 @@ ONE = "a single message goes into a list: [message]"
         ),
     ],
 )
-def test_a_mistake_is_told(
+def test_a_mistake_is_reported(
     act: Callable[[AsyncSupervisor], Awaitable[object]], text: str
 ) -> None:
     """Which message it is, what it is, and what is wanted (issue 10)."""

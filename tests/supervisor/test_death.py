@@ -147,7 +147,7 @@ async def test_worker_that_exits_at_once() -> None:
     )
 
 
-async def test_last_lines_of_stderr_are_told() -> None:
+async def test_last_lines_of_stderr_are_reported() -> None:
     """The last ten, in order."""
     code = (
         "import sys; [print(n, file=sys.stderr) for n in range(12)]; sys.exit('gone')"
@@ -162,7 +162,7 @@ async def test_last_lines_of_stderr_are_told() -> None:
     assert len(errors(results)[0].splitlines()[0]) < 200
 
 
-async def test_long_last_words_are_told_below() -> None:
+async def test_long_last_words_are_reported_below() -> None:
     """Whole: a part of a secret would not be found and concealed (issue 22)."""
     code = "import sys; sys.exit('x' * 161)"
     run = replace(stage("echo"), worker=(sys.executable, "-S", "-c", code))

@@ -119,7 +119,7 @@ def test_dropped_lines_are_counted() -> None:
     assert r.lines == 6
 
 
-def test_dropped_lines_are_told_when_asked() -> None:
+def test_dropped_lines_are_reported_when_asked() -> None:
     """After a while of silence; once."""
     r = reader(burst=1)
     r.receive(b"a\nb\n", 0.0)
@@ -127,7 +127,7 @@ def test_dropped_lines_are_told_when_asked() -> None:
     assert r.settle() == []
 
 
-def test_dropped_lines_are_told_at_the_end() -> None:
+def test_dropped_lines_are_reported_at_the_end() -> None:
     """With what has no line end."""
     r = reader(burst=1)
     r.receive(b"a\nb\nc", 0.0)

@@ -443,7 +443,7 @@ async def test_idle_worker_retires_while_a_batch_is_incomplete() -> None:
 
 
 @in_memory
-async def test_metrics_tell_what_happened() -> None:
+async def test_metrics_show_what_happened() -> None:
     """Messages, restarts, retries and failures, by stage and worker."""
     meter = PrometheusMeter()
     run = staged_in_memory(on_error=ErrorPolicy(retries=1), window=1)

@@ -90,7 +90,7 @@ async def test_who_is_killed_is_doubtful() -> None:
     assert "did not exit within 5 s" in str(supervisor.doubt)
 
 
-async def test_dialect_says_what_a_good_end_is() -> None:
+async def test_dialect_decides_what_a_good_end_is() -> None:
     """Frameworks of Cocaine end with any status once they are told to (issue 22)."""
     statuses: list[int] = []
 

@@ -237,7 +237,7 @@ def test_watchdog_holds_nothing_of_ours(host: HostMaker) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_watchdog_is_not_to_be_told_to_go(
+def test_watchdog_is_not_to_be_asked_to_go(
     host: HostMaker, number: signal.Signals
 ) -> None:
     """Who tells all programs to terminate does not mean it: it goes behind them."""

@@ -214,7 +214,7 @@ async def printed(run: Stage, *, start: int = 1) -> str:
     return output.decode()
 
 
-async def test_worker_is_told_who_it_is() -> None:
+async def test_worker_is_given_its_name() -> None:
     """Its stage, its name, and how often it has been started."""
     seen = await launched(stage_of("env", "-0"))
     assert seen["ETLSTAGE_STAGE"] == "clean"
@@ -257,7 +257,7 @@ async def test_markers_replace_placeholders() -> None:
     ]
 
 
-async def test_worker_that_may_not_refuse_is_told_of_no_err() -> None:
+async def test_worker_that_may_not_refuse_is_given_no_err() -> None:
     """Not in its environment; in its command it stands for nothing."""
     dialect = MarkerDialect(markers=Markers(err=None))
     run = Stage(name="t", worker=("true", "[{err}]"), dialect=dialect)
@@ -549,7 +549,7 @@ def test_which_word_is_a_script(command: str, place: int | None) -> None:
     assert script(command.split()) == place
 
 
-async def test_repr_tells_what_a_worker_owes() -> None:
+async def test_repr_shows_what_is_outstanding() -> None:
     """Its name, its pid, and the exchanges that it has not answered."""
     async with AsyncSupervisor(stage("echo")) as supervisor:
         assert supervisor._pool is not None

@@ -63,7 +63,7 @@ class Scene:
         self.stalled = self.stops
 
 
-async def test_what_the_worker_says_at_once_is_taken() -> None:
+async def test_what_the_worker_writes_at_once_is_taken() -> None:
     """Until there is nothing; then the loop calls again (issue 13)."""
     scene = Scene(b"0")
     await scene.run(b"1", b"2")

@@ -142,7 +142,7 @@ async def test_killing_them_makes_what_was_loaded_doubtful() -> None:
 
 
 @pytest.mark.parametrize("command", [ENDLESS, "setsid sleep 3600 & echo $!"])
-async def test_what_does_not_end_in_time_is_killed_and_told(command: str) -> None:
+async def test_what_does_not_end_in_time_is_killed_and_reported(command: str) -> None:
     """In the events and in the log; also what has left the session (issue 10)."""
     script = f"read x; {command}; printf '\\0'"
     run = Stage(name="t", worker=("sh", "-c", script), timeout=QUICK)
@@ -168,7 +168,7 @@ async def test_what_does_not_end_in_time_is_killed_and_told(command: str) -> Non
     }
 
 
-async def test_what_is_written_behind_the_end_is_dropped_and_told(
+async def test_what_is_written_behind_the_end_is_dropped_and_reported(
     tmp_path: Path, gate: Path
 ) -> None:
     """It is no reply to anything, and nobody is stopped for it (issue 10)."""

@@ -103,7 +103,7 @@ async def test_question_without_an_answer(
         assert await supervisor.ask(b"0") == (b"0", b"slept")
 
 
-async def test_error_of_all_does_not_grow_with_each_who_is_told() -> None:
+async def test_error_of_all_does_not_grow_with_each_caller() -> None:
     """A service may ask a stage that has failed for years."""
     once = RestartPolicy(policy="temporary")
     stage = Stage(name="t", worker=("none",), window=1, restart=once)
@@ -269,7 +269,7 @@ async def test_end_waits_for_what_was_submitted() -> None:
     assert anyio.current_time() - before < 12
 
 
-async def test_end_waits_no_longer_than_told() -> None:
+async def test_end_waits_no_longer_than_asked() -> None:
     """What is not done by then has an error."""
     async with service() as supervisor, anyio.create_task_group() as tasks:
 
@@ -476,7 +476,7 @@ async def test_worker_counts_what_it_likes() -> None:
 # --- workers that do not answer ------------------------------------------------------
 
 
-async def test_worker_that_does_not_answer_is_told_of_once() -> None:
+async def test_worker_that_does_not_answer_is_reported_once() -> None:
     """Long before its deadline, with what may be wrong with it (issue 11)."""
 
     async def forgets(worker: ScriptedWorker) -> int:
@@ -504,7 +504,7 @@ async def test_worker_that_does_not_answer_is_told_of_once() -> None:
     assert [(log["seconds"], log["hint"]) for log in told] == [(30, hint)]
 
 
-async def test_nobody_is_told_of_a_worker_that_answers_now_and_then() -> None:
+async def test_worker_that_answers_now_and_then_is_not_reported() -> None:
     """Each of its answers took less."""
     supervisor = service()
     with supervisor.events() as events:
@@ -525,7 +525,7 @@ async def test_who_has_ever_answered() -> None:
 # --- as many workers as there is work for ----------------------------------------------
 
 
-async def test_nobody_is_started_for_the_keys_of_another() -> None:
+async def test_no_worker_is_started_for_the_keys_of_another() -> None:
     """He would have nothing to do, and go, again and again (issue 12)."""
     launch = ScriptedLaunch(sleeper)
     pool = PoolPolicy(min=1, max=3, grow_at=1, idle=1)

@@ -186,7 +186,7 @@ async def test_session_does_not_wait_for_a_batch() -> None:
         assert anyio.current_time() < 60
 
 
-async def test_worker_says_no() -> None:
+async def test_worker_rejects() -> None:
     """With its code and reason; it lives on, and nothing more is taken from us."""
 
     async def refuse(worker: CocaineWorker, event: Event) -> None:
@@ -266,7 +266,7 @@ async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
         assert await anext(session) == b"A"
 
 
-async def test_nobody_is_left() -> None:
+async def test_no_one_is_left() -> None:
     """The caller is told, and does not wait for ever."""
 
     async def leave(worker: ScriptedWorker) -> int:
@@ -406,7 +406,7 @@ async def test_session_that_outlives_the_supervisor_is_lost() -> None:
     assert [e.messages for e in workers.heard(Added)] == [[b"a"], [b"b"]]
 
 
-async def test_what_can_not_be_a_session_is_said() -> None:
+async def test_what_can_not_be_a_session_is_reported() -> None:
     """By the dialect, by the kind of the stage, by how much is pending."""
     marker = Stage(name="m", worker=("w",))
     extract = stage(kind=StageKind.EXTRACT)

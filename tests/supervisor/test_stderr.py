@@ -137,7 +137,7 @@ async def test_others_get_their_turn() -> None:
     assert flood.turns >= 90
 
 
-async def test_what_was_dropped_is_told_at_the_end() -> None:
+async def test_what_was_dropped_is_reported_at_the_end() -> None:
     """In one event, with its size."""
     logs, _ = await run("sys.stderr.write('abc\\n' * 10)", rate=0.1, burst=3)
     assert lines(logs) == [("info", "abc")] * 3
@@ -152,7 +152,7 @@ async def test_what_was_dropped_is_told_at_the_end() -> None:
     ]
 
 
-async def test_what_was_dropped_is_told_after_a_silence() -> None:
+async def test_what_was_dropped_is_reported_after_a_silence() -> None:
     """The worker may live for months."""
     code = "os.write(2, b'a\\nb\\n'); time.sleep(60)"
     with capture_logs() as logs, python(code) as child:
@@ -162,7 +162,7 @@ async def test_what_was_dropped_is_told_after_a_silence() -> None:
     assert [e.get("dropped_lines") for e in logs] == [None, 1]
 
 
-async def test_draining_tells_what_was_dropped() -> None:
+async def test_draining_reports_what_was_dropped() -> None:
     """Also when there is more to read than it reads."""
     with capture_logs() as logs, python("os.write(2, b'x\\n' * 60000)") as child:
         log = log_of(child, burst=5, clock=float)

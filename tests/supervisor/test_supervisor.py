@@ -445,7 +445,7 @@ async def test_extract_stage_takes_no_messages() -> None:
             await supervisor.submit([b"one"])
 
 
-async def test_repr_tells_how_many_workers_live() -> None:
+async def test_repr_shows_how_many_workers_live() -> None:
     """Before, while and after."""
     supervisor = acting(stage("echo", workers=2))
     seen = [repr(supervisor)]

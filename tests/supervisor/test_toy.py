@@ -441,7 +441,7 @@ async def test_stop_ladder_begins_with_the_farewell() -> None:
     assert took == pytest.approx(6.0)
 
 
-async def test_worker_that_says_farewell_gets_no_more() -> None:
+async def test_worker_that_sends_farewell_gets_no_more() -> None:
     """It ends what it has; another one does the rest."""
 
     async def leaves(worker: ScriptedWorker) -> int:

@@ -89,7 +89,7 @@ async def test_worker_that_does_not_announce_itself(dialect: ToyDialect) -> None
     assert str(event.error).endswith("it wrote 0 bytes and no hello")
 
 
-def test_first_frame_says_who_it_is() -> None:
+def test_first_frame_identifies_the_worker() -> None:
     """A part of it nothing yet; another one is a breach."""
     connector = ToyConnector()
     assert connector.identity(b'["hello", "t-1"') is None

@@ -235,7 +235,7 @@ def test_meter_that_fails_from_the_start_is_not_asked_again() -> None:
     assert meter.calls == calls
 
 
-def test_log_that_is_gone_hurts_nobody_either() -> None:
+def test_log_that_is_gone_hurts_no_one_either() -> None:
     """Both may be the same closed pipe."""
 
     def broken(logger: object, method: str, event: EventDict) -> EventDict:

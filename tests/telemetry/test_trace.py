@@ -71,7 +71,7 @@ async def test_submission_is_a_span_of_its_caller(spans: InMemorySpanExporter) -
     assert submit.parent.span_id == request.context.span_id
 
 
-async def test_worker_is_told_its_trace(spans: InMemorySpanExporter) -> None:
+async def test_worker_is_given_its_trace(spans: InMemorySpanExporter) -> None:
     """That in which its supervisor was entered; ``env:`` may set another."""
     own = Stage(
         name="t", worker=WorkerProgram(command=("none",), env={"TRACEPARENT": PARENT})

@@ -49,7 +49,7 @@ def test_reply_that_is_not_complete_is_compared() -> None:
     assert list(differences(was, now)) == [Difference(2, b"b\n", b"B", b"B\n\0")]
 
 
-def test_what_a_torn_recording_does_not_say_is_not_compared() -> None:
+def test_what_a_torn_recording_does_not_have_is_not_compared() -> None:
     """Its last reply may have been longer, and others may have come."""
     was = said((b"a\n", b"A\n\0"), (b"b\n", b"B"), cut="torn", exit=None)
     now = said((b"a\n", b"A\n\0"), (b"b\n", b"B\n\0"), exit=3)

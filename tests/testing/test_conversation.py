@@ -145,14 +145,14 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
     ],
     ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
 )
-async def test_error_says_what_the_worker_did(fault: Fault, said: str) -> None:
+async def test_error_shows_what_the_worker_did(fault: Fault, said: str) -> None:
     """And shows the transcript, with the markers by name (issue 12)."""
     text = await failure(hostile(fault), b"a")
     assert re.match(f"the worker {said}", text)
     assert "stdin   a<EOM>" in text
 
 
-async def test_error_says_for_how_long_nothing_came() -> None:
+async def test_error_has_for_how_long_nothing_came() -> None:
     """Each wait is bounded (issue 12)."""
     text = await failure(hostile(Fault(FaultKind.STALL)), b"a", timeout=0.5)
     assert text.startswith(
@@ -217,7 +217,7 @@ async def test_signals_and_stdin_are_ours_to_send_and_close() -> None:
     assert worker.transcript.of(Channel.STDOUT) == b""
 
 
-async def test_nobody_is_left_behind() -> None:
+async def test_no_one_is_left_behind() -> None:
     """A worker that is not told to end is killed at the end of the block (issue 12)."""
     async with WorkerUnderTest(hostile()) as worker:
         pass
@@ -269,7 +269,7 @@ class TestScripted:
                 await worker.exchange([b"b", b"c", b"d"])
 
 
-async def test_session_is_not_told_of_raw_bytes() -> None:
+async def test_session_is_not_given_raw_bytes() -> None:
     """Half a batch, then what a supervisor would never write (issue 12)."""
     async with WorkerUnderTest(hostile(mode=Mode.BATCH_SUPERVISOR)) as worker:
         await worker.send(Opened(1, [b"a"], each=False, ended=False))

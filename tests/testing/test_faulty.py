@@ -205,7 +205,7 @@ async def test_worker_that_hangs_is_replaced_as_the_hostile_one(fault: Fault) ->
     await compare(FaultPlan.of(fault), Mode.SINGLE, numbers(8), **settings)
 
 
-async def test_worker_that_never_says_that_it_is_ready_is_not_waited_for() -> None:
+async def test_worker_that_never_reports_ready_is_not_waited_for() -> None:
     """Neither outside nor inside."""
     plan = FaultPlan.of(Fault(FaultKind.NEVER_READY, start=1))
     timeout = replace(PATIENT, start=2)
@@ -269,7 +269,7 @@ async def test_extraction_ends_where_its_worker_was_killed() -> None:
     assert found == [b"a", b"b"]
 
 
-async def test_any_worker_suffers_and_it_is_told_of_what() -> None:
+async def test_any_worker_suffers_and_the_report_has_what() -> None:
     """A shell script knows no faults; what became of it is in the account."""
     program = 'while read -r line; do printf "%s\\n\\0" "$line"; done'
     stage = replace(

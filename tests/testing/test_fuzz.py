@@ -176,7 +176,7 @@ def test_large_messages_are_drawn() -> None:
     assert len(line) < 300
 
 
-def test_what_was_not_asked_is_said() -> None:
+def test_what_was_not_asked_is_reported() -> None:
     """And how much was refused (issue 26)."""
     fuzzer = fuzzer_of("refuses", stateless=True)
     with fuzzer.running():
@@ -216,7 +216,7 @@ def test_what_a_stage_promises_was_asked() -> None:
     )
 
 
-def test_search_that_time_ends_says_so() -> None:
+def test_search_that_time_ends_is_reported_as_such() -> None:
     """It has passed no more than it has tried (issue 26)."""
     fuzzer = fuzzer_of("none")
     with fuzzer.running():
@@ -246,7 +246,7 @@ def test_search_that_time_ends_says_so() -> None:
         (FailureKind.BREAKS, "the worker wrote 2 replies too many", "", ("surplus",)),
     ],
 )
-def test_signature_tells_bugs_apart(
+def test_signature_distinguishes_bugs(
     kind: FailureKind, what: str, transcript: str, signature: tuple[str, ...]
 ) -> None:
     """Whatever the messages were (issue 26)."""

@@ -397,7 +397,7 @@ def test_it_dies(kind: FaultKind, status: int) -> None:
     ],
 )
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
-def test_reply_is_as_the_plan_says(fault: Fault, reply: bytes, mode: Mode) -> None:
+def test_reply_is_as_the_plan_has_it(fault: Fault, reply: bytes, mode: Mode) -> None:
     """That of a batch, when it has the message at which the fault happens."""
     wire = b"oneEOM" if mode is Mode.SINGLE else b"oneEOMEOB"
     assert converse(wire, fault, markers=WORDS, mode=mode) == (reply, 0)

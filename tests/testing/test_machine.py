@@ -185,7 +185,7 @@ def test_worker_that_is_killed_is_a_new_one() -> None:
         machine.ask_some(data)
 
 
-def test_model_is_told_of_a_worker_that_is_killed_at_work() -> None:
+def test_model_is_notified_of_a_worker_that_is_killed_at_work() -> None:
     """It has forgotten what it knew (issue 12)."""
     with started(Knowing()) as machine:
         machine.seen.add(b"z")

@@ -112,7 +112,7 @@ async def leave(worker: ScriptedWorker) -> None:
     await anyio.sleep(0.5)
 
 
-async def test_what_was_said_before_a_death_does_not_count() -> None:
+async def test_what_was_sent_before_a_death_does_not_count() -> None:
     """The worker is killed when it has read the message (issue 12)."""
     async with suffering(echo, Fault(FaultKind.KILL)) as talk:
         talk.wire.write(b"one\n")
@@ -150,7 +150,7 @@ async def test_death_is_seen_although_the_worker_is_silent() -> None:
         assert anyio.current_time() < 2
 
 
-async def test_worker_that_stalls_is_told_nothing_more() -> None:
+async def test_worker_that_stalls_is_sent_nothing_more() -> None:
     """What is written to it is as good as in its pipe (issue 12)."""
     seen: list[bytes] = []
 

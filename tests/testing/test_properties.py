@@ -99,7 +99,7 @@ def test_worker_that_does_not_keep_to_the_protocol() -> None:
     assert list(inspect.signature(test_nothing).parameters) == []
 
 
-def test_worker_that_says_more_at_its_end() -> None:
+def test_worker_that_writes_more_at_its_end() -> None:
     """Each example sees it out (issue 12)."""
 
     async def bye(worker: ScriptedWorker) -> None:

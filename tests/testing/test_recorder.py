@@ -88,7 +88,7 @@ async def test_each_start_has_a_file(tmp_path: Path) -> None:
     assert (second.start, second.exit) == (2, 0)
 
 
-async def test_worker_that_was_killed_says_so(tmp_path: Path) -> None:
+async def test_worker_that_was_killed_is_reported_as_such(tmp_path: Path) -> None:
     """Its exit status is our doing."""
     stage = upper(Fault(FaultKind.STALL))
     launch = RecordedLaunch(launch_over_pipes, RecordingFolder(tmp_path))
@@ -109,7 +109,7 @@ async def test_secrets_of_the_command_are_concealed(tmp_path: Path) -> None:
     assert recording.command[-1] == "--key=${PASSWORD}"
 
 
-async def test_long_conversation_is_cut_and_told(tmp_path: Path) -> None:
+async def test_long_conversation_is_cut_and_reported(tmp_path: Path) -> None:
     """What is kept can be played; the conversation itself goes on."""
     stage = upper()
     folder = RecordingFolder(tmp_path, limit=50_000)

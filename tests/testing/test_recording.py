@@ -71,7 +71,7 @@ def test_lines_are_json_with_a_checksum_that_anybody_can_check(path: Path) -> No
         assert json.loads(line)["crc"] == f"{zlib.crc32(text):08x}"
 
 
-def test_what_is_not_so_is_not_said(path: Path) -> None:
+def test_what_is_not_so_is_not_claimed(path: Path) -> None:
     """Lines are for people, too (issue 12)."""
     *_, stdin, end = path.read_bytes().splitlines()
     assert b'"ahead"' not in stdin
@@ -79,7 +79,7 @@ def test_what_is_not_so_is_not_said(path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [10, -3])
-def test_line_that_does_not_fit_is_told(path: Path, room: int) -> None:
+def test_line_that_does_not_fit_is_reported(path: Path, room: int) -> None:
     """A write may take only a part of it; and the file is closed (issue 12)."""
     small = path.with_name("small")
     size = room if room > 0 else path.stat().st_size + room
@@ -110,7 +110,7 @@ def test_file_that_is_there_is_not_written_over(path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 20])
-def test_torn_line_is_left_out_and_told(path: Path, lost: int) -> None:
+def test_torn_line_is_left_out_and_reported(path: Path, lost: int) -> None:
     """All before it can be used: the writer was killed."""
     path.write_bytes(path.read_bytes()[:-lost])
     found = Recording.load(path)
@@ -118,13 +118,13 @@ def test_torn_line_is_left_out_and_told(path: Path, lost: int) -> None:
     assert (found.entries, found.exit) == (RECORDING.entries, None)
 
 
-def test_damaged_last_line_is_left_out_and_told(path: Path) -> None:
+def test_damaged_last_line_is_left_out_and_reported(path: Path) -> None:
     """A file that has grown on disk before its bytes were there ends like that."""
     damage(path, -1)
     assert Recording.load(path).cut == "the file ends within a line"
 
 
-def test_file_without_its_last_line_says_that(path: Path) -> None:
+def test_file_without_its_last_line_is_not_complete(path: Path) -> None:
     """Nobody knows how the worker ended."""
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
@@ -173,7 +173,7 @@ def test_stage_speaks_as_the_one_that_was_recorded() -> None:
     assert stage.program.command == ("./other", "x")
 
 
-def test_what_has_passed_is_told_by_channel() -> None:
+def test_what_has_passed_is_reported_by_channel() -> None:
     """Joined, as it was cut by chance."""
     more = replace(RECORDING, entries=RECORDING.entries * 2)
     assert more.written(Channel.STDIN) == b"one<m>" * 2

@@ -44,7 +44,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
-def test_documents_are_as_their_schema_says(schema: dict[str, Any]) -> None:
+def test_documents_are_as_their_schema_has_it(schema: dict[str, Any]) -> None:
     """All that are drawn, and some are (issue 26)."""
 
     @settings(

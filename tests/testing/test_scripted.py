@@ -201,7 +201,7 @@ async def test_back_off_takes_virtual_time() -> None:
     assert 10 * 127 / 2 < anyio.current_time() - began <= 10 * 127
 
 
-async def test_recycled_worker_is_told_by_its_stdin() -> None:
+async def test_recycled_worker_is_ended_by_its_stdin() -> None:
     """The next one is start 2."""
     launch = ScriptedLaunch(upper)
     run = stage(recycle=RecyclePolicy(max_messages=2, variance=0))
@@ -250,7 +250,7 @@ async def test_first_signal_counts() -> None:
         assert await child.wait() == -SIGTERM
 
 
-async def test_nobody_ignores_sigkill() -> None:
+async def test_no_one_ignores_sigkill() -> None:
     """Whatever a script says (issue 12)."""
 
     async def ignore(worker: ScriptedWorker) -> None:
@@ -266,7 +266,7 @@ async def test_nobody_ignores_sigkill() -> None:
     assert child.returncode == -SIGKILL
 
 
-async def test_script_that_nobody_waits_for_any_more_is_killed() -> None:
+async def test_script_that_no_one_waits_for_any_more_is_killed() -> None:
     """It runs in who waits for it (issue 12)."""
     _, child = started(stay)
     with anyio.move_on_after(1):

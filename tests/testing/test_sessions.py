@@ -45,7 +45,7 @@ VERSIONS: Final = [version for version in CocaineVersion if version.words is not
 
 @given(st.data(), st.sampled_from(VERSIONS))
 @settings(deadline=None, max_examples=50)
-def test_sessions_arrive_as_they_are_said(
+def test_sessions_arrive_as_they_are_sent(
     data: st.DataObject, version: CocaineVersion
 ) -> None:
     """In any version, and however the bytes are cut (issue 15)."""

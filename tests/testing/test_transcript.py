@@ -45,7 +45,7 @@ def test_much_is_shown_from_both_ends() -> None:
     assert line == f"stdin   {'x' * 41} (in 41 pieces)"
 
 
-def test_bytes_are_cut_where_it_is_said() -> None:
+def test_bytes_are_cut_where_it_is_asked_for() -> None:
     """Places outside don't count; they may be counted from elsewhere (issue 12)."""
     assert [*cut(b"abc", (0, 1, 3, 9))] == [b"a", b"bc"]
     assert [*cut(b"abc", BYTEWISE)] == [b"a", b"b", b"c"]

@@ -444,7 +444,7 @@ async def test_limits_that_are_not_named_stay(wrapper: str) -> None:
     ).decode().strip()
 
 
-async def test_end_by_the_cpu_limit_says_what_it_was(wrapper: str) -> None:
+async def test_end_by_the_cpu_limit_shows_what_it_was(wrapper: str) -> None:
     """SIGKILL would not."""
     terms = LaunchTerms(limits={resource.RLIMIT_CPU: 1})
     wire, child = start("sh", "-c", "while :; do :; done", terms=terms)
@@ -559,7 +559,7 @@ def refused(terms: LaunchTerms) -> tuple[str, int | None]:
         (LaunchTerms(group=(1 << 32) - 1), f"group={(1 << 32) - 1}", errno.EINVAL),
     ],
 )
-def test_terms_that_nobody_may_set(terms: LaunchTerms, what: str, number: int) -> None:
+def test_terms_that_no_one_may_set(terms: LaunchTerms, what: str, number: int) -> None:
     """What the system does not grant is named."""
     found, why = refused(terms)
 
@@ -595,7 +595,7 @@ US = pwd.getpwuid(os.getuid())
 OURS = grp.getgrgid(US.pw_gid)
 
 
-def test_nobody_named_is_ourselves() -> None:
+def test_no_user_named_is_ourselves() -> None:
     """Nothing is changed then."""
     assert look_up(None, None) == Identity()
 
@@ -634,7 +634,7 @@ def test_number_without_an_entry_needs_a_group() -> None:
         look_up("54321", None)
 
 
-def test_unknown_names_are_told() -> None:
+def test_unknown_names_are_reported() -> None:
     """With the one that may be meant (issue 11)."""
     name, group = US.pw_name, OURS.gr_name
     with pytest.raises(UnknownIdentity, match=f"no user '{name}_' .*'{name}'"):

@@ -99,7 +99,7 @@ async def test_end_wakes_who_waits_for_bytes() -> None:
     assert theirs.read(9) == b""
 
 
-async def test_wire_is_broken_once_nobody_reads() -> None:
+async def test_wire_is_broken_once_no_one_reads() -> None:
     """Who waits for room learns it; what was not read is still counted."""
     ours, theirs = memory_wire(3)
     ours.write(b"xyz")

@@ -136,7 +136,7 @@ async def test_worker_is_met_and_its_greeting_is_handed_on() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.permutations(range(3)), st.lists(st.integers(1, 42), max_size=5))
-def test_workers_of_one_listener_are_told_apart(
+def test_workers_of_one_listener_are_distinguished(
     order: list[int], cuts: list[int]
 ) -> None:
     """Whatever the order in which they come, and however their greetings are cut."""
@@ -242,7 +242,7 @@ async def test_waiting_for_one_lets_others_in() -> None:
 # --- where ---------------------------------------------------------------------------
 
 
-async def test_nobody_else_gets_at_the_socket() -> None:
+async def test_no_other_user_gets_at_the_socket() -> None:
     """It is in a folder of ours; both are gone with the last wire."""
     with listening() as (listener, wire):
         other = listener.expect()
@@ -306,7 +306,7 @@ while data := wire.recv(10):
 """
 
 
-async def test_worker_connects_and_says_who_it_is() -> None:
+async def test_worker_connects_and_identifies_itself() -> None:
     """All that it writes elsewhere is read as its stderr."""
     with started(TALK) as (wire, child):
         with anyio.fail_after(10):
@@ -325,7 +325,7 @@ async def test_worker_connects_and_says_who_it_is() -> None:
         ]
 
 
-async def test_worker_that_ends_before_it_is_met_has_said_all() -> None:
+async def test_worker_that_ends_before_it_is_met_has_sent_all() -> None:
     """What it wrote is read behind its end."""
     with started("wire.sendall(b'bye')") as (wire, child):
         with anyio.fail_after(10):

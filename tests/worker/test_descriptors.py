@@ -174,7 +174,7 @@ def test_socket_that_the_supervisor_leaves() -> None:
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1)])
-def test_closed_descriptors_are_told(closed: tuple[int, ...]) -> None:
+def test_closed_descriptors_are_reported(closed: tuple[int, ...]) -> None:
     """There is no one to talk to."""
     redirections = " ".join(f"{descriptor}>&-" for descriptor in closed)
     result = subprocess.run(

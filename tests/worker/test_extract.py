@@ -66,7 +66,7 @@ def test_cycle_with_requests_of_another_form(start: Start) -> None:
     assert stage.finish() == (b"", 0)
 
 
-def test_cycle_tells_its_offsets(start: Start) -> None:
+def test_cycle_reports_its_offsets(start: Start) -> None:
     """Between ranges, however they are written; each time anew."""
     stage = start("""
         from itertools import count
@@ -82,7 +82,7 @@ def test_cycle_tells_its_offsets(start: Start) -> None:
     assert stage.finish() == (b"", 0)
 
 
-def test_cycle_that_does_not_know_its_offsets_says_so(start: Start) -> None:
+def test_cycle_that_does_not_know_its_offsets_reports_it(start: Start) -> None:
     """By a reply without a number; no offset is made up."""
     stage = start(RANGE)
     stage.ask(b'{"offsets": "latest"}\n', b"\0")

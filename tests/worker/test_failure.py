@@ -245,7 +245,7 @@ def test_interrupt_while_the_function_works(start: Start) -> None:
         ("extract_cycle(lambda: None)", "extract function '<lambda>' returned None"),
     ],
 )
-def test_wrong_replies_are_told(start: Start, call: str, complaint: str) -> None:
+def test_wrong_replies_are_reported(start: Start, call: str, complaint: str) -> None:
     """Some look like right ones: a bytes object is iterable, and b'' is empty."""
     stage = start(f"worker.{call}")
     stage.write(b"\n\x17" if "batch" in call else b"\n")
@@ -290,7 +290,7 @@ def test_endless_reply_is_noticed_when_eop_is_eom(start: Start) -> None:
         ("transform(f(b''))", "transform takes a function, got list: pass the"),
     ],
 )
-def test_wrong_arguments_are_told(start: Start, call: str, complaint: str) -> None:
+def test_wrong_arguments_are_reported(start: Start, call: str, complaint: str) -> None:
     """They are the author's mistake, so a traceback shows where it is."""
     stage = start(f"def f(m):\n    return []\nworker.{call}")
     assert stage.read_to_end() == (b"", 1)

@@ -272,7 +272,7 @@ def test_end_of_input_in_place_of_an_answer() -> None:
         life.live()
 
 
-def test_records_have_what_the_daemon_says() -> None:
+def test_records_have_what_the_daemon_sends() -> None:
     """Columns of a run are members of a record."""
     seen: list[kcl.Record] = []
     daemon = Daemon([Opened(1, [b"a"]), Farewell(why=FarewellReason.LOST)])

@@ -95,7 +95,7 @@ def test_arguments_end_at_two_dashes() -> None:
         (["-E", "ab", "-e", "b"], {}, "marker eom 'b' is a part of eop 'ab'"),
     ],
 )
-def test_wrong_markers_are_told(
+def test_wrong_markers_are_reported(
     arguments: list[str], environment: dict[str, str], complaint: str
 ) -> None:
     """The text shows where they come from."""

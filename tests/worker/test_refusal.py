@@ -208,7 +208,7 @@ def test_reason_can_be_sent(error: Exception, markers: Markers, reason: str) -> 
     assert reason_of(error, markers) == reason
 
 
-def test_traces_tell_places_apart() -> None:
+def test_traces_distinguish_places() -> None:
     """The same kind from another line is new."""
     caught = []
     for key in "aab":

@@ -111,7 +111,7 @@ def test_worker_is_not_ready_before(start: Start, status: Status, fence: Fence) 
         ("extract(lambda: [b'a'])", b"", b"a\n"),
     ],
 )
-def test_every_sort_of_worker_tells(
+def test_every_sort_of_worker_reports(
     start: Start, status: Status, call: str, request_: bytes, answer: bytes
 ) -> None:
     """Also one that reads nothing: it is ready when it begins."""
@@ -122,7 +122,7 @@ def test_every_sort_of_worker_tells(
     assert status.ended
 
 
-def test_worker_tells_once_where_no_heartbeat_is_asked_for(
+def test_worker_reports_once_where_no_heartbeat_is_asked_for(
     start: Start, status: Status
 ) -> None:
     """Its answers are enough."""
@@ -133,7 +133,7 @@ def test_worker_tells_once_where_no_heartbeat_is_asked_for(
     assert status.silent
 
 
-def test_idle_worker_tells_that_it_lives(start: Start, status: Status) -> None:
+def test_idle_worker_reports_that_it_lives(start: Start, status: Status) -> None:
     """Three times in the time it is given; it still hears what it is asked."""
     stage = start(ECHO, env=status.env | {"ETLSTAGE_HEARTBEAT": "0.03"})
     status.expect(10)
@@ -177,7 +177,7 @@ def test_worker_does_not_care_whether_it_is_heard(start: Start, status: Status) 
         ),
     ],
 )
-def test_what_can_not_be_done_is_told(
+def test_what_can_not_be_done_is_reported(
     start: Start, env: dict[str, str], problem: str
 ) -> None:
     """The work can be done all the same."""
@@ -212,7 +212,7 @@ def test_forked_child_does_not_hold_it(
     fence.open()
 
 
-def test_programs_are_not_told_of_it() -> None:
+def test_programs_are_not_notified_of_it() -> None:
     """They would give signs of life in our name, or write to another file."""
     code = """
 from etlstage import worker
@@ -276,7 +276,7 @@ def test_skipped_messages_are_counted(
     assert sum(line["add"] for line in lines) == skipped
 
 
-def test_count_for_which_there_is_no_room_is_told_later(status: Status) -> None:
+def test_count_for_which_there_is_no_room_is_reported_later(status: Status) -> None:
     """The supervisor may be busy; what is not reported is not forgotten."""
     told = StatusOfWorker(os.open(status.path, os.O_WRONLY | os.O_NONBLOCK))
     while told.count("skipped", 1):
@@ -288,7 +288,9 @@ def test_count_for_which_there_is_no_room_is_told_later(status: Status) -> None:
     assert status.rest() == ['{"metric": "skipped", "add": 7}']
 
 
-def test_function_counts_and_says_how_far_it_is(start: Start, status: Status) -> None:
+def test_function_counts_and_reports_how_far_it_is(
+    start: Start, status: Status
+) -> None:
     """Each is a line of JSON (issue 11)."""
     stage = start(
         """

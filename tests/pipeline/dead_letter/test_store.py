@@ -116,7 +116,7 @@ async def test_letters_are_ours_alone(letters: DeadLetters, tmp_path: Path) -> N
     assert modes == [0o700, 0o700, 0o600]
 
 
-async def test_letters_are_not_written_where_a_link_says(
+async def test_letters_are_not_written_where_a_link_leads(
     letters: DeadLetters, tmp_path: Path
 ) -> None:
     """Nor into a folder of others (issue 10)."""
@@ -241,7 +241,7 @@ async def test_letters_of_a_later_version_are_read(letters: DeadLetters) -> None
     assert DeadLetter.from_line(line) == letter
 
 
-async def test_disk_that_is_full_is_said(
+async def test_disk_that_is_full_is_reported(
     letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the place, and why there was something to write; no half is left."""
@@ -312,7 +312,7 @@ async def test_letters_are_durable_after_sync(
     assert synced == [str(path)]
 
 
-async def test_sync_that_fails_is_said_and_tried_again(
+async def test_sync_that_fails_is_reported_and_tried_again(
     letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not durable does not count as dealt with."""

@@ -324,7 +324,7 @@ def test_short_frames_are_one_piece_and_a_long_one_is_not_copied() -> None:
     assert out.take() == []
 
 
-def test_nothing_is_said_before_it_is_known_how() -> None:
+def test_nothing_is_sent_before_it_is_known_how() -> None:
     """It is found out from the first frames."""
     out = Outgoing(None, Encoding.RAW, packed=False)
 

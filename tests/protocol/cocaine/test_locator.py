@@ -92,7 +92,7 @@ def test_nothing_asked_breaks_it(frames: list[object]) -> None:
             return
 
 
-def test_what_is_no_frame_is_told() -> None:
+def test_what_is_no_frame_is_reported() -> None:
     """There is no line for each of them that would say less."""
     assert (
         answers("x")[1] == b"WARNING locator: was asked what it does not understand\n"

@@ -73,7 +73,7 @@ def supervisor(
 
 
 @versions
-def test_worker_says_who_it_is_and_that_it_lives(version: CocaineVersion) -> None:
+def test_worker_identifies_itself_and_is_alive(version: CocaineVersion) -> None:
     """The handshake has the UUID as raw16: there was no str8 yet."""
     session = CocaineSession(Side.WORKER, version)
 
@@ -97,7 +97,7 @@ def test_first_heartbeat_makes_a_worker_ready_and_is_answered(
 
 
 @versions
-def test_first_frames_tell_the_version(version: CocaineVersion) -> None:
+def test_first_frames_show_the_version(version: CocaineVersion) -> None:
     """A worker that is told 1 speaks 0 all the same when it knows nothing else."""
     session = supervisor(version, CocaineVersion.AUTO)
 
@@ -125,7 +125,9 @@ def test_message_is_an_invoke_a_chunk_and_a_choke(version: CocaineVersion) -> No
 
 
 @versions
-def test_supervisor_says_terminate_and_the_worker_does(version: CocaineVersion) -> None:
+def test_supervisor_sends_terminate_and_the_worker_does(
+    version: CocaineVersion,
+) -> None:
     """With the same frame each way."""
     ours, theirs = supervisor(version), worker(version)
 
@@ -206,7 +208,7 @@ PANIC: Final = b"Event: 'boom', recover: handler raised, stack: \n\n"
         ),
     ],
 )
-def test_worker_says_no(
+def test_worker_rejects(
     version: CocaineVersion, data: bytes, said: tuple[int, str]
 ) -> None:
     """The code is a number, or a category and a number."""
@@ -239,7 +241,7 @@ def test_choke_behind_an_error_of_version_0_is_late() -> None:
         (ONE, hexed("93 02 01 92 92 2a f3 a2", b"no")),
     ],
 )
-def test_what_a_worker_sends_that_says_no(version: CocaineVersion, data: bytes) -> None:
+def test_what_a_worker_sends_that_rejects(version: CocaineVersion, data: bytes) -> None:
     """A choke behind it where the error does not end the session."""
     session = worker(version)
     received(session, INVOKES[version])

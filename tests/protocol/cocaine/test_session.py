@@ -58,7 +58,7 @@ def test_seam_is_kept_on_both_sides() -> None:
         assert repr(session) == f"<CocaineSession {side.value} CONNECTED owed=0>"
 
 
-def test_version_is_known_once_the_worker_has_said_something() -> None:
+def test_version_is_known_once_the_worker_has_sent_something() -> None:
     """A supervisor that was told none does as the worker does (issue 15)."""
     session = CocaineSession(Side.SUPERVISOR)
     versions = [session.version]
@@ -166,7 +166,7 @@ def test_frame_for_what_never_was_a_session_is_a_fault(version: CocaineVersion) 
     assert failure(received(session, frames(frame))) == f"there is no session {number}"
 
 
-def test_chunks_of_a_session_that_goes_on_are_told_at_once() -> None:
+def test_chunks_of_a_session_that_goes_on_are_reported_at_once() -> None:
     """In one run for all that came together; the others are its end."""
     session = supervisor()
     session.send(opened(1))
@@ -382,7 +382,7 @@ def test_malformed_frame_ends_the_worker(what: str) -> None:
 
 
 @pytest.mark.parametrize("data", [BEAT, frames([2, 0, [b"x"]]), frames([1, 0, []])])
-def test_worker_says_who_it_is_first(data: bytes) -> None:
+def test_worker_identifies_itself_first(data: bytes) -> None:
     """Else nobody knows whose frames they are."""
     events = received(CocaineSession(Side.SUPERVISOR, CocaineVersion.ONE), data)
 
@@ -418,7 +418,7 @@ def test_what_is_not_in_the_protocol_is_not_sent() -> None:
 # --- the end ----------------------------------------------------------------------
 
 
-def test_worker_that_has_nothing_is_told_to_terminate_at_once() -> None:
+def test_worker_that_has_nothing_is_asked_to_terminate_at_once() -> None:
     """Its heartbeats are answered all the same, and its answer is its farewell."""
     session = supervisor()
 
@@ -528,7 +528,7 @@ def test_worker_that_has_nothing_terminates() -> None:
     assert session.get_timer() is None
 
 
-def test_worker_may_say_that_no_other_would_fare_better() -> None:
+def test_worker_may_report_that_no_other_would_fare_better() -> None:
     """It is code 2; to a worker it says nothing."""
     said = frames([1, 1, [2, b"no license"]])
 
@@ -536,7 +536,7 @@ def test_worker_may_say_that_no_other_would_fare_better() -> None:
     assert received(worker(), said) == [Farewell(2, "no license")]
 
 
-def test_worker_is_told_to_terminate_and_does() -> None:
+def test_worker_is_asked_to_terminate_and_does() -> None:
     """It may end what it has before."""
     session = worker()
     received(session, frames([2, 0, [b"x"]], [2, 2, []]))
@@ -551,7 +551,7 @@ def test_worker_is_told_to_terminate_and_does() -> None:
 # --- time -------------------------------------------------------------------------
 
 
-def test_clock_begins_when_the_time_is_first_told() -> None:
+def test_clock_begins_when_the_time_is_first_given() -> None:
     """A session is opened without it."""
     session = CocaineSession(
         Side.SUPERVISOR, deadlines=Deadlines(handshake=2.0, heartbeat=4.0)
@@ -565,7 +565,7 @@ def test_clock_begins_when_the_time_is_first_told() -> None:
     assert session.get_timer() == 15.5
 
 
-def test_worker_that_does_not_say_who_it_is_is_at_fault() -> None:
+def test_worker_that_does_not_identify_itself_is_at_fault() -> None:
     """In time."""
     session = CocaineSession(Side.SUPERVISOR, deadlines=Deadlines(handshake=2.0))
     session.handle_timer(10.0)
@@ -595,7 +595,7 @@ def test_heartbeat_may_come_when_it_likes() -> None:
     assert session.get_timer() is None
 
 
-def test_worker_beats_and_is_disowned_when_nobody_answers() -> None:
+def test_worker_beats_and_is_disowned_when_no_one_answers() -> None:
     """It counts from a heartbeat that was not answered."""
     session = worker(deadlines=Deadlines(beat=10.0, disown=5.0))
     session.handle_timer(100.0)
@@ -677,7 +677,7 @@ def test_cancelling_where_nothing_is_known_yet_is_nothing() -> None:
     assert session.data_to_send() == []
 
 
-def test_nothing_is_said_behind_a_terminate() -> None:
+def test_nothing_is_sent_behind_a_terminate() -> None:
     """A worker that has said so may be gone; one that was told may not read on."""
     session = supervisor()
     sent(session, opened(1, ended=False), opened(2, ended=False))

@@ -89,7 +89,7 @@ def test_any_kind_of_stage_can_speak_it(kind: StageKind) -> None:
     assert stage.dialect.connection is not None
 
 
-def test_worker_is_told_where_to_connect() -> None:
+def test_worker_is_given_where_to_connect() -> None:
     """The version comes last: some read no further than what they do not know."""
     told = {
         "app": "clean",
@@ -111,7 +111,7 @@ def test_worker_is_told_where_to_connect() -> None:
     assert older.connection.arguments(**told) == words[:-2]
 
 
-def test_worker_that_connects_says_who_it_is() -> None:
+def test_worker_that_connects_identifies_itself() -> None:
     """In its first frame, in any version; what comes behind that does not matter."""
     dialect = CocaineDialect()
     for version in CocaineVersion:
@@ -125,7 +125,7 @@ def test_worker_that_connects_says_who_it_is() -> None:
 @pytest.mark.parametrize(
     "data", [b"GET / HTTP/1.1", b"\xc1", b"\x93\x02\x00\x91\xa1u", b"\x93\x00\x00\x90"]
 )
-def test_who_says_something_else_is_no_worker(data: bytes) -> None:
+def test_who_sends_something_else_is_no_worker(data: bytes) -> None:
     """Whoever is behind the socket."""
     with pytest.raises(RemoteProtocolError):
         CocaineDialect().connection.identity(data)
@@ -267,7 +267,7 @@ def test_worker_must_have_time_to_end_its_sessions() -> None:
         ({"pool-limit": -1}, MANIFEST, "pool-limit: expected a number, got -1"),
     ],
 )
-def test_what_is_none_of_its_kind_is_told(
+def test_what_is_none_of_its_kind_is_reported(
     profile: dict[str, object], manifest: dict[str, object], text: str
 ) -> None:
     """With its name."""

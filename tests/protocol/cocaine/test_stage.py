@@ -207,7 +207,7 @@ async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
     assert got == [b"2", b"3", b"4"]
 
 
-async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> None:
+async def test_extraction_waits_for_its_consumer_and_the_worker_for_no_one() -> None:
     """Its heartbeats lie unread meanwhile: it is told that we live all the same.
 
     Nor does that time count for ``timeout.message`` (issue 15).
@@ -383,7 +383,7 @@ async def test_worker_that_beats_may_have_nothing_to_do_for_long() -> None:
     assert len(scripted.workers) == 1
 
 
-async def test_exit_that_nobody_asked_for_is_a_failure() -> None:
+async def test_unsolicited_exit_is_a_failure() -> None:
     """Workers that think themselves abandoned leave with status 0."""
 
     async def leaves(worker: ScriptedWorker) -> int:
@@ -399,7 +399,7 @@ async def test_exit_that_nobody_asked_for_is_a_failure() -> None:
     assert len(scripted.workers) == 3
 
 
-async def test_malformed_frame_ends_the_worker_and_nobody_else() -> None:
+async def test_malformed_frame_ends_the_worker_and_no_one_else() -> None:
     """The message is tried by another."""
 
     async def script(worker: ScriptedWorker) -> int:
@@ -439,7 +439,7 @@ async def test_worker_that_ignores_terminate_is_killed() -> None:
     assert (worker.signals, worker.returncode) == ([SIGTERM], -SIGTERM)
 
 
-async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
+async def test_worker_that_identifies_itself_late_is_asked_to_end() -> None:
     """Its version is not known before, nor how to say that it is to go (issue 22)."""
     told: list[Farewell | None] = []
     dialect = CocaineDialect()
@@ -463,7 +463,7 @@ async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
     assert told == [Farewell(1, "the stage is stopping")]
 
 
-async def test_worker_that_never_says_who_it_is_has_one_step_to_end() -> None:
+async def test_worker_that_never_identifies_itself_has_one_step_to_end() -> None:
     """There is nothing that it could be told by the end of its input (issue 22)."""
 
     async def silent(worker: ScriptedWorker) -> int:
@@ -504,7 +504,7 @@ async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
     assert [r.outputs for r in results] == [(b"ok",)]
 
 
-async def test_worker_whose_session_does_not_end_is_told_all_the_same() -> None:
+async def test_worker_whose_session_does_not_end_is_notified_all_the_same() -> None:
     """Behind ``seal``, counted from now, and before any signal (issue 15)."""
     told: list[float] = []
 
@@ -602,7 +602,7 @@ async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
     assert len(scripted.workers) >= 3
 
 
-async def test_worker_that_says_that_none_could_work_has_no_successor() -> None:
+async def test_worker_that_reports_that_none_could_work_has_no_successor() -> None:
     """All that waits fails with its words; others end what they have (issue 15)."""
     seen: list[bytes] = []
 

@@ -72,7 +72,7 @@ def test_what_has_a_key() -> None:
         ),
     ],
 )
-def test_what_is_dropped_is_told(line: str, said: str) -> None:
+def test_what_is_dropped_is_reported(line: str, said: str) -> None:
     """With the reason; also what is false or 0, and what a daemon ignores."""
     keys, (dropped,), _ = translated(f"{PROGRAM}{line}\n")
     assert dropped.startswith(f"{line.split()[0]}: {said}")

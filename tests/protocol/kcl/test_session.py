@@ -305,7 +305,7 @@ def test_threads_may_ask_at_once() -> None:
     ]
 
 
-def test_answers_that_nobody_waits_for_are_our_mistake() -> None:
+def test_answers_that_no_one_waits_for_are_our_mistake() -> None:
     """Neither before a question, nor another position."""
     session = begun()
     given(session, 1)
@@ -415,7 +415,7 @@ def test_a_processor_is_asked_to_stop(version: Version) -> None:
 
 
 @OLD
-def test_old_processors_are_told_zombie(version: Version) -> None:
+def test_old_processors_are_given_zombie(version: Version) -> None:
     """Those of 2014 have no word for a request."""
     session = begun(version)
     session.send(Farewell(), 0.0)

@@ -73,7 +73,7 @@ def test_position_of_something_else_is_refused() -> None:
         )
 
 
-def test_what_others_are_told() -> None:
+def test_what_others_are_given() -> None:
     """How exchanges are made, and words for what went wrong."""
     dialect = KclDialect()
 

@@ -59,7 +59,7 @@ def test_environment_carries_escaped_markers() -> None:
     }
 
 
-def test_worker_that_may_not_refuse_is_told_of_no_err() -> None:
+def test_worker_that_may_not_refuse_is_given_no_err() -> None:
     """Also not in its command line, where it stands for nothing."""
     markers = Markers(err=None)
     assert "ETLSTAGE_ERR" not in markers.environment()
@@ -356,7 +356,7 @@ def test_bytes_are_shown_with_the_markers_by_name() -> None:
         (Markers(), b"hi\n", "wrote unsolicited output: hi<EOM>; diagnostics"),
     ],
 )
-def test_what_nobody_asked_for_is_told(
+def test_what_is_unsolicited_is_reported(
     markers: Markers, data: bytes, text: str
 ) -> None:
     """Whole replies are counted; what is none is not for us."""

@@ -251,7 +251,7 @@ def test_round_of_a_worker_that_failed_does_not_end(data: bytes) -> None:
     assert ours.events_received() == []
 
 
-def test_worker_is_told_of_the_end() -> None:
+def test_worker_is_notified_of_the_end() -> None:
     """And what of the input no EOM ends, is noise."""
     theirs = MarkerProtocol(W, Mode.SINGLE)
     theirs.receive_data(b"a\nb")

@@ -339,7 +339,7 @@ class Talk(RuleBasedStateMachine):
 
 @pytest.mark.no_cover  # Smaller tests cover it all, in a third of the time.
 @pytest.mark.parametrize("mode", list(Mode))
-def test_ends_understand_each_other_whatever_they_say(mode: Mode) -> None:
+def test_ends_understand_each_other_whatever_they_send(mode: Mode) -> None:
     """In every mode, with every set of markers, however the bytes are cut."""
     machine = type("Talk", (Talk,), {"mode": mode})
     run_state_machine_as_test(

@@ -518,7 +518,7 @@ def test_several_go_back_at_any_other_exit() -> None:
     assert fault(talk.session.events_received()).exchanges == 2
 
 
-def test_exit_with_a_probe_outstanding_is_that_of_one_that_owes_nothing() -> None:
+def test_exit_with_a_probe_outstanding_is_that_of_an_idle_one() -> None:
     """Else each process would do the same block again, for ever (issue 22)."""
     talk = answered(count=2)
     assert talk.give(b"next").endswith(b"n")

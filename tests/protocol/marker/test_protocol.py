@@ -48,7 +48,7 @@ REPLY = Answers([(b"r",)])
 
 @pytest.mark.parametrize("side", [S, W])
 @pytest.mark.parametrize("mode", list(Mode))
-def test_repr_tells_the_fate(side: Side, mode: Mode) -> None:
+def test_repr_shows_the_fate(side: Side, mode: Mode) -> None:
     """Side, mode, state and debts: what an operator asks first."""
     protocol = MarkerProtocol(side, mode)
     state = "STREAMING" if mode is Mode.PLAIN else "IDLE"
@@ -344,7 +344,7 @@ def test_eob_stands_alone() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
-def test_eom_follows_eob_when_told(mode: Mode) -> None:
+def test_eom_follows_eob_when_asked(mode: Mode) -> None:
     """For workers that look for EOB only when an EOM has come."""
     protocol = MarkerProtocol(S, mode, PR399, eob_then_eom=True)
     assert sent(protocol, BatchEnd()) == [b"EOB\n"]
@@ -434,7 +434,7 @@ def test_worker_sends_nothing_after_the_end(event: Word, name: str) -> None:
     )
 
 
-def test_worker_does_not_end_while_it_owes() -> None:
+def test_worker_does_not_end_while_it_has_replies_outstanding() -> None:
     """Not silently: one that gives up just exits."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, Messages([b"a", b"b", b"c"]))
@@ -445,7 +445,7 @@ def test_worker_does_not_end_while_it_owes() -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_worker_ends_when_it_owes_nothing(mode: Mode) -> None:
+def test_worker_ends_when_it_has_nothing_outstanding(mode: Mode) -> None:
     """A plain worker at any time."""
     pair = ConnectionPair(mode)
     assert pair.send(W, Eof()) == SEND_EOF

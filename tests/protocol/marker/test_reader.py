@@ -110,9 +110,7 @@ def test_half_a_marker_at_the_end_is_a_tail(chop: Chop) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.CYCLIC])
 @pytest.mark.parametrize("markers", [Markers(), WORDS, REPEATED])
-def test_eop_nobody_asked_for_is_refused(
-    chop: Chop, mode: Mode, markers: Markers
-) -> None:
+def test_unsolicited_eop_is_refused(chop: Chop, mode: Mode, markers: Markers) -> None:
     """PyDKB writes one after an unterminated tail; it answers no message."""
     text = failure(MarkerProtocol(S, mode, markers), chop(markers.eop))
     assert text.startswith("can't handle EOP in state IDLE: no message is to be answ")

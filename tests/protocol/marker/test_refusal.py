@@ -103,7 +103,7 @@ def test_refused_request_keeps_what_was_passed_on(chop: Chop) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_WORKER])
-def test_err_nobody_asked_for_is_refused(chop: Chop, mode: Mode) -> None:
+def test_unsolicited_err_is_refused(chop: Chop, mode: Mode) -> None:
     """There is nothing to say no to."""
     text = failure(supervisor(mode), chop(b"\x15"))
     assert text == (
@@ -178,7 +178,7 @@ def test_worker_refuses() -> None:
     assert pair.status == (MarkerState.IDLE, 0)
 
 
-def test_worker_that_owes_nothing_has_nothing_to_refuse() -> None:
+def test_idle_worker_has_nothing_to_refuse() -> None:
     """Our own mistake."""
     with pytest.raises(LocalProtocolError, match="can't handle EOP in state IDLE"):
         tell(worker(Mode.SINGLE), NO)

@@ -119,6 +119,6 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.session.state is expected
 
 
-def test_any_sequence_of_tokens_goes_as_the_model_says() -> None:
+def test_any_sequence_of_tokens_goes_as_the_model_has_it() -> None:
     """The tables of all modes, walked at random."""
     run_state_machine_as_test(SessionMachine, settings=moderate)

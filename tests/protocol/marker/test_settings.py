@@ -91,7 +91,7 @@ def test_session_frames_messages_as_they_are_held() -> None:
     assert b"".join(session.data_to_send()) == b"a<m>b<m>c<m>"
 
 
-def test_worker_is_told_the_markers() -> None:
+def test_worker_is_given_the_markers() -> None:
     """Escaped."""
     assert ODD.variables() == {
         "eom": "<m>",

@@ -59,7 +59,7 @@ def test_session_begins_idle_unless_the_worker_just_streams(mode: Mode) -> None:
     )
 
 
-def test_repr_tells_the_fate() -> None:
+def test_repr_shows_the_fate() -> None:
     """It's what stands in an assertion that fails at night."""
     busy = session(Mode.SINGLE, Token.MESSAGE)
     assert repr(busy) == "<TokenMachine single BUSY owed=1>"
@@ -243,7 +243,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("mode", "before", "token", "text"), REFUSALS)
-def test_refusal_says_why(
+def test_refusal_has_its_reason(
     mode: Mode, before: list[Token], token: Token, text: str
 ) -> None:
     """What, where, and, if it can be guessed, the remedy."""
@@ -282,7 +282,7 @@ def test_worker_driven_batch_takes_one_message_at_a_time(before: list[Token]) ->
     assert tested.state is MarkerState.FILLING
 
 
-def test_worker_driven_batch_owes_one_eop_from_its_first_message() -> None:
+def test_worker_driven_batch_awaits_one_eop_from_its_first_message() -> None:
     """The worker may close it at any time: it knows its size, we don't."""
     tested = TokenMachine(Mode.BATCH_WORKER)
     for token in (M, BNC, M, BNC, M):
@@ -292,7 +292,7 @@ def test_worker_driven_batch_owes_one_eop_from_its_first_message() -> None:
     assert (tested.state, tested.owed) == (MarkerState.IDLE, 0)
 
 
-def test_supervisor_driven_batch_owes_an_eop_from_its_eob() -> None:
+def test_supervisor_driven_batch_awaits_an_eop_from_its_eob() -> None:
     """However many messages are in it, and also when there are none."""
     tested = TokenMachine(Mode.BATCH_SUPERVISOR)
     tested.handle(M, 5)

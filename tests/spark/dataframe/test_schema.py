@@ -84,7 +84,7 @@ async def test_not_null_asks_nothing_of_what_is_not_there(spark: SparkSession) -
     assert await unfit(spark, messages, lenient(NOT_NULL)) == []
 
 
-def test_payload_is_not_told() -> None:
+def test_payload_is_not_shown() -> None:
     """A reason never quotes the message."""
     schema = StructType().add("id", "long")
     for message in (b'{"id":"secret"}', b"secret", b'"secret"', b"\xffsecret"):

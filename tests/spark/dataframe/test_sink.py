@@ -72,7 +72,7 @@ async def test_message_is_the_value(spark: SparkSession, out: Path) -> None:
     assert sorted(row[0] for row in frame.collect()) == ["", "one", "é€𝄞\0\n"]
 
 
-async def test_it_says_which_epoch_it_writes(
+async def test_it_shows_which_epoch_it_writes(
     spark: SparkSession, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That may take long, and no count moves meanwhile (issue 11)."""
@@ -194,7 +194,7 @@ async def test_batch_in_a_folder_of_its_own_supersedes_no_letters(
 
 
 @pytest.mark.any_client
-async def test_column_of_nulls_is_told_at_the_end(
+async def test_column_of_nulls_is_reported_at_the_end(
     spark: SparkSession, out: Path
 ) -> None:
     """And none that has a value in any epoch (issue 23)."""
@@ -379,7 +379,7 @@ async def refusal(sink: Sink, *runs: list[bytes]) -> str:
     return text
 
 
-async def test_existing_path_is_told_before_work_is_lost(
+async def test_existing_path_is_reported_before_work_is_lost(
     spark: SparkSession, out: Path
 ) -> None:
     """Mode error looks at the path before the first message."""
@@ -390,7 +390,7 @@ async def test_existing_path_is_told_before_work_is_lost(
     assert sink.account.received == 0
 
 
-async def test_wrong_schema_is_told_at_once(spark: SparkSession) -> None:
+async def test_wrong_schema_is_reported_at_once(spark: SparkSession) -> None:
     """A schema that Spark can't read is reported before the first message."""
     sink = DataFrameSink(spark, Destination("/x"), schema="id lng")
     assert await refusal(sink) == (
@@ -400,7 +400,7 @@ async def test_wrong_schema_is_told_at_once(spark: SparkSession) -> None:
     assert "char/varchar" in await refusal(sink)
 
 
-async def test_unknown_partition_column_is_told(spark: SparkSession) -> None:
+async def test_unknown_partition_column_is_reported(spark: SparkSession) -> None:
     """The line names the column and those that there are."""
     sink = DataFrameSink(
         spark, Destination("/x", partition_by=["dya"]), schema="id long, day date"
@@ -440,7 +440,9 @@ async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> 
 
 
 @pytest.mark.classic
-async def test_path_that_can_not_be_made_is_told_at_first(spark: SparkSession) -> None:
+async def test_path_that_can_not_be_made_is_reported_at_first(
+    spark: SparkSession,
+) -> None:
     """Before the first message, with the folder that is to blame (issue 23)."""
     sink = DataFrameSink(spark, Destination("/proc/no/x"))
     assert await refusal(sink) == (
@@ -463,7 +465,7 @@ async def test_output_is_one_runs(spark: SparkSession, out: Path) -> None:
     await load(DataFrameSink(spark, place), [b"x"])
 
 
-async def test_unknown_format_is_told(spark: SparkSession, out: Path) -> None:
+async def test_unknown_format_is_reported(spark: SparkSession, out: Path) -> None:
     """The line names the format."""
     text = await refusal(
         DataFrameSink(spark, Destination(str(out), format="nofmt")), [b"1"]

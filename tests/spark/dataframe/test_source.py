@@ -176,7 +176,7 @@ async def refusal(source: Source) -> str:
     return text
 
 
-async def test_path_that_does_not_exist_is_told(spark: SparkSession) -> None:
+async def test_path_that_does_not_exist_is_reported(spark: SparkSession) -> None:
     """The line names the path, without a stack."""
     source = DataFrameSource(lambda: read_frame(spark, format="json", path="/no/such"))
     assert await refusal(source) == (
@@ -184,19 +184,19 @@ async def test_path_that_does_not_exist_is_told(spark: SparkSession) -> None:
     )
 
 
-async def test_column_that_does_not_exist_is_told(spark: SparkSession) -> None:
+async def test_column_that_does_not_exist_is_reported(spark: SparkSession) -> None:
     """The line names the column and Spark's suggestion."""
     text = await refusal(DataFrameSource(spark.range(1), message="upper(idd)"))
     assert "`idd` cannot be resolved. Did you mean one of the following? [`id`]" in text
 
 
-async def test_format_that_does_not_exist_is_told(spark: SparkSession) -> None:
+async def test_format_that_does_not_exist_is_reported(spark: SparkSession) -> None:
     """The line names the format."""
     source = DataFrameSource(lambda: read_frame(spark, format="nofmt", path="/"))
     assert "failed to find the data source: nofmt" in await refusal(source)
 
 
-async def test_unreadable_file_is_told(spark: SparkSession, tmp_path: Path) -> None:
+async def test_unreadable_file_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     """The line names the file."""
     path = str(tmp_path / "x.parquet")
     text = await refusal(DataFrameSource(broken(spark, path)))
@@ -204,7 +204,7 @@ async def test_unreadable_file_is_told(spark: SparkSession, tmp_path: Path) -> N
     assert "CANNOT_READ_FILE_FOOTER" in text
 
 
-async def test_syntax_error_is_told(spark: SparkSession) -> None:
+async def test_syntax_error_is_reported(spark: SparkSession) -> None:
     """An expression that Spark can't parse is reported as such."""
     text = await refusal(DataFrameSource(spark.range(1), message="to_json(struct(*)"))
     assert text == (
@@ -215,7 +215,7 @@ async def test_syntax_error_is_told(spark: SparkSession) -> None:
     assert (await refusal(source)).startswith("extract: key 'idd': a column, variable")
 
 
-async def test_error_at_run_time_is_told(spark: SparkSession) -> None:
+async def test_error_at_run_time_is_reported(spark: SparkSession) -> None:
     """What goes wrong in a task is one line, too."""
     source = DataFrameSource(spark.range(9), message="upper(raise_error('no ' || id))")
     text = await refusal(source)
@@ -285,7 +285,7 @@ async def test_spool_is_removed_when_reading_stops_early(
     assert content(tmp_path) == []
 
 
-async def test_spool_that_can_not_be_made_is_told(spark: SparkSession) -> None:
+async def test_spool_that_can_not_be_made_is_reported(spark: SparkSession) -> None:
     """The line names the directory."""
     source = DataFrameSource(spark.range(1), spool_dir=Path("/no/such"))
     assert "no such file or directory: '/no/such" in (await refusal(source)).lower()

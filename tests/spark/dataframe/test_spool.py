@@ -51,7 +51,7 @@ def test_packed_run_is_read_back() -> None:
     assert list(read_packed(sink.getvalue().to_pybytes())) == [b"", b"\0", b"z"]
 
 
-def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task knows that it is the disk; the driver is notified, too."""
     context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0)
     monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)

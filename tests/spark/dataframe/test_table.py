@@ -242,7 +242,7 @@ async def test_rows_of_a_task_that_ran_twice_are_refused(
 
 
 @pytest.mark.parametrize("base", ["sqlite"], indirect=True)
-async def test_what_stands_against_a_table_is_told_first(
+async def test_what_stands_against_a_table_is_reported_first(
     spark: SparkSession, base: Database
 ) -> None:
     """Before a row is written; and it can go on when that is gone (issue 14)."""

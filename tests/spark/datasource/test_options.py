@@ -216,19 +216,19 @@ def test_worker_that_stages_is_not_replaced() -> None:
         ({"mode": "cyclic", "start": "5", "end": "2"}, "before offsets.start 5"),
     ],
 )
-def test_wrong_option_is_told(options: dict[str, str], why: str) -> None:
+def test_wrong_option_is_reported(options: dict[str, str], why: str) -> None:
     """What was found, what was expected, and what may have been meant."""
     assert why in refusal(**({"command": "./run"} | options))
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     """On one line: Spark shows the last line of an error in Python."""
     text = refusal(comand="x", step="no")
     assert "(did you mean 'command'?); option step: expected a whole" in text
     assert "format etlstage: option command is missing" in refusal()
 
 
-def test_wrong_option_of_a_write_is_told() -> None:
+def test_wrong_option_of_a_write_is_reported() -> None:
     """Two ways to make it final are one too many; a path is a folder."""
     with pytest.raises(ConfigError, match="path can't be used together with commit"):
         writing(RUN | {"path": "x", "commit": "y"})

@@ -341,7 +341,7 @@ def test_batch_that_failed_is_read_again_as_it_was(
 
 
 @pytest.mark.any_client
-def test_worker_may_say_where_a_stream_begins(
+def test_worker_may_report_where_a_stream_begins(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """And a stream with an end needs no one to ask for it."""

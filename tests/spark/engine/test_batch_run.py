@@ -213,7 +213,7 @@ async def test_budget_holds_for_all_tasks_together(
     assert len(letters(tmp_path)) == 30
 
 
-async def test_what_is_wrong_is_told_as_by_engine_local(
+async def test_what_is_wrong_is_reported_as_by_engine_local(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
     """A program that is not there, a path that is not there, output that is."""
@@ -314,7 +314,7 @@ async def test_rows_without_schema_are_text(
     assert {row.value for row in frame.collect()} == expected
 
 
-async def test_staging_that_is_nowhere_is_told_in_a_line(
+async def test_staging_that_is_nowhere_is_reported_in_a_line(
     spark: SparkSession, write: Callable[..., Path]
 ) -> None:
     """The error is that of the rows that could not be written, not of their removal."""

@@ -174,7 +174,7 @@ async def test_epoch_has_no_more_than_its_bounds(
     assert max(sizes) <= 4
 
 
-async def test_jvm_that_ends_behind_the_stages_is_told(
+async def test_jvm_that_ends_behind_the_stages_is_reported(
     spark: SparkSession,
     write: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,

@@ -117,7 +117,7 @@ worker.load(load)
 """
 
 
-async def test_dead_letter_has_the_place_that_its_row_says(
+async def test_dead_letter_has_the_place_of_its_row(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Whatever the task, with all its attempts, and without what is secret."""

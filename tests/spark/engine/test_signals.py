@@ -170,7 +170,7 @@ def test_workers_go_with_a_run_that_is_killed(
 
 
 @pytest.mark.parametrize("engine", ["spark", "streaming"])
-def test_spark_that_is_killed_is_told(
+def test_spark_that_is_killed_is_reported(
     start: Started, write: Callable[..., list[str]], tmp_path: Path, engine: str
 ) -> None:
     """As the kernel does when memory runs out: in one line, and nothing is left."""

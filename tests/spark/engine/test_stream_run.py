@@ -231,7 +231,7 @@ async def test_program_that_was_sent_runs(
     assert loaded(spark, tmp_path) == Counter(range(10))
 
 
-async def test_what_is_wrong_is_told(
+async def test_what_is_wrong_is_reported(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Output that is there already; a source without schema."""

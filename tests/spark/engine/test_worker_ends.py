@@ -184,7 +184,7 @@ async def test_worker_that_can_not_load_fails_the_run(
     )
 
 
-async def test_program_that_is_not_there_is_told_with_its_host(
+async def test_program_that_is_not_there_is_reported_with_its_host(
     spark: SparkSession, write: Callable[..., Path]
 ) -> None:
     """It is missed where it is to run, at both ends; the file can send it there."""

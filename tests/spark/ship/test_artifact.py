@@ -111,7 +111,7 @@ def test_what_is_no_file_is_not_shipped(spark: SparkSession, tmp_path: Path) -> 
         ship(spark, archives=[tmp_path])
 
 
-def test_program_that_is_not_there_is_told_with_its_host(
+def test_program_that_is_not_there_is_reported_with_its_host(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Where it was looked for, and how to get it there."""

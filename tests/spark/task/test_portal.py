@@ -64,7 +64,7 @@ def test_error_is_raised_where_it_is_waited_for() -> None:
             list(bridge.cross(numbers(count)))
 
 
-def test_early_end_is_told() -> None:
+def test_early_end_is_reported() -> None:
     """As the end of all that is put out; the rest of the runs stays where it is."""
 
     async def first(bridge: Bridge[Run]) -> None:

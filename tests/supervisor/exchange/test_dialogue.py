@@ -37,7 +37,7 @@ def test_caller_waits_when_too_much_does() -> None:
     assert (dialogue.full, calls) == (False, [1])
 
 
-def test_end_is_said_once() -> None:
+def test_end_is_sent_once() -> None:
     """With what is left, or alone."""
     dialogue = opened()
     assert not dialogue.has_input
@@ -50,7 +50,7 @@ def test_end_is_said_once() -> None:
 
 
 @pytest.mark.parametrize("error", [None, WorkerLost("died", stage="t")])
-def test_nothing_is_said_behind_the_end(error: WorkerLost | None) -> None:
+def test_nothing_is_sent_behind_the_end(error: WorkerLost | None) -> None:
     """Nor does anybody wait until it could be."""
     dialogue = opened()
     dialogue.write(b"x" * OVERHEAD * 3)

@@ -372,7 +372,7 @@ def test_refused_messages_are_tried_as_often_as_they_may_be(
     assert line.most_owed <= window
 
 
-def test_error_of_a_refused_message_tells_every_attempt() -> None:
+def test_error_of_a_refused_message_shows_every_attempt() -> None:
     """Also those at the batches that it was in."""
     line = Line(stage(Mode.BATCH_SUPERVISOR, batch=BatchPolicy(size=3)))
     caller = line.submission()
@@ -387,7 +387,7 @@ def test_error_of_a_refused_message_tells_every_attempt() -> None:
     assert len(refused.error.attempts) == 3  # of three, of two, alone
 
 
-def test_error_of_a_message_that_was_refused_again_tells_every_attempt() -> None:
+def test_error_of_a_message_that_was_refused_again_shows_every_attempt() -> None:
     """It was tried as often as it may be; what stood beside it is answered."""
     line = Line(stage(on_error=ErrorPolicy(retries_refused=1)))
     caller = line.submission()
@@ -555,7 +555,7 @@ def test_load_stage_gets_one_message_at_a_time() -> None:
     assert line.dispatcher.held == 1
 
 
-def test_refused_message_says_where_it_stood() -> None:
+def test_refused_message_shows_where_it_stood() -> None:
     """Counted from one, over all that its caller submitted."""
     line = Line(stage(window=1))
     caller = line.submission()

@@ -56,7 +56,7 @@ def test_batches_that_were_answered_count_in_messages() -> None:
     assert [line.dispatcher.answered(owed) for owed in (3, 2, 1)] == [0, 2, 3]
 
 
-def test_nobody_waits_for_the_rounds_of_who_is_gone() -> None:
+def test_no_one_waits_for_the_rounds_of_who_is_gone() -> None:
     """Nor are outputs read that nobody takes; an idle worker has neither."""
     line = Line(stage(Mode.CYCLIC, kind=StageKind.EXTRACT))
     assert (line.dispatcher.stalled, line.dispatcher.abandoned) == (False, False)
@@ -100,7 +100,7 @@ def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
     assert line.dispatcher.next(0.0, 0, 9) == opened([b"2"])
 
 
-def test_suspect_of_a_lane_keeps_nobody_else() -> None:
+def test_suspect_of_a_lane_keeps_no_one_else() -> None:
     """Its owner tries it; a fresh worker goes on with other things."""
     line = Line(stage())
     lane = Submission(lambda: None, keyed=True)
@@ -124,7 +124,7 @@ def test_worker_that_is_to_go_tries_nothing() -> None:
     assert line.dispatcher.next(0.0, 0, 9) is None
 
 
-def test_nothing_is_tried_when_nobody_is_left() -> None:
+def test_nothing_is_tried_when_no_one_is_left() -> None:
     """Halves of a batch neither: they would wait for ever (issue 12)."""
     line, caller = begun(b"1")
     line.backlog.fail(LOST)

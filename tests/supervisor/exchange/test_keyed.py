@@ -39,7 +39,9 @@ def keyed(key: str | None = "/id", workers: int = 3) -> Stage:
     ("pointer", "tokens"),
     [("", ()), ("/", ("",)), ("/a/0", ("a", "0")), ("/a~1b/m~0n", ("a/b", "m~n"))],
 )
-def test_pointer_is_read_as_the_rfc_says(pointer: str, tokens: tuple[str, ...]) -> None:
+def test_pointer_is_read_as_the_rfc_has_it(
+    pointer: str, tokens: tuple[str, ...]
+) -> None:
     """Tokens between slashes; two escapes."""
     assert point(pointer) == tokens
 

@@ -365,7 +365,7 @@ def dialogue(w: Worker, event: str = "") -> Dialogue:
     return opened
 
 
-def test_dialogue_is_opened_before_anything_is_said() -> None:
+def test_dialogue_is_opened_before_anything_is_sent() -> None:
     """What its caller adds is sent by turns with that of others, and then the end."""
     w = Worker()
     one, other = dialogue(w, "chat"), dialogue(w)
@@ -426,7 +426,7 @@ def test_dialogue_that_takes_too_long_is_not_tried_again() -> None:
     assert (slow.expired, str(slow.error)) == (True, "took too long")
 
 
-def test_dialogue_that_nobody_wants_is_cancelled_with_its_reason() -> None:
+def test_dialogue_that_no_one_wants_is_cancelled_with_its_reason() -> None:
     """It is not said any more."""
     w = Worker()
     left = dialogue(w)

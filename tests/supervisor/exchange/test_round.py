@@ -281,7 +281,7 @@ def test_round_that_was_not_read_is_not_counted() -> None:
         assert loss == Loss(1, retried=1)
 
 
-def test_round_that_nobody_wants_is_not_asked_again() -> None:
+def test_round_that_no_one_wants_is_not_asked_again() -> None:
     """No restart is made for it, and none counted."""
     asked = Round(lambda: None, b"ask", max_unread=9, repeat=Repeat.BEHIND)
     backlog = Backlog()

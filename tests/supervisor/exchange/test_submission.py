@@ -212,7 +212,7 @@ def test_nothing_fed_changes_nothing() -> None:
     assert not s.waiting
 
 
-def test_replies_that_nobody_reads_stall() -> None:
+def test_replies_that_no_one_reads_stall() -> None:
     """From more than the bound on, until they are collected."""
     s = Submission(lambda: None, max_unread=5)
     s.feed([b"1", b"2", b"3"], 0.0)

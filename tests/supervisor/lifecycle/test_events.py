@@ -205,7 +205,7 @@ async def test_round_of_a_program_is_no_restart() -> None:
     assert supervisor.faults.restarts == 0
 
 
-async def test_log_that_is_gone_stops_nobody() -> None:
+async def test_log_that_is_gone_stops_no_one() -> None:
     """Where the host logs to may be a closed pipe; workers are served all the same."""
 
     def broken(logger: object, method: str, event: EventDict) -> EventDict:

@@ -138,7 +138,7 @@ def test_every_worker_is_started() -> None:
     assert d.out == [Spawn("t-1", 1, math.inf), Spawn("t-2", 1, math.inf)]
 
 
-def test_started_means_ready_where_nothing_else_is_said() -> None:
+def test_started_means_ready_by_default() -> None:
     """It is fed at once."""
     d = driver()
 
@@ -167,7 +167,7 @@ def test_worker_that_does_not_get_ready_is_given_up() -> None:
     assert d.handle(WorkerFailed("t-1", 7, LOST)) == [StopWorker("t-1", patient=False)]
 
 
-def test_nobody_waits_for_ever_for_readiness_unless_told_to() -> None:
+def test_no_one_waits_for_ever_for_readiness_by_default() -> None:
     """``start: null`` sets no timer."""
     d = driver(ready=True, timeout=Timeouts(start=None))
 
@@ -265,7 +265,7 @@ def test_one_of_two_workers_may_be_fatal() -> None:
     assert d.state.given_up
 
 
-def test_worker_that_says_that_none_could_work_ends_the_stage() -> None:
+def test_worker_that_reports_that_none_could_work_ends_the_stage() -> None:
     """Others finish what they have, and nobody is started again (issue 15)."""
     d = driver(workers=3)
     for name in ("t-1", "t-2"):
@@ -338,7 +338,9 @@ def test_idle_worker_must_give_signs_of_life() -> None:
 
 
 @pytest.mark.parametrize(("idle_since", "due"), [(None, 20.0), (9.0, 19.0)])
-def test_busy_worker_owes_no_sign_of_life(idle_since: float | None, due: float) -> None:
+def test_busy_worker_need_send_no_sign_of_life(
+    idle_since: float | None, due: float
+) -> None:
     """Its time begins when it has nothing to do."""
     d = driver(timeout=Timeouts(heartbeat=10.0))
     d.start()
@@ -469,7 +471,7 @@ def test_idle_worker_goes_and_comes_back_under_its_name() -> None:
     assert d.handle(DemandSeen(2)) == [Spawn("t-2", 2, math.inf)]
 
 
-def test_number_of_workers_is_what_it_was_said_to_be() -> None:
+def test_number_of_workers_is_what_was_set() -> None:
     """The last ones go; the bounds of the stage do not count any more."""
     d = elastic()
     assert d.handle(ScaleRequested(5)) == [
@@ -481,7 +483,7 @@ def test_number_of_workers_is_what_it_was_said_to_be() -> None:
     assert d.handle(DemandSeen(99)) == []
 
 
-def test_nobody_is_started_while_all_are_stopped() -> None:
+def test_no_worker_is_started_while_all_are_stopped() -> None:
     """Whoever asks for more comes too late."""
     d = elastic()
     d.handle(StopRequested())
@@ -490,7 +492,7 @@ def test_nobody_is_started_while_all_are_stopped() -> None:
     assert not d.state.may_grow
 
 
-def test_nobody_is_started_for_a_stage_that_was_given_up() -> None:
+def test_no_worker_is_started_for_a_stage_that_was_given_up() -> None:
     """All messages have failed: who came would have nothing to do (issue 22)."""
     d = driver(restart=RestartPolicy(max=0))
     d.start()

@@ -94,7 +94,7 @@ def test_no_restarts_at_all() -> None:
         ("temporary", True, False),
     ],
 )
-def test_policy_says_who_is_started_again(
+def test_policy_decides_who_is_started_again(
     policy: str, failed: bool, wanted: bool
 ) -> None:
     """Everybody, who failed, nobody."""

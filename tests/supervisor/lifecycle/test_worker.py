@@ -61,7 +61,7 @@ class Life:
         return self.out
 
 
-def test_repr_tells_the_fate() -> None:
+def test_repr_shows_the_fate() -> None:
     """State, process and starts."""
     life = Life()
     assert repr(life.worker) == "<Worker 't-1' STARTING starts=1>"
@@ -117,7 +117,7 @@ def test_worker_that_is_started_again_is_fed_again() -> None:
     assert FeedWorker("t-1") in life.handle(WorkerStarted("t-1", 8, 2))
 
 
-def test_what_an_earlier_start_left_behind_is_told_in_any_state() -> None:
+def test_what_an_earlier_start_left_behind_is_reported_in_any_state() -> None:
     """And remembered, if it had to be killed; the worker goes its way (issue 10)."""
     life = Life()
     killed, late = RemainsEnded("t-1", 7, 2), RemainsEnded("t-1", 7, 0, late=9)
@@ -240,7 +240,7 @@ def test_extractor_that_went_well_begins_anew() -> None:
     assert Spawn("t-1", 4, math.inf) in out
 
 
-def test_extractor_that_says_that_none_could_work_is_not_asked_again() -> None:
+def test_extractor_that_reports_that_none_could_work_is_not_asked_again() -> None:
     """Whatever becomes of the request that it had (issue 15)."""
     life = Life(kind=StageKind.EXTRACT, dialect=MarkerDialect(mode=Mode.CYCLIC))
     life.handle(STARTED, FAILED._replace(cause="abnormal"))
@@ -285,7 +285,7 @@ def test_stop_may_be_requested_at_any_time(state: WorkerState) -> None:
     assert after <= {WorkerState.STOPPING, WorkerState.EXITED, WorkerState.FATAL}
 
 
-def test_history_is_told_from_now() -> None:
+def test_history_is_reported_from_now() -> None:
     """Oldest first."""
     history = WorkerHistory()
     history.note(1.0, "started")
@@ -316,7 +316,7 @@ def test_history_forgets_what_is_long_ago() -> None:
         ),
     ],
 )
-def test_fate_tells_what_was_answered_and_what_was_not(
+def test_fate_shows_what_was_answered_and_what_was_not(
     event: WorkerExited, text: str
 ) -> None:
     """As far as there was anything."""

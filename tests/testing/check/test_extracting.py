@@ -148,13 +148,13 @@ def test_worker_without_a_bug_passes(
     assert failures(findings) == said(findings, Verdict.ADVICE) == {}
 
 
-def test_worker_that_extracts_nothing_is_told() -> None:
+def test_worker_that_extracts_nothing_is_reported() -> None:
     """Perhaps it waits to be asked (issue 12)."""
     findings = plain(["true"])
     assert "is cyclic" in said(findings, Verdict.ADVICE)["writes all and exits"]
 
 
-def test_plain_worker_that_never_writes_the_same_is_told() -> None:
+def test_plain_worker_that_never_writes_the_same_is_reported() -> None:
     """It is read again after a failure (issue 12)."""
 
     async def count(worker: ScriptedWorker) -> None:
@@ -166,7 +166,7 @@ def test_plain_worker_that_never_writes_the_same_is_told() -> None:
     assert "2 messages and 2; message 2 is b'" in advice
 
 
-def test_worker_that_does_not_know_latest_is_told() -> None:
+def test_worker_that_does_not_know_latest_is_reported() -> None:
     """Its stage needs an end (issue 12)."""
     findings = cyclic(x.UnknownLatest)
     assert "needs end" in said(findings, Verdict.ADVICE)[LATEST]
@@ -181,7 +181,7 @@ def test_ranges_are_looked_at_although_no_offset_is_known() -> None:
     assert {GIVES_AGAIN, "ranges meet", "accepts requests in parts"} <= passed.keys()
 
 
-def test_nothing_to_extract_is_said() -> None:
+def test_nothing_to_extract_is_reported() -> None:
     """What could not be looked at was not found to be right (issue 12)."""
 
     class Empty(x.Ranges):

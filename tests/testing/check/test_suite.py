@@ -155,7 +155,7 @@ def test_counting_worker_keeps_to_the_protocol() -> None:
     assert "before it" in said(findings, Verdict.ADVICE)["keeps no state"]
 
 
-def test_worker_that_knows_a_message_again_is_told() -> None:
+def test_worker_that_knows_a_message_again_is_reported() -> None:
     """A message that comes again has another reply, if it is the same (issue 12)."""
 
     async def remember(worker: ScriptedWorker) -> None:
@@ -224,7 +224,7 @@ def test_worker_that_does_not_keep_its_contract_is_found() -> None:
     assert reasons[name] == "only of a sample it is known what a reply must be"
 
 
-def test_worker_that_refuses_by_mood_is_told() -> None:
+def test_worker_that_refuses_by_mood_is_reported() -> None:
     """A refusal is for good (issue 12)."""
     first: list[int] = []
 
@@ -332,7 +332,7 @@ def test_batch_that_never_fills_is_advice() -> None:
     assert "more than 500" in said(findings, Verdict.ADVICE)[name]
 
 
-def test_load_worker_with_outputs_is_told() -> None:
+def test_load_worker_with_outputs_is_reported() -> None:
     """Nobody reads them (issue 12)."""
     name = "load workers output nothing"
     findings = scripted(echo, kind=StageKind.LOAD)
@@ -342,7 +342,7 @@ def test_load_worker_with_outputs_is_told() -> None:
     assert skipped[name] == "for load workers"
 
 
-def test_findings_are_told_in_order_as_they_come() -> None:
+def test_findings_are_reported_in_order_as_they_come() -> None:
     """Whichever is ready first (issue 12)."""
     told: list[str] = []
     stage = Stage(name="w", worker=("w",))
