@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
+from etlstage.cli.failure import complain
 from etlstage.cli.options import (
     Debug,
     File,
@@ -186,9 +187,7 @@ def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> No
         html: Where its page would go, or None.
 
     """
-    from etlstage.cli.failure import complain
-    from etlstage.pipeline.report import KeptLetters
-
+    # Nothing is imported here: the interrupt may have left modules half imported.
     text = "interrupted before the run began"
     complain(text)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -203,7 +202,7 @@ def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> No
         "stages": [],
         "edges": [],
         "output": None,
-        "dead_letters": KeptLetters()._asdict(),
+        "dead_letters": {"messages": 0, "where": None, "command": None},
     }
     try:
         if report is not None:

@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
 from etlstage.cli.signals import Signals, deafen, interruptible, quit_at_once
+from etlstage.pipeline.report import KeptLetters
 from tests.cli.conftest import environment
 
 pytestmark = pytest.mark.process
@@ -21,29 +23,33 @@ pytestmark = pytest.mark.process
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@contextmanager
 def stuck_in(
     module: str,
     folder: Path,
     *arguments: str,
     words: Sequence[str] = ("-m", "etlstage"),
-) -> subprocess.Popen[str]:
-    """Return a command that imports the module, and does not get on."""
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a command that imports the module, and does not get on."""
     (folder / f"{module}.py").write_text(
         "import sys, time; print('imports', file=sys.stderr, flush=True)\n"
         "time.sleep(600)\n"
     )
     env = environment()
     env["PYTHONPATH"] = f"{folder}{os.pathsep}{env['PYTHONPATH']}"
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *words, *arguments],
         cwd=folder,
         env=env,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stderr is not None
-    assert process.stderr.readline() == "imports\n"
-    return process
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "imports\n"
+            yield process
+        finally:
+            process.kill()  # of one that imports it again, and again waits
 
 
 @pytest.mark.parametrize("number", ALL)
@@ -55,11 +61,9 @@ def test_interrupted_while_modules_are_imported(
 ) -> None:
     """One line, no traceback, and an exit code of the table (issue 10)."""
     # The first thing that is imported beside our own.
-    process = stuck_in("typer", tmp_path, "run", "x.yaml", words=words)
-    with process:
-        assert process.stderr is not None
+    with stuck_in("typer", tmp_path, "run", "x.yaml", words=words) as process:
         process.send_signal(number)
-        assert process.stderr.read() == "etlstage: error: interrupted\n"
+        assert process.communicate(timeout=15)[1] == "etlstage: error: interrupted\n"
     assert process.returncode == 5
 
 
@@ -126,32 +130,25 @@ main()
     assert subprocess.run(command, env=environment(), check=False).returncode == 0
 
 
-@pytest.mark.parametrize("number", ALL)
+# What reads the file, and what runs the pipeline, are imported when they are needed.
+@pytest.mark.parametrize(
+    ("number", "module"), [*((number, "ruamel") for number in ALL), (ALL[0], "asyncio")]
+)
 def test_signal_before_the_run_writes_its_report(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, module: str
 ) -> None:
     """That of an earlier run would be taken for this one's (issue 22)."""
     (tmp_path / "r.json").write_text('{"status": "done"}')
     (tmp_path / "r.html").write_text("done")
-    # What reads the file is imported when it is read.
-    process = stuck_in(
-        "ruamel",
-        tmp_path,
-        "run",
-        "p.yaml",
-        "--report",
-        "r.json",
-        "--report-html",
-        "r.html",
-    )
-    with process:
+    words = ["run", "p.yaml", "--report", "r.json", "--report-html", "r.html"]
+    with stuck_in(module, tmp_path, *words) as process:
         process.send_signal(number)
-        assert process.stderr is not None
-        said = process.stderr.read()
+        _, errors = process.communicate(timeout=15)
     assert process.returncode == 5
-    assert said == "etlstage: error: interrupted before the run began\n"
+    assert errors == "etlstage: error: interrupted before the run began\n"
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["status"], report["stages"]) == ("forced", [])
+    assert report["dead_letters"] == KeptLetters()._asdict()
     assert report["pipeline"] == "p.yaml"
     assert not (tmp_path / "r.html").exists()
 
