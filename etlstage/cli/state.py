@@ -195,7 +195,9 @@ def _lines(state: Path) -> Iterator[tuple[str, str]]:
         yield "fence", str(record.fence)
     if record.run:
         ended = "running" if held else "interrupted"
-        ended = "completed" if record.ended else ended
+        if record.ended:
+            # One that was drained has come to its end where the next reads on.
+            ended = "completed" if record.position is None else "ended at a position"
         yield "last run", f"{record.run}, {record.delivery}; {ended}"
     if record.last_load:
         yield "last load", _load(record.last_load)

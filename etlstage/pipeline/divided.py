@@ -237,7 +237,7 @@ class DividedPipeline(Runner):
         report = self._reports[number] = await self._whole[number].run()
         self._running.remove(number)
         if number < self._last:
-            self._whole[number + 1].complete()
+            self._whole[number + 1].complete(whole=report.status == "done")
         if report.error is not None:
             self._fail(report.error)
             if number > self._first:

@@ -145,6 +145,7 @@ class Pipeline(Runner):
         self._drained_at = math.inf
         self._looking: anyio.CancelScope | None = None  # between two looks
         self._exhausted = False
+        self._comes_whole = True  # what the source reads until it ends
 
     @classmethod
     def from_yaml(
@@ -188,8 +189,15 @@ class Pipeline(Runner):
             return self._drain_limit
         return _DRAIN if self._source.rereads else math.inf
 
-    def complete(self) -> None:
-        """End once all is read, where the source would wait for more."""
+    def complete(self, *, whole: bool = True) -> None:
+        """
+        End once all is read, where the source would wait for more.
+
+        Args:
+            whole: Whether that is all of the input; else the output is incomplete.
+
+        """
+        self._comes_whole = whole
         self._source.complete()
 
     @property
@@ -300,7 +308,8 @@ class Pipeline(Runner):
                     self._move(account)
                     if self._extracting.cancel_called or not self._left:
                         break
-            self._exhausted = not self._drained and self._left > 0
+            read_on = not self._drained and self._left > 0
+            self._exhausted = read_on and self._comes_whole
 
     # --- transform ----------------------------------------------------------
 

@@ -87,6 +87,19 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
     assert plain["record"]["position"] == 17
 
 
+@pytest.mark.parametrize(
+    ("position", "text"), [(17, "ended at a position"), (None, "completed")]
+)
+def test_run_that_was_drained_has_not_completed(
+    tmp_path: Path, position: int | None, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next run reads on where it ended (issue 23)."""
+    with Delivery(tmp_path, exactly_once=True) as delivery:
+        delivery.begin("r0", stages=[], letters={})
+        delivery.commit(position, ended=True)
+    assert f"r0, exactly-once; {text}\n" in shown(tmp_path, capsys)
+
+
 def test_long_names_stand_apart_from_their_text(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -230,9 +230,11 @@ async def test_part_that_fails_stops_no_other(tmp_path: Path) -> None:
     report = await run(made)
     assert isinstance(report.error, Stopped)
     assert len(sink.messages) == 20  # what is recorded is committed by the next start
+    assert sink.finished == 0  # its output is not complete
     rest = MemorySink()
     report = await run(divided(tmp_path, rest))
     assert report.status == "done"
+    assert rest.finished == 1
     assert plain(sink.messages + rest.messages) == sorted(numbers(50))
     assert report.durable[0].read == 30
 
