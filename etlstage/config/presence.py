@@ -67,6 +67,7 @@ def missing(
     """
     look = Look(keys, document, loads=loads)
     yield from judged(look.shipped())
+    yield from judged(look.jars())
     if loads and "state" in document.data:
         yield from judged(_state(look))
         yield from judged(_edges(keys, look))
@@ -160,6 +161,19 @@ class Look:
                 yield broken(loc, "is a folder: make an archive of it", at_key=False)
             elif not os.path.isfile(place):
                 yield self.absent(loc, "file", place)
+
+    def jars(self) -> Iterator[Problem]:
+        """Yield the jars that are not there; Spark warns of them, and goes on."""
+        listed = self.keys.spark.config.get("spark.jars", "")
+        jars = listed.split(",") if self.keys.spark.here else []
+        for jar in jars:
+            place = jar.strip().removeprefix("file://").removeprefix("file:")
+            # A relative path is seen from where Spark starts, a pattern is Spark's.
+            named = place.startswith("/") and "*" not in place
+            if named and not os.path.isfile(place):
+                yield self.absent(
+                    ("spark", "config", "spark.jars"), "file", Path(place)
+                )
 
     def worker(self, stage: Stage | None, loc: Loc) -> Iterator[Problem]:
         """Yield what keeps the worker of the stage at ``loc`` from being started."""

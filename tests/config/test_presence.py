@@ -363,3 +363,23 @@ def test_folder_that_can_not_be_made(
     (error,) = errors_of(path, content.replace("PATH", "out"))
     assert error.startswith(f"{loc}: can't make out: ")
     assert error.endswith(" can't be written to")
+
+
+def with_jars(jars: object, more: str = "") -> str:
+    """Return a pipeline whose session has such jars."""
+    return f"{MINIMAL}spark: {{config: {{spark.jars: '{jars}'}}{more}}}\n"
+
+
+def test_jar_of_a_driver_is_there(path: Path) -> None:
+    """Spark only warns of one that is not (issue 27)."""
+    (path.parent / "postgresql.jar").touch()
+    jar = path.parent / "postgres.jar"
+    there = path.parent / "postgresql.jar"
+    (error,) = errors_of(path, with_jars(f"{there}, file:{jar}"))
+    assert error == (
+        "spark.config['spark.jars']: there is no file postgres.jar (did you mean"
+        " 'postgresql.jar'?)"
+    )
+    for jars in (there, "hdfs:/a.jar", "a.jar", path.parent / "*.jar", ""):
+        assert errors_of(path, with_jars(jars)) == []
+    assert errors_of(path, with_jars(jar, ", master: 'spark://host:7077'")) == []
