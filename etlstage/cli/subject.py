@@ -186,7 +186,7 @@ def _of_command(
         for problem in error.problems:
             option = _option(problem.loc, options)
             hidden = "the value given" if option.startswith("--set") else ""
-            said.append(f"{option}: {problem.say(instead=hidden)}")
+            said.append(f"{option}: {problem.shown(instead=hidden)}")
         raise ConfigError("; ".join(said)) from None
     stage = stage_of(keys, Path.cwd())
     return Program(stage, options.offsets == "supervisor", Secrets())

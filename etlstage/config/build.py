@@ -172,7 +172,7 @@ def pipeline_from_here(
             starts = launch(keys.faults, _dialects(keys))
         except Invalid as error:
             for problem in error.problems:
-                document.complain(problem.loc, problem.say())
+                document.complain(problem.loc, problem.shown())
             document.check()
     if trial is not None:
         keys = trial.keys(keys)

@@ -113,7 +113,7 @@ class Document:
             hidden = "an interpolated value" if self.secret(problem.loc) else ""
             if self.set_apart(problem.loc):
                 hidden = "the value given"  # it may be a password, and stands above
-            text = problem.say(instead=hidden)
+            text = problem.shown(instead=hidden)
             self.complain(problem.loc, text, at_key=problem.at_key)
         self.check()
 

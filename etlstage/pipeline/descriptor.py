@@ -192,9 +192,9 @@ class DescriptorSink(Sink):
         try:
             await anyio.to_thread.run_sync(self._write, data)
         except BrokenPipeError as error:
-            said = f"{self.name} was closed by what reads it"
+            what = f"{self.name} was closed by what reads it"
             done = counted(self.account.done, "message")
-            raise SinkFailed(f"{said}, after {done}", stage=self.name) from error
+            raise SinkFailed(f"{what}, after {done}", stage=self.name) from error
         except OSError as error:
             raise SinkFailed(
                 f"{self.name} can't be written: {os_reason(error)}", stage=self.name

@@ -235,7 +235,7 @@ class Definition:
 
     def _line(self, problem: Problem) -> str:
         loc = dotted((*self.label, *problem.loc))
-        return f"{loc}: {problem.say()}" if loc else problem.say()
+        return f"{loc}: {problem.shown()}" if loc else problem.shown()
 
 
 def _shown(value: object) -> str:

@@ -44,7 +44,7 @@ class Problem(NamedTuple):
         """Return the problem as seen from above."""
         return self._replace(loc=loc + self.loc)
 
-    def say(self, instead: str = "") -> str:
+    def shown(self, instead: str = "") -> str:
         """Return the text, with ``instead`` in place of a value that is not shown."""
         if instead:
             return (self.hidden or self.text).replace("{got}", instead)
@@ -61,7 +61,7 @@ class Invalid(ValueError):
         """What could be read, so that more of it can be checked; None: nothing."""
 
     def __str__(self) -> str:
-        return "; ".join(problem.say() for problem in self.problems)
+        return "; ".join(problem.shown() for problem in self.problems)
 
 
 def unexpected(wanted: str, value: object) -> Invalid:

@@ -219,4 +219,4 @@ class Stage(Definition):
 
     def _line(self, problem: Problem) -> str:
         stage = f"stage {self.name}" if self.name else "stage"
-        return f"{stage}: {dotted(problem.loc)}: {problem.say()}"
+        return f"{stage}: {dotted(problem.loc)}: {problem.shown()}"

@@ -113,9 +113,9 @@ class Request:
 class Response:
     """What a session answers: chunks, and an end, which comes by itself."""
 
-    def __init__(self, id_: int, say: Callable[[int, Event], None]) -> None:
+    def __init__(self, id_: int, send: Callable[[int, Event], None]) -> None:
         self._id = id_
-        self._say = say
+        self._send = send
         self.closed: bool = False
         """Nothing more may be sent."""
 
@@ -128,13 +128,13 @@ class Response:
 
         """
         self._check()
-        self._say(len(chunk), Added(self._id, [chunk]))
+        self._send(len(chunk), Added(self._id, [chunk]))
 
     def close(self) -> None:
         """End the response; safe to call twice."""
         if not self.closed:
             self.closed = True
-            self._say(0, Ended(self._id, [()]))
+            self._send(0, Ended(self._id, [()]))
 
     def error(self, code: int, reason: str) -> None:
         """
@@ -146,7 +146,7 @@ class Response:
         """
         self._check()
         self.closed = True
-        self._say(0, Ended.refused(self._id, code, reason, _CATEGORY))
+        self._send(0, Ended.refused(self._id, code, reason, _CATEGORY))
 
     def _check(self) -> None:
         if self.closed:
@@ -339,7 +339,7 @@ class _Worker:
 
     # --- in other threads -----------------------------------------------------
 
-    def _say(self, size: int, event: Event) -> None:
+    def _send(self, size: int, event: Event) -> None:
         """Queue something to be sent; wait while there is no room for it."""
         places = min(size // _CHUNK, _PLACES)
         # One at a time: two that hold a part of what they need would wait for ever.
@@ -353,7 +353,7 @@ class _Worker:
     def _handle_all(self) -> None:
         while True:
             id_, request = self._jobs.get()
-            self._handle(Response(id_, self._say), request)
+            self._handle(Response(id_, self._send), request)
 
     def _handle(self, response: Response, request: Request) -> None:
         handler: Callable[..., Any] | None = self._handlers.get(request.event)

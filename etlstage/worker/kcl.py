@@ -244,7 +244,7 @@ class _Life:
 
     def ask(self, position: ShardPosition | None) -> None:
         """Ask for a checkpoint, and wait for the answer."""
-        self._say(CommitAsked(0, position))
+        self._send(CommitAsked(0, position))
         event = self._next()
         assert isinstance(event, CommitAnswered)
         if event.error is not None:
@@ -266,7 +266,7 @@ class _Life:
             raise event.error
         return event
 
-    def _say(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         self._session.send(event, 0.0)
         self._write(b"".join(self._session.data_to_send()))
 
@@ -275,10 +275,10 @@ class _Life:
         match event:
             case Ready():
                 processor.initialize(self._shard())
-                self._say(Ready())
+                self._send(Ready())
             case Opened(first, AnnotatedRun() as run):
                 self._process(run)
-                self._say(Added(first, (), ended=True))
+                self._send(Added(first, (), ended=True))
             case Farewell(why=why):
                 if why is FarewellReason.LOST:
                     processor.lease_lost()
@@ -286,7 +286,7 @@ class _Life:
                     processor.shard_ended(checkpointer)
                 else:
                     processor.shutdown_requested(checkpointer)
-                self._say(Farewell(why=why))
+                self._send(Farewell(why=why))
             case _:
                 raise AssertionError(f"unreachable: {event}")
 

@@ -107,7 +107,7 @@ def problems_of(section: Section, value: object) -> list[tuple[str, str]]:
     """Return where what is wrong."""
     with pytest.raises(Invalid) as caught:
         section.read(value)
-    return [(".".join(map(str, p.loc)), p.say()) for p in caught.value.problems]
+    return [(".".join(map(str, p.loc)), p.shown()) for p in caught.value.problems]
 
 
 def test_mapping_is_read_as_its_class() -> None:
@@ -171,8 +171,8 @@ def test_errors_of_what_a_mapping_stands_for_are_its_own() -> None:
 
     with pytest.raises(Invalid) as caught:
         Section(settings_of(Oven), make).read({})
-    assert [p.say() for p in caught.value.problems] == ["no", "never"]
-    assert "not shown" in caught.value.problems[0].say(instead="hidden")
+    assert [p.shown() for p in caught.value.problems] == ["no", "never"]
+    assert "not shown" in caught.value.problems[0].shown(instead="hidden")
 
 
 def test_many_unknown_keys_are_reported_in_one_line() -> None:

@@ -43,7 +43,7 @@ def test_all_items_are_reported_at_once() -> None:
     numbers = kind.ListOf(kind.Whole(0, 9))
     with pytest.raises(Invalid) as caught:
         numbers.read(["1", "x", 10])
-    assert [(p.loc, p.say()) for p in caught.value.problems] == [
+    assert [(p.loc, p.shown()) for p in caught.value.problems] == [
         ((1,), "expected a whole number, got 'x'"),
         ((2,), "expected 9 or less, got 10"),
     ]

@@ -11,11 +11,11 @@ def test_value_need_not_be_shown() -> None:
     with pytest.raises(Invalid) as caught:
         kind.Choice("fruit", {"apple": 1}).read("aple")
     (problem,) = caught.value.problems
-    assert problem.say(instead="hidden") == "unknown fruit, expected 'apple'"
+    assert problem.shown(instead="hidden") == "unknown fruit, expected 'apple'"
     with pytest.raises(Invalid) as caught:
         kind.Flag().read("maybe")
     (problem,) = caught.value.problems
-    assert problem.say(instead="hidden") == "expected true or false, got hidden"
+    assert problem.shown(instead="hidden") == "expected true or false, got hidden"
 
 
 @pytest.mark.parametrize(

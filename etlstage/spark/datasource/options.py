@@ -247,7 +247,7 @@ def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
     except ConfigError as error:
         raise _refusal(f"option dialect: {error}") from None
     except Invalid as error:
-        raise _refusal("; ".join(problem.say() for problem in error.problems)) from None
+        raise _refusal("; ".join(problem.shown() for problem in error.problems)) from None
     program = {key: values.pop(key) for key in _PROGRAM if key in values}
     if "cwd" in program:
         # Where tasks run is not where the driver runs.
@@ -281,7 +281,7 @@ def _given(options: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str
             given[name] = kind.read(_parsed(kind, text))
         except Invalid as error:
             instead = "a value that is not shown" if name == "env" else ""
-            texts = (problem.say(instead) for problem in error.problems)
+            texts = (problem.shown(instead) for problem in error.problems)
             problems += (f"option {name}: {text}" for text in texts)
     if problems:
         # On one line: of an error in its Python processes Spark shows the last.

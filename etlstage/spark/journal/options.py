@@ -118,7 +118,7 @@ def read_options(model: type[T], options: Mapping[str, str]) -> T:
 
 
 def _say(problem: Problem) -> str:
-    text = problem.say().replace("unknown key", "unknown option", 1)
+    text = problem.shown().replace("unknown key", "unknown option", 1)
     return f"option {'.'.join(map(str, problem.loc))}: {text}"
 
 
