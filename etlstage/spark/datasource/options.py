@@ -247,7 +247,9 @@ def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
     except ConfigError as error:
         raise _refusal(f"option dialect: {error}") from None
     except Invalid as error:
-        raise _refusal("; ".join(problem.shown() for problem in error.problems)) from None
+        raise _refusal(
+            "; ".join(problem.shown() for problem in error.problems)
+        ) from None
     program = {key: values.pop(key) for key in _PROGRAM if key in values}
     if "cwd" in program:
         # Where tasks run is not where the driver runs.
