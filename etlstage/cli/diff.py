@@ -123,7 +123,7 @@ def compare(
     debug: bool,
 ) -> int:
     """
-    Run two pipelines and say what they make differently; return the exit code.
+    Run two pipelines and compare what they make; return the exit code.
 
     Args:
         first: What the one is called, and what builds it.

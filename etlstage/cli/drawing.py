@@ -34,7 +34,7 @@ class Box(NamedTuple):
     name: str
     about: str
     dead: str = ""
-    """What is said of its dead letters; nothing: there is no arrow to them."""
+    """The label of its dead letters; empty: there is no arrow to them."""
     bad: bool = False
     whole: str = ""
     """The name, if it was cut."""

@@ -30,7 +30,7 @@ WRONG_USAGE = 2
 _BEFORE: Final = 60
 """Columns of a long line that are shown in front of the caret."""
 _LEAST: Final = 40
-"""Columns that are shown however narrow a terminal says that it is."""
+"""Columns that are shown however narrow a terminal is."""
 SHOWN_LINES: Final = 3
 """Lines of an error, or of an event, that a terminal shows."""
 REST: Final = " ... (--debug shows all)"

@@ -71,7 +71,7 @@ app: typer.Typer = new_app()
 
 
 class DrawnInput(NamedTuple):
-    """What the command line says of the messages that are drawn."""
+    """The options for the messages that are drawn."""
 
     json_in: bool = False
     text: bool = False
@@ -107,7 +107,7 @@ class DrawnInput(NamedTuple):
 
     @property
     def valid(self) -> Callable[[bytes], bool] | None:
-        """What says which messages a case may have when it is made shorter."""
+        """What decides which messages a case may have when it is made shorter."""
         if self.text:
             from etlstage.testing.strategies import is_text
 
@@ -134,7 +134,7 @@ class DrawnInput(NamedTuple):
 
 
 class FuzzRequest(NamedTuple):
-    """What the command line says of a worker."""
+    """The options for a worker."""
 
     options: Options
     sample: Path | None
@@ -212,7 +212,7 @@ def _fuzz(
     """
     Search for inputs and read boundaries that make a worker fail.
 
-    It must answer, follow the protocol, and end properly; options say what else must
+    It must answer, follow the protocol, and end properly; options add what else must
     hold. A load worker should run where it does no harm.
     """
     if find_spec("hypothesis") is None:

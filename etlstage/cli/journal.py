@@ -266,7 +266,7 @@ def _messages(
 
 
 def _offset(log: JournalLog, begin: str | None) -> int:
-    """Return the offset that an offset or a time says."""
+    """Return the offset that is meant by an offset or a time."""
     if begin is None:
         return log.first()
     if begin.isdigit():

@@ -19,11 +19,11 @@ class XmlCase(NamedTuple):
     name: str
     seconds: float
     failures: Sequence[tuple[str, str]] = ()
-    """Of each: in a line what was wrong, and all that is to be said."""
+    """Of each: in a line what was wrong, and the whole text."""
     skipped: str = ""
     """Why it was not made."""
     printed: str = ""
-    """What was said although it has passed."""
+    """What was reported although it has passed."""
 
 
 def junit(name: str, cases: Sequence[XmlCase]) -> str:

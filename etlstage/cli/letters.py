@@ -90,7 +90,7 @@ def find(place: Path, changes: Changes) -> Letters:
 
 def chosen(found: Letters, stage: str | None) -> Iterator[DeadLetter]:
     """
-    Yield the letters of a stage, or all; tell of those that are torn.
+    Yield the letters of a stage, or all; report those that are torn.
 
     Raises:
         ConfigError: If the pipeline has no such stage, or a file can't be read.

@@ -97,17 +97,17 @@ def _is_for_us(record: logging.LogRecord) -> bool:
 def _without_secrets(
     secrets: Secrets, _logger: WrappedLogger, _method: str, event: EventDict
 ) -> EventDict:
-    """Conceal what an event tells, which has no level and no time yet."""
+    """Conceal the texts of an event, which has no level and no time yet."""
     concealed: EventDict = secrets.concealed(event)
     return concealed
 
 
 def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """
-    Drop what the outcome of a message will tell.
+    Drop what the outcome of a message will show.
 
     A worker that died of its message is started again, and the message tried again:
-    in the end it is answered, or an event or the run's error says why not.
+    in the end it is answered, or an event or the run's error has the reason.
     """
     said = event.get("event")
     if said == RESTARTED or (said == EXITED and event.get("held")):

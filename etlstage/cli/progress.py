@@ -278,7 +278,7 @@ async def show_lines(
     *,
     every: float = LINE_EVERY,
 ) -> None:
-    """Tell a line about ``ledger``, and the activity, now and then until cancelled."""
+    """Log a line about ``ledger``, and the activity, now and then until cancelled."""
     rates = Rates(ledger)
     start = anyio.current_time()
     rates.sample(start)
@@ -289,7 +289,7 @@ async def show_lines(
 
 
 def _left(ledger: Ledger, rates: Sequence[float]) -> str:
-    """Say how long the rest takes, where it is known how much there is."""
+    """Return how long the rest takes, where it is known how much there is."""
     # What the first stage behind it makes of the messages may be more, or less.
     done, rate = ledger[1].moved, rates[1]
     if ledger.expected is None or rate < 1 or done >= ledger.expected:

@@ -141,7 +141,7 @@ class _Work:
         anyio.run(part.release, error)
 
     def close(self, file: Path) -> int:
-        """Tell what became of the letters; return the exit code."""
+        """Report what became of the letters; return the exit code."""
         report, again, new = self._report, self._again, self._new
         assert report is not None
         if report.error is not None:
@@ -172,7 +172,7 @@ def _wanted(
 
 
 def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -> None:
-    """Tell of the letters that are superseded: their rows may be loaded anew."""
+    """Report the letters that are superseded: their rows may be loaded anew."""
     old = sum(
         found.settled.superseded(x)
         for x in chosen(found, stage)
@@ -187,7 +187,7 @@ def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -
 
 
 def _leave_out_damage(count: int, *, alone: bool) -> None:
-    """Tell of letters that are no message; raise where there are no others."""
+    """Report letters that are no message; raise where there are no others."""
     are, them = ("is", "it") if count == 1 else ("are", "them")
     text = (
         f"{counted(count, 'dead letter')} {are} damage in the input, which no stage can"

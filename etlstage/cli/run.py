@@ -177,7 +177,7 @@ def _page(report: Report, pipeline: Runner, history: History) -> str:
 
 def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> None:
     """
-    Tell that a run was interrupted before it began, also in its report.
+    Report that a run was interrupted before it began, also in its report file.
 
     The report of an earlier run would be taken for its own; the page is removed.
 

@@ -23,7 +23,7 @@ class Screen(Console):
 
     @property
     def watched(self) -> bool:
-        """Whether there is a terminal, whatever ``FORCE_COLOR`` says."""
+        """Whether there is a terminal, whatever ``FORCE_COLOR`` is."""
         return self.file.isatty()
 
     @property
@@ -36,7 +36,7 @@ class Screen(Console):
         self.print(line, soft_wrap=not self.watched, highlight=False, markup=False)
 
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
-        """Print as any console, or fall silent; of stdout, say why."""
+        """Print as any console, or fall silent; of stdout, raise with the reason."""
         try:
             super().print(*objects, **options)
         except OSError as error:
@@ -60,7 +60,7 @@ def confirm(question: str, otherwise: str = "nothing was changed") -> None:
 
     Args:
         question: What is asked.
-        otherwise: What is said if the answer is no.
+        otherwise: The error if the answer is no.
 
     Raises:
         ConfigError: If there is no answer, as in a job without a terminal.

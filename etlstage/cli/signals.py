@@ -3,7 +3,7 @@ What SIGINT, SIGTERM and SIGHUP do to a command.
 
 Before there is anything to lose they end it at once, with one line; also while modules
 are imported, where an exception would end as a traceback. During a run they are only
-counted, from before it begins until its report is written: nothing that is said twice,
+counted, from before it begins until its report is written: nothing that is sent twice,
 or ten times, ends the process without its report.
 
 Nothing heavy is imported here: it is what a command does first.

@@ -38,7 +38,7 @@ OF_STREAMS: Final = ("checkpoint", "failed.json", "stop", "stop-now")
 WAITING: Final = ("spool-*", "staging-*")
 """Where what was read, and what stages made, waits to be loaded, as patterns."""
 NOTE: Final = "*.json"
-"""What is noted of that. It stays: the next run removes what it tells of, wherever."""
+"""What is noted of that. It stays: the next run removes what it names, wherever."""
 
 app: typer.Typer = new_app("state")
 

@@ -1,7 +1,7 @@
 """
 The worker that a command is about: a command line, or a stage of a pipeline file.
 
-What is said of it has the names of the pipeline file, and is read as it is there.
+Its options have the names of the pipeline file, and are read as they are there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KEYS: Final[Mapping[str, type[StageKeys]]] = {
 
 
 class Options(NamedTuple):
-    """What the command line says of a worker; None and nothing mean: the default."""
+    """The options for a worker; None and nothing mean: the default."""
 
     kind: str | None = None
     batch: str | None = None
@@ -74,7 +74,7 @@ class Program(NamedTuple):
     """What is not to be shown of the file that has it."""
 
     def shown(self, text: str) -> str:
-        """Return what is said of it as it may be shown on a terminal."""
+        """Return its settings as they may be shown on a terminal."""
         return harmless(self.secrets.conceal(text))
 
 
@@ -86,7 +86,7 @@ def program_of(
 
     Args:
         words: The command of the worker; or with a stage, the file that has it.
-        options: What is said of it.
+        options: Its settings.
         values: Keys of its stage that are set, each as in ``timeout.message=10s``.
 
     Raises:

@@ -106,7 +106,7 @@ class Trial:
         return DryRun("local", state, Printed(), self.until)
 
     def tell(self) -> None:
-        """Say what was recorded, and what faults led to."""
+        """Report what was recorded, and what faults led to."""
         if self._faults is not None:
             self._faults.tell()
         if self._recordings is not None:
@@ -156,7 +156,7 @@ def _recording_folder(path: Path, limit: int) -> RecordingFolder:
 
 
 def _tell_recordings(folder: RecordingFolder) -> None:
-    """Say how many there are, and which are not complete."""
+    """Report how many there are, and which are not complete."""
     for problem in folder.problems:
         complain(problem)
     line = f"{counted(folder.count, 'conversation')} recorded in {folder.path}"
