@@ -137,7 +137,7 @@ class ResponseDeadlines(Deadline):
         self._progressing_since: float | None = None
 
     def arm(self, now: float, since: float | None, *, busy: bool) -> None:
-        """Give the worker all its time for what is due, as ``since`` says, if it is."""
+        """Give the worker all its time for what is due, from ``since`` on, if it is."""
         self.turn_at = self._heard_at = now
         self.asked_at = since
         if busy:

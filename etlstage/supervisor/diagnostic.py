@@ -66,7 +66,7 @@ Diagnostic: TypeAlias = LineWritten | LinesDropped
 
 
 class DiagnosticReader:
-    """Reads what one worker writes to stderr; ``throttle`` says what may pass."""
+    """Reads what one worker writes to stderr; ``throttle`` decides what may pass."""
 
     def __init__(self, throttle: Throttle) -> None:
         self._throttle = throttle

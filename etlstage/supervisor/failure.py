@@ -1,5 +1,5 @@
 """
-What errors say of one worker: who it was, what became of it, and its last words.
+What errors have of one worker: its name, what became of it, and its last words.
 
 ``worker.py`` sets the facts, and nothing else is referred to: whom the
 end of a worker is blamed on is decided there.
@@ -131,7 +131,7 @@ class WorkerErrors:
 
     @property
     def cause(self) -> str:
-        """The error that ended it, where its stderr says so; else empty."""
+        """The error that ended it, where its stderr has it; else empty."""
         # So Python ends of an uncaught exception. With any other status, a traceback
         # is that of an exception which it has survived.
         if self.status != 1 or self.signalled:

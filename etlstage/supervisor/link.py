@@ -247,7 +247,7 @@ class Link:
         return self._give(now, many=many and not self._in_order)
 
     def pump_all(self, now: float) -> None:
-        """Give the worker all that it may have now, and write what there is to say."""
+        """Give the worker all that it may have now, and write what there is to send."""
         # More than once: of what was taken, all may have been refused.
         while self.pump(now, many=True):
             if self.dispatch.giving.filled:
@@ -417,7 +417,7 @@ class Link:
 
     async def read(self) -> None:
         """Read to the end of what the worker writes."""
-        # A dialect may have something to say first.
+        # A dialect may have something to send first.
         self._settle(anyio.current_time())
         await self._read_all()
         self._receive_eof()
@@ -559,7 +559,7 @@ class Link:
     # --- what it means --------------------------------------------------------------
 
     def _settle(self, now: float) -> None:
-        """Act upon what the session has understood, and write what it has to say."""
+        """Act upon the session's events, and write what it has to send."""
         while True:
             for event in self._session.events_received():
                 # Nearly all events are of this kind, and lock-step waits for each.

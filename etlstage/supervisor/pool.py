@@ -228,7 +228,7 @@ class WorkerPool:
         self.busy_time: BusyTime = BusyTime()
         """When workers hold messages."""
         self.skipped: int = 0
-        """Messages that workers say that they have skipped."""
+        """Messages that workers report as skipped."""
 
     @property
     def doubtful(self) -> int:

@@ -2,8 +2,8 @@
 From a stage to a running process: its command, its environment, its errors.
 
 Whether what a command names is there is looked up beforehand, where its worker would
-run, with what may have been meant; why a file that is there can't be run the system
-says best, when it is started.
+run, with what may have been meant; why a file that is there can't be run is best left
+to the system, when it is started.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def spawn(
     Start a worker of ``stage``, for the ``start``-th time.
 
     Raises:
-        WorkerStartFailed: If the program can't be run; the text says why and the
+        WorkerStartFailed: If the program can't be run; the text has the reason and the
             remedy.
 
     """

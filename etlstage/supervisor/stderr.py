@@ -2,7 +2,7 @@
 What a worker writes to stderr: always read, logged, and its end kept.
 
 A worker whose stderr is not read stops forever after 64 KiB of warnings. What is
-logged of it, and how, is decided in ``diagnostic.py``; so it is for what it says in
+logged of it, and how, is decided in ``diagnostic.py``; so it is for what it reports in
 between and means nothing in its dialect.
 """
 
@@ -39,8 +39,8 @@ class LineLog:
     Logs lines that a worker writes, as many as is good, and counts all of them.
 
     Args:
-        event: What the log says of a line.
-        what: What the log says of lines that come too fast.
+        event: The log's event for a line.
+        what: The log's event for lines that come too fast.
         stage: Name of the stage.
         worker: Name of the worker.
         pid: Number of its process.

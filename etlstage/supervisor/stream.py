@@ -200,7 +200,7 @@ class WorkerSession:
 
     Args:
         pool: Of the worker.
-        event: What the worker is asked for; empty: as the stage says.
+        event: What the worker is asked for; empty: by the stage.
 
     """
 

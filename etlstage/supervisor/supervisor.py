@@ -290,7 +290,7 @@ class AsyncSupervisor:
     @property
     def skipped(self) -> int:
         """
-        Messages that workers say that they have skipped.
+        Messages that workers report as skipped.
 
         Those are done, without output; see ``on_error="skip"`` of ``etlstage.worker``.
         """
@@ -298,7 +298,7 @@ class AsyncSupervisor:
 
     @property
     def mismatches(self) -> Mapping[str, int]:
-        """Replies that were not as ``expect`` says, by the first key that they broke."""
+        """Replies that broke ``expect``, by the first key that they broke."""
         checker = self._pool.backlog.checker
         return {} if checker is None else dict(checker.found)
 
@@ -309,7 +309,7 @@ class AsyncSupervisor:
 
         Their worker wrote one reply too many, or too few, and it showed only later. Or
         it is a load worker that failed while it ended: what it had answered may not be
-        loaded. All of them are known once the supervisor has ended; :attr:`doubt` says
+        loaded. All of them are known once the supervisor has ended; :attr:`doubt` has
         why.
         """
         return self._pool.doubtful
@@ -359,7 +359,7 @@ class AsyncSupervisor:
         self,
         message: bytes,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - the error says of what
+        timeout: float | None = None,  # noqa: ASYNC109 - the error names what
     ) -> tuple[bytes, ...]:
         """
         Pass one message through the workers and return what was made of it.
@@ -399,7 +399,7 @@ class AsyncSupervisor:
         """
         Pass messages through the workers and yield the results.
 
-        They come in the order of the input, or as ``stage.order`` says. The input is
+        They come in the order of the input, or as ``stage.order`` has it. The input is
         read ahead within ``max_messages`` and ``max_bytes``. What it raises is raised
         here, behind the results of what came before; so is a TypeError for what is
         not bytes.
@@ -438,7 +438,7 @@ class AsyncSupervisor:
         In cyclic mode it is one request, which carries ``start`` and ``end`` when
         they are given: offsets at the supervisor's side.
 
-        When a worker is lost another is asked, as ``restart`` says. Of a range what
+        When a worker is lost another is asked, as ``restart`` allows. Of a range what
         was yielded before is left out then; where the worker keeps the offsets, it is
         yielded again if the worker gives it again.
 
@@ -484,7 +484,7 @@ class AsyncSupervisor:
         with its block. Another worker is given it only if nothing has passed yet.
 
         Args:
-            event: What the worker is asked for; empty: as the stage says.
+            event: What the worker is asked for; empty: by the stage.
 
         Raises:
             LocalProtocolError: If there are no sessions in this dialect.

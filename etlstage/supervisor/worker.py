@@ -404,7 +404,7 @@ class WorkerProcess:
             await self._wait(until - anyio.current_time(), self._stdout_ended.wait)
 
     def _owes(self, status: int) -> bool:
-        """Read what is there; return whether others may still write what it owes."""
+        """Read what is there; return whether others may still write replies."""
         self.link.catch_up()
         # One that failed is not waited for. What it had not begun remains undone.
         if status or self.error is not None or not self.link.busy:

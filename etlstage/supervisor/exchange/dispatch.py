@@ -6,9 +6,9 @@ is in the words of the dialect's events, in which each exchange has a number. Th
 no I/O, and no session. What is given next is decided in ``giving.py``, who has it is
 kept in ``table.py``, and what becomes of what was lost or refused in ``retry.py``.
 
-An exchange ends when its dialect says so: one that was answered may be open for long,
-where it is not known yet whether the answer is right. The number of exchanges that the
-worker *owes* tells the two apart: the oldest of what is open was answered.
+An exchange ends when its dialect decides so: one that was answered may be open for long,
+where it is not known yet whether the answer is right. The number of replies that are
+outstanding distinguishes the two: the oldest of what is open was answered.
 """
 
 from __future__ import annotations

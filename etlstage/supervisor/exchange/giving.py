@@ -4,7 +4,7 @@ What one worker is given next, and when.
 In this order: what stood around a message that could not be sent; a suspect, to a
 worker that is idle and fresh; what was refused and is tried again; what callers have
 submitted, by turns. There is no table here and no session: ``dispatch.py`` opens what
-:meth:`Giving.next` returns, and says how much is open.
+:meth:`Giving.next` returns, and reports how much is open.
 
 A batch is given when it is ripe, or, to a worker that asks for each message, one
 message after the other until it is full, or there is none for too long.
@@ -142,7 +142,7 @@ class Giving:
         """
         Take back what was to be opened; return the message that can't be sent.
 
-        ``unsent`` is all that was returned last; ``error`` says which message it is.
+        ``unsent`` is all that was returned last; ``error`` has which message it is.
         """
         self.filled = False  # for others there is room
         before, rest = unsent.split(error.index)

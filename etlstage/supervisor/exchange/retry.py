@@ -10,7 +10,7 @@ process was ever given, has failed. So nothing is blamed for what another messag
 
 What a worker had not even begun to read can't have killed it, and is no suspect.
 
-A worker that refuses a batch does not say whose fault it is: it is halved, too, until
+A worker that refuses a batch does not report whose fault it is: it is halved, too, until
 a single message is refused, and no worker need be fresh for that.
 """
 

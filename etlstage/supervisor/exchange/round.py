@@ -72,7 +72,7 @@ class Round(Submission):
         self._repeat = repeat
         self._stage = stage
         self._given = 0  # outputs, by the worker that has it now
-        self._print = (0, 0)  # and what tells them from others
+        self._print = (0, 0)  # and their checksum
         self._known = 0  # the same, of all that were lost
         self._known_print = (0, 0)
         self.error: EtlstageError | None = None
@@ -168,9 +168,9 @@ class Dialogue(Round):
 
     Args:
         on_change: Called when something has come, or was taken, and at the end.
-        event: What the worker is asked for; empty: as the stage says.
+        event: What the worker is asked for; empty: by the stage.
         max_waiting: Bytes that may wait in either direction; when there are more,
-            nothing is read, and the caller is to say no more.
+            nothing is read, and the caller is to send no more.
 
     """
 
@@ -215,7 +215,7 @@ class Dialogue(Round):
             self._cost += cost_of([chunk])
 
     def end(self) -> None:
-        """Say no more."""
+        """Send no more."""
         self.ended = True
 
     def take_input(self) -> tuple[list[bytes], bool]:
@@ -237,12 +237,12 @@ class _Knows(Protocol):
     """A run, such as a column, that need not be taken apart for it."""
 
     def fingerprint(self, before: tuple[int, int]) -> tuple[int, int]:
-        """Return what tells these messages, behind those before, from others."""
+        """Return a checksum of these messages, continued from that of those before."""
         ...
 
 
 def _fingerprint(messages: Run, before: tuple[int, int]) -> tuple[int, int]:
-    """Return what tells these messages, behind those before, from others."""
+    """Return a checksum of these messages, continued from that of those before."""
     if isinstance(messages, _Knows):
         return messages.fingerprint(before)
     sizes = array("i", list(map(len, messages)))  # an iterator is dearer

@@ -349,7 +349,7 @@ class WorkerLife:
         self._after(now, "could not be started")
 
     def _ready(self, event: WorkerReady, now: float) -> None:
-        # It may say so twice: by its status, and in its dialect.
+        # It may report so twice: by its status, and in its dialect.
         self._alive_at = now
         if self.state is WorkerState.STARTING:
             self.story.note(now, "ready")
