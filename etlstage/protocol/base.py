@@ -169,10 +169,10 @@ class DialectSession(Protocol):
 @runtime_checkable
 class Paired(DialectSession, Protocol):
     """
-    A session that nothing but their order tells which exchange a reply is for.
+    A session in which nothing but their order decides which exchange a reply is for.
 
     It ends exchanges when it is shown that they add up. How the input of the worker
-    drains shows it: as long as ``wants_unread``, tell it how much is left.
+    drains shows it: as long as ``wants_unread``, report how much is left.
     """
 
     def go_in_step(self, step: bool, /) -> None:
@@ -343,7 +343,7 @@ class Dialect(ABC):
     @abstractmethod
     def silence(self, received: int, *, ready: bool = True) -> str:
         """
-        Say what a worker did that did not answer in time, as a sentence from "it" on.
+        Return what a worker did that did not answer in time, as a sentence from "it" on.
 
         Args:
             received: Bytes that it wrote since its last complete reply.
@@ -391,7 +391,7 @@ class Dialect(ABC):
         return {}
 
     def problem(self, kind: StageKind) -> str | None:
-        """Say why the settings don't fit a stage of that kind, or return None."""
+        """Return why the settings don't fit a stage of that kind, or None."""
         return None
 
     @property
@@ -401,7 +401,7 @@ class Dialect(ABC):
 
     @property
     def announces(self) -> bool:
-        """Whether a worker says by itself, in the dialect, that it is ready."""
+        """Whether a worker reports by itself, in the dialect, that it is ready."""
         return False
 
     def failed(

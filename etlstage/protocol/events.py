@@ -95,7 +95,7 @@ class Opened(NamedTuple):
     event: str = ""
     """What the caller asks for, by the worker's name for it; empty: as ever."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    """What the supervisor says beside the messages, by name."""
+    """What the supervisor sends beside the messages, by name."""
 
 
 class Added(NamedTuple):
@@ -108,7 +108,7 @@ class Added(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The worker says no to an exchange, and lives on."""
+    """The worker rejects an exchange, and lives on."""
 
     place: int
     """Of the exchange, among those that an :class:`Ended` is about."""
@@ -135,7 +135,7 @@ class Ended(NamedTuple):
 
     @classmethod
     def refused(cls, id_: int, code: int, reason: str, category: int = 0) -> Ended:
-        """Return the end of one exchange to which the worker says no."""
+        """Return the end of one exchange that the worker rejects."""
         return cls(id_, [()], [Refusal(0, code, category, reason)])
 
 

@@ -72,7 +72,7 @@ def class_of_entry(group: str, name: str, kind: type[T]) -> type[T] | None:
     Return the class that an entry point of another package names, if there is one.
 
     Raises:
-        ConfigError: If what it names is no such class, or says another name.
+        ConfigError: If what it names is no such class, or has another name.
 
     """
     from importlib.metadata import entry_points
@@ -115,7 +115,7 @@ class Translation(NamedTuple):
 
 def translation(name: str, *documents: Mapping[str, Any] | str) -> Translation:
     """
-    Return what documents of the system that a dialect is from say, in our words.
+    Return what documents of the system that a dialect is from mean, in our words.
 
     Raises:
         ConfigError: If there is something wrong with them.

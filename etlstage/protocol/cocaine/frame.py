@@ -3,7 +3,7 @@ Frames: what they are made of in each version of the protocol, how they are cut,
 which order they are written.
 
 Nothing here knows what may follow what; see ``session.py``. A frame is an array of
-msgpack with at least three elements: two numbers, of which one says to which session it
+msgpack with at least three elements: two numbers, of which one names the session it
 belongs and one what it is, and the arguments. Version 1 adds headers; what is behind
 those is not read.
 """
@@ -47,7 +47,7 @@ _MOST_ELEMENTS: Final = 4096  # of one array; headers are the only long one
 
 
 class Words(NamedTuple):
-    """How one version says it: the order of a frame, and its numbers."""
+    """The form of one version: the order of a frame, and its numbers."""
 
     channel_first: bool
     """The session comes before the type."""
@@ -83,11 +83,11 @@ class CocaineVersion(Enum):
     ONE = "1"
     """``[session, type, arguments, headers]``: runtimes since 0.12."""
     AUTO = "auto"
-    """As the worker's first frames say."""
+    """By the worker's first frames."""
 
     @property
     def words(self) -> Words | None:
-        """How it is said; None if that is not known yet."""
+        """Its form; None if that is not known yet."""
         return {CocaineVersion.ZERO: ZERO, CocaineVersion.ONE: ONE}.get(self)
 
 
@@ -353,10 +353,10 @@ class Outgoing:
     Frames that are to be written, in the order in which they are.
 
     What is about the connection as a whole overtakes the rest, but for the terminate,
-    which is behind all else. What may be said is decided in ``session.py``.
+    which is behind all else. What may be sent is decided in ``session.py``.
 
     Args:
-        words: How things are said; None if that is not known yet.
+        words: The forms of frames; None if they are not known yet.
         encoding: Of strings.
         packed: A payload is msgpack itself.
 
@@ -377,7 +377,7 @@ class Outgoing:
     @property
     def said(self) -> Words:
         """
-        How things are said here.
+        The forms of frames here.
 
         Raises:
             LocalProtocolError: If that is not known yet.
@@ -390,7 +390,7 @@ class Outgoing:
         return self.words
 
     def hello(self, identity: str) -> None:
-        """Say who we are."""
+        """Identify ourselves."""
         self._control.append(self._about(self.said.handshake, identity))
 
     def beat(self) -> None:
@@ -398,7 +398,7 @@ class Outgoing:
         self._control.append(self._about(self.said.heartbeat))
 
     def terminate(self, code: int, reason: str) -> None:
-        """Say that this is the end."""
+        """Send the end."""
         self._put([self._about(self.said.terminate, code, reason.encode())])
 
     def invoke(self, number: int, event: str, headers: Headers) -> None:

@@ -51,7 +51,7 @@ class Locator:
 
     def receive_data(self, data: bytes) -> bytes:
         """
-        Take what a worker has said, and return what is answered.
+        Take what a worker has sent, and return what is answered.
 
         Raises:
             RemoteProtocolError: If it is no msgpack.

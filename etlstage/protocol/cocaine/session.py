@@ -4,10 +4,10 @@ One connection with a worker, seen from either side: what may follow what, and w
 ``frame.py`` has the numbers of each version, cuts frames from bytes, and writes them;
 ``sessions.py`` knows what is open.
 
-A worker connects, says who it is (handshake), and beats for the first time when it may
+A worker connects, identifies itself (handshake), and beats for the first time when it may
 be given sessions. We answer each beat at once. A session is an exchange: we invoke an
 event, send chunks and a choke; the worker sends chunks and a choke, or an error. Each
-side ends its own half. Either side says terminate when it is about to go.
+side ends its own half. Either side sends terminate when it is about to go.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Deadlines(NamedTuple):
     handshake: float | None = None
     """From the connection to the handshake."""
     heartbeat: float | None = 30.0
-    """From one heartbeat of the worker, or anything else that it says, to the next."""
+    """From one heartbeat of the worker, or anything else that it sends, to the next."""
     seal: float = 3.0
     """For open sessions to end, when one side is about to go."""
     terminate: float = 5.0
-    """For a worker that said terminate to close the connection."""
+    """For a worker that sent terminate to close the connection."""
     beat: float = 10.0
     """The worker's: from one heartbeat to the next."""
     disown: float = 60.0
@@ -84,7 +84,7 @@ class Alarm(Enum):
     UNHEARD = "it is not read"
     """It gets our heartbeats: it may beat, and get no answer."""
     SEAL = "its sessions did not end"
-    """We say terminate to it all the same."""
+    """We send it terminate all the same."""
     DRAIN = "it announced its end and did not end its sessions"
     TERMINATE = "it announced its end and did not exit"
     BEGIN = "there is a worker"
@@ -163,7 +163,7 @@ class ConnectionState(Enum):
     """How far a connection has come."""
 
     CONNECTED = "connected"
-    """The worker has not said who it is."""
+    """The worker has not identified itself."""
     SHAKEN = "shaken"
     """It has, and is not ready."""
     ACTIVE = "active"
@@ -188,8 +188,8 @@ class CocaineSession:
         event: What is invoked, unless a caller asks for another one.
         concurrency: Sessions that a worker may have at once.
         concat: All chunks of a session are one message.
-        packed: What a worker says is packed once more.
-        soft: A worker that says terminate may end what it has.
+        packed: What a worker sends is packed once more.
+        soft: A worker that sends terminate may end what it has.
         deadlines: How long things may take.
 
     """
@@ -230,7 +230,7 @@ class CocaineSession:
             self._out, self._events, limits, ours=ours, concat=concat, packed=packed
         )
         self._alarms = Alarms(deadlines)
-        self._farewell = Farewell()  # what is said when all has ended
+        self._farewell = Farewell()  # what is sent when all has ended
 
     def __repr__(self) -> str:
         return f"<CocaineSession {self.side.value} {self.state.name} owed={self.owed}>"
@@ -401,7 +401,7 @@ class CocaineSession:
                 raise self._forbidden(event)
 
     def _begin(self, identity: str) -> None:
-        """Say that we are a worker, and ready."""
+        """Send that we are a worker, and ready."""
         self.identity = identity
         self.state = ConnectionState.ACTIVE
         self._out.hello(identity)
@@ -432,7 +432,7 @@ class CocaineSession:
             self._alarms.set(Alarm.TERMINATE)
 
     def _leave(self) -> None:
-        """Say terminate, behind all else."""
+        """Send terminate, behind all else."""
         self._out.terminate(self._farewell.code, self._farewell.reason)
         self._end()
 

@@ -5,7 +5,7 @@ Their numbers rise, and none is used again: a frame for one that has ended is la
 hits no other. Outside they are known by the numbers of exchanges, which begin with 1.
 
 What must be kept in sync: a half of a session is here until it has ended. Once the
-worker has ended its own, nothing more is said of a session on our side.
+worker has ended its own, nothing more is sent of a session on our side.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ WORKER_CATEGORY: Final = 42
 
 class Sessions:
     """
-    Opens sessions, and tells what comes of them.
+    Opens sessions, and reports what comes of them.
 
     Args:
         ours: We are the supervisor.
-        outgoing: What we say.
-        events: Where to tell.
+        outgoing: What we send.
+        events: Where to report.
         limits: How much the peer may make us hold.
         concat: All chunks of a session are one message.
-        packed: What a worker says is packed once more.
+        packed: What a worker sends is packed once more.
 
     """
 
@@ -151,7 +151,7 @@ class Sessions:
             self._drop(kind, number)
 
     def tell(self) -> None:
-        """Tell what has come."""
+        """Report what has come."""
         if not self._concat:
             for number, parts in self._theirs.items():
                 if parts:
@@ -236,12 +236,12 @@ class Sessions:
                 self._outgoing.choke(number)
 
     def _forget(self, number: int) -> None:
-        """Take nothing more of a session, and tell nothing of it."""
+        """Take nothing more of a session, and report nothing of it."""
         self._theirs.pop(number, None)
         if self._concat:
             self._costs.pop(number, None)
 
-    # --- what we say ----------------------------------------------------------
+    # --- what we send ---------------------------------------------------------
 
     def open(self, event: Opened, name: str) -> None:
         """

@@ -44,7 +44,7 @@ _PUSHED: Final = (
 
 
 class CocaineConnector(NamedTuple):
-    """Given by options, a worker connects, and says its --uuid first."""
+    """Given by options, a worker connects, and sends its --uuid first."""
 
     version: CocaineVersion
     """Of the protocol, as in a worker's arguments."""
@@ -61,7 +61,7 @@ class CocaineConnector(NamedTuple):
         return tuple(word for name in options for word in (f"--{name}", options[name]))
 
     def identity(self, data: bytes) -> str | None:
-        """Return who a worker says it is in its first bytes; None if they say nothing."""
+        """Return the name of a worker from its first bytes; None if they have none."""
         for frame in Frames(MOST_TEXT).feed(data):
             match frame:
                 case (0 | 1, 0, (name, *_), *_):
@@ -116,7 +116,7 @@ class CocaineDialect(Definition, Dialect):
     """From the start of a worker until it identifies itself, in seconds; by default only
     timeout.start counts."""
     heartbeat: Duration = 30.0
-    """From one heartbeat of a worker, or anything else that it says, to the next, in
+    """From one heartbeat of a worker, or anything else that it sends, to the next, in
     seconds."""
     batches: bool = False
     """A batch is one session."""
@@ -154,7 +154,7 @@ class CocaineDialect(Definition, Dialect):
 
     @property
     def announces(self) -> bool:
-        """Whether a worker says by itself that it is ready: with its first heartbeat."""
+        """Whether a worker reports that it is ready: with its first heartbeat."""
         return True
 
     @property
@@ -197,7 +197,7 @@ class CocaineDialect(Definition, Dialect):
         )
 
     def silence(self, received: int, *, ready: bool = True) -> str:
-        """Say how far a worker has come that did not answer, or beat, in time."""
+        """Return how far a worker has come that did not answer, or beat, in time."""
         if not ready and received:
             return "it sent its handshake and no heartbeat"
         if not ready:
@@ -234,7 +234,7 @@ def _driver_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
 _Keys: TypeAlias = dict[str, dict[str, object]]
 
 
-# Ours of what is said there, and its unit.
+# Our key for each of theirs, and its unit.
 _OURS: Final[dict[str, tuple[str, str, str]]] = {
     "startup-timeout": ("timeout", "start", "s"),
     "handshake-timeout": ("dialect", "handshake", "s"),
@@ -259,7 +259,7 @@ _DROPPED: Final = {
     "drivers": "a stage is fed by its pipeline",
     "local": "there is no repository of applications",
 }
-_SEAL: Final = 3.0  # seconds, if it is not said
+_SEAL: Final = 3.0  # seconds, by default
 _STOP: Final = 5.0
 
 
@@ -299,7 +299,7 @@ def translated(
 
 
 def _translate(keys: _Keys, name: str, value: object) -> str:
-    """Add a value to the keys, or say why not."""
+    """Add a value to the keys, or return why not."""
     if name not in _OURS:
         return _drop(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:

@@ -70,9 +70,9 @@ class Row(NamedTuple):
     requested: bytes | None
     """What asks for a shutdown, up to a position if one follows; None: nothing does."""
     lost: tuple[str, bytes]
-    """Name and line of the action that says that the lease is lost."""
+    """Name and line of the action for a lease that is lost."""
     ended: tuple[str, bytes]
-    """Name and line of the action that says that the shard has ended."""
+    """Name and line of the action for a shard that has ended."""
     checkpointer: bool = False
     """A processor that has lost the lease is passed one; the store refuses then."""
 
@@ -245,7 +245,7 @@ def answer_line(ask: Ask, error: str | None) -> bytes:
 
 
 def status_line(action: str) -> bytes:
-    """Return what says that an action is done; as all clients, on a line of its own."""
+    """Return the status that ends an action; as all clients, on a line of its own."""
     return b'\n{"action":"status","responseFor":%b}\n' % _text(action)
 
 
@@ -263,10 +263,10 @@ def ask_line(member: str, sequence: str | None, sub: int | None) -> bytes:
 
 
 class StatusReply(NamedTuple):
-    """A worker says that it is done with an action."""
+    """A worker reports that it is done with an action."""
 
     action: str | None
-    """Which, in its words; None: it did not say."""
+    """Which, in its words; None: it did not name any."""
 
 
 class Ask(NamedTuple):
@@ -329,7 +329,7 @@ def whole_of(value: object) -> int | None:
 
 
 def read_reply(line: bytes) -> StatusReply | Ask | None:
-    """Return what a worker says; None: nothing that we know."""
+    """Return what a worker has sent; None: nothing that we know."""
     fields = read_object(line) or {}
     match fields.get("action"):
         case "status":

@@ -135,7 +135,7 @@ class ProcessorSession:
             self.turn = Turn.OVER
 
     def peer_exited(self, clean: bool, now: float) -> None:
-        """Do nothing: a supervisor that is gone owes nothing."""
+        """Do nothing: a supervisor that is gone answers nothing."""
 
     def events_received(self) -> list[Event]:
         """Return, once, what has been received since the last call."""

@@ -2,7 +2,7 @@
 The properties file of a daemon, as the keys of a load stage and its stream.
 
 A daemon ignores names that it does not know, and values that are false or 0; here each
-is said: what became of it, or why it has no key.
+is reported: what became of it, or why it has no key.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ _GROUPS: Final = (
     ("coordinatorState", _LEASES),
     ("workerMetrics", _LEASES),
 )
-_IDLE: Final = "1500"  # milliseconds between two reads, if it is not said
+_IDLE: Final = "1500"  # milliseconds between two reads, by default
 _LINE: Final = re.compile(
     r"((?:\\.|[^=:\s\\])+)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", re.DOTALL
 )
@@ -190,7 +190,7 @@ def translated(text: str) -> tuple[_Keys, list[str], _Keys]:
 def _translate(
     keys: _Keys, name: str, value: str, properties: Mapping[str, str]
 ) -> str:
-    """Add a value to the keys, or say why not."""
+    """Add a value to the keys, or return why not."""
     stream = keys.get("kinesis")
     match name:
         case "executableName" | "streamArn":
@@ -218,7 +218,7 @@ def _translate(
 
 
 def _of_stream(stream: dict[str, object], name: str, value: str) -> str:
-    """Add where a stream is, or where it begins, or say why not."""
+    """Add where a stream is, or where it begins, or return why not."""
     if name in _TEXTS:
         stream[_TEXTS[name]] = value
     elif name == "initialPositionInStreamExtended":

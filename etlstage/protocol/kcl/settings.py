@@ -60,7 +60,7 @@ class KclDialect(Definition, Dialect):
         return Section(settings_of(cls), lambda given: cls(**given), model=cls)
 
     def problem(self, kind: StageKind) -> str | None:
-        """Say why a stage of that kind can't have record processors."""
+        """Return why a stage of that kind can't have record processors."""
         if kind is StageKind.LOAD:
             return None
         return _KINDS.format(kind=kind.value)
@@ -77,7 +77,7 @@ class KclDialect(Definition, Dialect):
 
     @property
     def announces(self) -> bool:
-        """Whether a worker says by itself that it is ready: it answers initialize."""
+        """Whether a worker reports that it is ready: it answers initialize."""
         return True
 
     def open(
@@ -129,7 +129,7 @@ class KclDialect(Definition, Dialect):
         )
 
     def silence(self, received: int, *, ready: bool = True) -> str:
-        """Say what a processor did that did not answer in time."""
+        """Return what a processor did that did not answer in time."""
         if not ready:
             wrote = f"wrote {received} bytes" if received else "wrote nothing"
             return f"it {wrote}, and no status for initialize"

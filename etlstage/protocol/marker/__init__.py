@@ -4,7 +4,7 @@ Dialect ``marker``: the stage protocol with EOM, EOP, EOB, BNC and ERR.
 Source: "Internal communication protocol" of PanDAWMS/dkb, and, where its text can't
 be meant as it stands, what the stages written for it do. ERR is ours.
 
-``protocol.py`` is the session. It owns what says what may follow what (``state.py``),
+``protocol.py`` is the session. It owns what decides what may follow what (``state.py``),
 what the peer's bytes mean (``reader.py``, by ``framing.py`` or, in Arrow,
 ``columnar.py``) and, at the supervisor, whether replies belong to the exchanges that
 they are counted for (``proof.py``, a block at a time: ``blocks.py``). Reader and

@@ -80,7 +80,7 @@ class BlockSizing:
 
     @property
     def pace(self) -> float:
-        """Seconds behind which a worker that had more to say would have said it."""
+        """Seconds behind which a worker that had more to write would have written it."""
         return min(max(_QUIET, _PACE * self._longest), _LONGEST_QUIET)
 
     def room(self, now: float) -> int:

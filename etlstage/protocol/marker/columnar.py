@@ -3,7 +3,7 @@ Boundaries in bulk, in Arrow: no Python object for a message.
 
 Does what ``framing.py`` does, for messages that are an Arrow array. Where a message
 needs a closer look, because it contains a marker or a reply is broken, ``framing.py``
-is asked to take it: what it says about lists holds here too.
+is asked to take it: what it states about lists holds here too.
 
 No worker imports this module.
 """
@@ -40,7 +40,7 @@ def encode_column(messages: Run, markers: Markers, *, limit: int) -> bytes:
     if not _clean(wire, messages, markers) or (
         len(wire) > limit and messages.longest > limit
     ):
-        # It knows what to say, and refuses.
+        # Its error is the exact one.
         return framing.encode_run(list(messages), markers, limit=limit)
     return wire
 
@@ -144,7 +144,7 @@ def _clean(wire: bytes, messages: Column, markers: Markers) -> bool:
 def _without_refusals(
     data: bytes, err: bytes, markers: Markers
 ) -> tuple[bytes, list[tuple[int, bytes]]]:
-    """Return the replies with an empty message for each refusal, and what was said."""
+    """Return the replies with an empty message for each refusal, and the reasons."""
     eom, eop = markers.eom, markers.eop
     # Nearly all replies are one message: with these among them they still are.
     empty = eom if eop == eom else eom + eop

@@ -58,7 +58,7 @@ def encode_run(messages: Run, markers: Markers, *, limit: int) -> bytes:
 
     Raises:
         InvalidMessage: If a message contains a marker, or is longer than ``limit``
-            bytes; the text says which marker and where.
+            bytes; the text names which marker and where.
 
     """
     if speedups.compiled and type(messages) is list:

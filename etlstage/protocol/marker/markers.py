@@ -36,7 +36,7 @@ class Markers(_Fields):
     The markers of one session.
 
     The page names no default values; these are the ones that the stages written for
-    it use. ``eop == eom`` says that each message has exactly one reply.
+    it use. ``eop == eom`` means that each message has exactly one reply.
     ERR is ours: it ends a refusal, in place of EOP. None: no worker can refuse, and
     what would be ERR is a byte like any other.
 
@@ -72,7 +72,7 @@ class Markers(_Fields):
         return self._replace(err=None)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that tell a worker its markers."""
+        """Return the environment variables that pass a worker its markers."""
         named = self.named.items()
         return {f"ETLSTAGE_{name.upper()}": escape(value) for name, value in named}
 

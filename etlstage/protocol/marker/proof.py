@@ -2,13 +2,13 @@
 Whether the replies of a worker belong to the exchanges that they are counted for.
 
 The k-th EOP answers the k-th exchange: a worker that writes one too many or too few
-shifts all that follow, and nothing in the bytes tells. So what it answers is held back
+shifts all that follow, and nothing in the bytes shows it. So what it answers is held back
 until it is shown to add up. This file has the states of that as a table; how much is
 held back and how long a pause may be has ``blocks.py``; which bytes are a reply has
 ``reader.py``; what may follow what on the wire has ``state.py``; ``protocol.py`` moves
 bytes and asks all of them.
 
-Theory of operation. When a worker owes nothing, what it has written may still not be
+Theory of operation. When no reply is outstanding, what was written may still not be
 all: a reply too many can be a moment late. A program that reads comes back to reading
 only behind all that it had to write; so one byte of the next message is written ahead
 (a *probe*, never the byte that completes the message). Once it is read, all that the
@@ -32,7 +32,7 @@ Three rules about a worker that is gone. What it has not read it has not answere
 Unless its exit is clean, it may have died of its last exchange behind two replies to
 the first: a lone exchange is released then, if all before it was proven, several are
 not. And what was ``unproven`` is doubtful if nothing else explains its end, which only
-who knows how it ended can tell.
+who knows how it ended can decide.
 
 A fault has no culprit: none of what is held back counts. What a thread reads ahead in
 the worker escapes the probe; for it there is only the quiet time.
@@ -59,7 +59,7 @@ _PAUSES: Final = (0.001, 0.25)
 _EIGHTH: Final = 0.125
 # Until a process that can't be probed, for its first message is empty, has greeted.
 _GREETING: Final = 0.1
-_AHEAD: Final = 2 * 1024 * 1024  # bytes that a worker may owe the replies to
+_AHEAD: Final = 2 * 1024 * 1024  # bytes to which the replies may be outstanding
 
 
 class Stand(Enum):
@@ -68,7 +68,7 @@ class Stand(Enum):
     OPEN = "OPEN"
     """Exchanges are given and answered; the answers are held back."""
     QUIET = "QUIET"
-    """The block has ended: the worker owes nothing of it, and is to be quiet."""
+    """The block has ended: nothing of it is outstanding, and the worker is to be quiet."""
     PROBED = "PROBED"
     """A byte of what comes next was written ahead."""
     DRAINING = "DRAINING"
@@ -185,7 +185,7 @@ class Proof:
     @property
     def unproven(self) -> int:
         """Messages that were released, and may yet turn out to have others' replies."""
-        # What follows a quiet time tells that it was too short. Not so a fault in the
+        # What follows a quiet time shows that it was too short. Not so a fault in the
         # next block: the one that was hushed came before it.
         return self._unproven + (0 if self.held else self._hushed)
 
@@ -453,7 +453,7 @@ class Proof:
         return True
 
     def _conclude(self, *, clean: bool) -> None:
-        """Release what a worker has answered that can say no more, if that was all."""
+        """Release what a worker has answered that can write no more, if that was all."""
         read = self._left - self._probed <= self._trail
         # One reply too many may have come behind what was released without proof. What
         # is loaded would be loaded twice if it was given back.

@@ -1,7 +1,7 @@
 """
 One marker session, seen from either side: moves bytes.
 
-``state.py`` says what is allowed, ``framing.py`` where things end, and
+``state.py`` decides what is allowed, ``framing.py`` where things end, and
 ``reader.py`` what the peer's bytes mean. Here is the seam, and what we send.
 """
 

@@ -32,7 +32,7 @@ from etlstage.protocol.marker.state import (
 __all__ = ("MarkerReader", "ReceiveBounds")
 
 _DUMPED = 16  # bytes shown of what the peer did wrong
-_REASON = 1000  # characters of what it says why it refuses
+_REASON = 1000  # characters of its reason for a refusal
 _SHOWN = 64  # bytes of it that others may show
 
 
@@ -209,7 +209,7 @@ class MarkerReader:
                 self._take_refusal()
                 continue
             if eop == eom:
-                # Then a round is one message, by definition: nothing else could tell
+                # Then a round is one message, by definition: nothing else could show
                 # the end of a message from that of a round.
                 if end:
                     self._got(Token.OUTPUT)

@@ -112,7 +112,7 @@ class MarkerDialect(Definition, Dialect):
         """Return the dialect of what was given, where a mode is by default another."""
         markers = {name: given[name] for name in _MARKERS if name in given}
         others = {name: given[name] for name in given if name not in _MARKERS}
-        # That we close a batch says not that there are any.
+        # That we close a batch does not mean that there are any.
         if others.pop("driver", None) is Mode.BATCH_WORKER:
             mode = Mode.BATCH_WORKER
         mode = others.pop("mode", mode)
@@ -170,7 +170,7 @@ class MarkerDialect(Definition, Dialect):
         return self.markers.to_text()
 
     def silence(self, received: int, *, ready: bool = True) -> str:
-        """Say what a worker did that did not answer in time."""
+        """Return what a worker did that did not answer in time."""
         if not received:
             return (
                 "it wrote nothing; does it flush its output after each reply?"
@@ -182,7 +182,7 @@ class MarkerDialect(Definition, Dialect):
         )
 
     def problem(self, kind: StageKind) -> str | None:
-        """Say why the mode does not fit a stage of that kind."""
+        """Return why the mode does not fit a stage of that kind."""
         if (self.mode in (Mode.PLAIN, Mode.CYCLIC)) == (kind is StageKind.EXTRACT):
             return None
         return f"mode {self.mode.value} does not fit kind {kind.value}"

@@ -19,7 +19,7 @@ EOB      S     end of the batch
 END      S     no more input
 OUTPUT   W     (part of) a message of a reply
 EOP      W     the reply is complete
-ERR      W     in place of EOP: the worker says no
+ERR      W     in place of EOP: the worker rejects
 BNC      W     one more message for this batch, please
 ====== ======= ====================================================
 
@@ -93,9 +93,9 @@ class MarkerState(Enum):
     WANTED = "WANTED"
     """The worker asked for more and waits for a message or EOB."""
     BUSY = "BUSY"
-    """The worker owes us an EOP."""
+    """An EOP of the worker is outstanding."""
     AHEAD = "AHEAD"
-    """The worker owes us an EOP, and the next batch is open already."""
+    """An EOP of the worker is outstanding, and the next batch is open already."""
     STREAMING = "STREAMING"
     """The worker writes until it exits."""
     ERROR = "ERROR"
@@ -182,13 +182,13 @@ _OWES: Final[Mapping[Mode, frozenset[tuple[MarkerState, Token]]]] = {
     Mode.PLAIN: frozenset(),
     Mode.CYCLIC: frozenset({(s, Token.MESSAGE) for s in MarkerState}),
     Mode.SINGLE: frozenset({(s, Token.MESSAGE) for s in MarkerState}),
-    # A worker may close its batch by itself: the first message makes it owe an EOP.
+    # A worker may close its batch by itself: its first message asks for an EOP.
     Mode.BATCH_WORKER: frozenset(
         {(MarkerState.IDLE, Token.MESSAGE), (MarkerState.IDLE, Token.EOB)}
     ),
     Mode.BATCH_SUPERVISOR: frozenset({(s, Token.EOB) for s in MarkerState}),
 }
-"""``{mode: {(state, token)}}``: after which tokens the worker owes one more EOP."""
+"""``{mode: {(state, token)}}``: after which tokens one more EOP is outstanding."""
 
 _FILLING: Final = frozenset(
     {MarkerState.FILLING, MarkerState.WANTED, MarkerState.AHEAD}
