@@ -3,7 +3,7 @@ What stands between a supervisor and a worker, in three interfaces.
 
 ``Wire`` is the conversation, ``Child`` the process, ``Launch`` makes both. Nothing
 above ``etlstage.transport`` knows whether there are pipes, a socket or only memory
-between the two; nothing in here knows what is said.
+between the two; nothing in here knows what is sent.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Wire(Readable, Protocol):
         ...
 
     def close_write(self) -> None:
-        """Tell the worker that no more comes; safe to call twice."""
+        """Send the worker an end of input; safe to call twice."""
         ...
 
     def unread(self) -> int:
@@ -118,7 +118,7 @@ class Child(Protocol):
 
     @property
     def status(self) -> Readable | None:
-        """Where it says that it is ready, and alive; None if it was given no such."""
+        """Where it reports that it is ready, and alive; None if it was given no such."""
         ...
 
     def signal(self, number: Signals, /) -> None:
@@ -159,7 +159,7 @@ class LaunchRequest:
     stdin: bool = True
     """Whether it is given any."""
     status: bool = False
-    """Whether it can say that it is ready, and alive."""
+    """Whether it can report that it is ready, and alive."""
     terms: LaunchTerms = field(default_factory=LaunchTerms)
     """Limits and identity."""
     stage: str = ""

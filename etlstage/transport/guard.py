@@ -67,7 +67,7 @@ class Guard:
         self._rest = b""
 
     def learn(self, data: bytes) -> None:
-        """Take in what the host says."""
+        """Take in what the host sends."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             sign, number = line[:1], line[1:]

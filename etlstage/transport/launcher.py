@@ -4,7 +4,7 @@ What a command is wrapped in, so that it runs on our terms and dies with us.
 Two wrappers do it, both of which end as the command itself, with the same pid:
 
 * programs of util-linux, ``setpriv`` for the parent-death signal and ``prlimit`` for
-  limits, at a millisecond each. They are quick, but tell what goes wrong to stderr,
+  limits, at a millisecond each. They are quick, but report what goes wrong to stderr,
   or run a script that has no ``#!`` line by a shell; so they are given only what will
   surely start;
 * ``shim.py``, a Python program, at some ten milliseconds. It can do all the rest, and
@@ -213,7 +213,7 @@ def _pairs(terms: LaunchTerms) -> dict[int, tuple[int, int]]:
     pairs = {number: (value, value) for number, value in (terms.limits or {}).items()}
     cpu = resource.RLIMIT_CPU
     if cpu in pairs:
-        # Between the two there is SIGXCPU, which says what happened; SIGKILL doesn't.
+        # Between the two there is SIGXCPU, which shows what happened; SIGKILL doesn't.
         value = pairs[cpu][0]
         if not _raises(cpu, (value, value + 1)):
             pairs[cpu] = (value, value + 1)

@@ -2,7 +2,7 @@
 A child process and its pipes: what starts workers unless something else is given.
 
 The pipes are raw and do not block: reading and writing are tried first and waited for
-only when the pipe says so. That is faster than the streams of either event loop, and
+only when the pipe is ready. That is faster than the streams of either event loop, and
 needs no thread.
 
 Lock-step waits for two things more, which are done without anyio where the event loop
@@ -58,7 +58,7 @@ _PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
 PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
 """Marks a worker, and all that inherits its environment, as this one's."""
 STATUS_VARIABLE: Final = "ETLSTAGE_STATUS"
-"""Names a file: whatever a worker writes there says that it is ready, and alive."""
+"""Names a file: whatever a worker writes there reports that it is ready, and alive."""
 _numbers: Final = count(1)
 _CHECK: Final = 1.0  # seconds between two looks at the watchdog
 _POLL: Final = 0.02
@@ -171,8 +171,8 @@ class PipeChild:
 
     Args:
         popen: The program.
-        said: Its diagnostics.
-        status: Where it says that it is ready, and alive, if anywhere.
+        stderr: Its diagnostics.
+        status: Where it reports that it is ready, and alive, if anywhere.
         mark: The variable that its environment has alone.
 
     """
@@ -550,7 +550,7 @@ def _status_of(pid: int) -> int | None:
 
 
 def clock() -> Callable[[], float]:
-    """Return what tells the time of :func:`anyio.current_time`, in this event loop."""
+    """Return the clock of :func:`anyio.current_time`, in this event loop."""
     return asyncio.get_running_loop().time if _is_ours() else anyio.current_time
 
 
@@ -613,7 +613,7 @@ def _is_ours() -> bool:
 
 
 def _say_asyncio() -> None:
-    """Tell anyio which loop it is, where it asks the task: in here there is none."""
+    """Show anyio which loop it is, where it asks the task: in here there is none."""
     with suppress(ImportError):
         from sniffio import current_async_library_cvar
 

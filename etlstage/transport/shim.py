@@ -39,7 +39,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def main(arguments: list[str]) -> None:  # pragma: no cover
-    """Become what the arguments say; return only after a report that we can't."""
+    """Become the program of the arguments; return only after a report that we can't."""
     report, parent = int(arguments[0]), int(arguments[1])
     os.set_inheritable(report, False)
     end = arguments.index("--")

@@ -5,8 +5,8 @@ One listener, in a private folder, serves all workers of an event loop that spea
 same dialect as the same user; so each task of Spark, which has a loop of its own, has a
 folder of its own. It lives as long as a wire of it does.
 
-Which connection is whose only the dialect can tell. The seam is two methods of its
-``connection``: :meth:`~etlstage.protocol.base.Connector.arguments` says how a worker is
+Which connection is whose only the dialect knows. The seam is two methods of its
+``connection``: :meth:`~etlstage.protocol.base.Connector.arguments` has how a worker is
 given a token, and :meth:`~etlstage.protocol.base.Connector.identity` finds that in
 the first bytes of a connection. Those are then handed on, for the session to read like
 all others: here nothing is known of frames.
@@ -59,8 +59,8 @@ __all__ = (
 )
 
 _LOG: Final = logging.getLogger("etlstage")
-_IDENTITY: Final = 64 * 1024  # bytes in which a worker says who it is
-_UNIDENTIFIED: Final = 64  # connections that have not said who they are
+_IDENTITY: Final = 64 * 1024  # bytes in which a worker identifies itself
+_UNIDENTIFIED: Final = 64  # connections that have not identified themselves
 _NAME: Final = "workers"
 _LONGEST: Final = 100  # bytes of a path that any system takes for a socket
 _BUFFER: Final = 1024 * 1024  # bytes; the kernel may give less
@@ -103,7 +103,7 @@ class SocketWire:
         return self._listener.endpoint
 
     def connect(self, connection: socket.socket, received: bytes) -> None:
-        """Be connected to a worker that has said this."""
+        """Be connected to a worker that has sent this."""
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self._socket = connection
@@ -181,10 +181,10 @@ class SocketWire:
                 await anyio.wait_writable(self._socket.fileno())
 
     def close_write(self) -> None:
-        """Tell the worker that no more comes; one that has not come is not admitted."""
+        """Send the worker an end of input; one that has not come is not admitted."""
         if self._ended:
             return
-        self._look()  # it may have come, said all, and gone
+        self._look()  # it may have come, sent all, and gone
         self._ended = True
         if self._socket is None:
             self._give_up()
@@ -196,7 +196,7 @@ class SocketWire:
         """
         Return how many bytes wait for the worker, at least; 0 if that is unknown.
 
-        The kernel tells that there are some, and not how many: the last to be written
+        The kernel reports that there are some, and not how many: the last to be written
         are among them.
         """
         if self._socket is None:
@@ -387,7 +387,7 @@ class Listener:
 
 class LocatorServer:
     """
-    A worker's stderr, and what it says to the services that it finds.
+    A worker's stderr, and what it sends to the services that it finds.
 
     Args:
         connector: Of what the worker speaks.

@@ -193,7 +193,7 @@ class Watchdog:
             self.forget()
 
     def _send(self, line: bytes) -> None:
-        """Tell it; a watchdog that is dead, or does not listen, is replaced."""
+        """Send it; a watchdog that is dead, or does not listen, is replaced."""
         if self._line is not None:
             with suppress(OSError):
                 # Even an empty line is sent: only that finds out whether it lives.
