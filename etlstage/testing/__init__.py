@@ -11,7 +11,7 @@ A *hostile worker* does on purpose what workers do by accident::
     stage = Stage(name="clean", worker=hostile_worker(plan))
 
 A *faulty launch* does the same to any worker, from outside, and a *recorded launch* keeps
-what is said, to be played to another worker::
+what is sent, to be played to another worker::
 
     launch = FaultyLaunch(launch_worker, {"clean": plan})
     launch = RecordedLaunch(launch, RecordingFolder(Path("recordings")))

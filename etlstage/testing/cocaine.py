@@ -91,7 +91,7 @@ class CocaineWorker:
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> Self:
-        """Say that it is ready."""
+        """Report that it is ready."""
         await self._tasks.__aenter__()
         await self.say(Ready(self._worker.name))
         self._tasks.start_soon(self._keep_time)
@@ -134,7 +134,7 @@ class CocaineWorker:
         return self._whole.popleft()
 
     async def hear(self) -> Event | None:
-        """Return what the supervisor says next, None at the end."""
+        """Return what the supervisor sends next, None at the end."""
         while not self._events:
             data = await self._worker.read()
             if not data:
@@ -154,7 +154,7 @@ class CocaineWorker:
         await self.say(Ended(request.id, [outputs]))
 
     async def refuse(self, request: SessionRequest, code: int, reason: str) -> None:
-        """Say no to a session."""
+        """Reject a session."""
         await self.say(Ended.refused(request.id, code, reason, _CATEGORY))
 
     def _understand(self, event: Event) -> None:

@@ -11,7 +11,7 @@ to be given, cut where the test wants it, and everything that was written and re
         assert reply.outputs == (b"ONE",)
         assert await worker.close() == 0
 
-What is said is the dialect's matter; nothing here knows a marker.
+What is sent is the dialect's matter; nothing here knows a marker.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WorkerUnderTest:
         stage: Command, dialect, environment, limits of the worker.
         launch: What starts it; a :class:`~etlstage.testing.ScriptedLaunch` will do.
         timeout: How long each wait may take, in seconds.
-        mute: Whether it has no answer from us when it says that it lives.
+        mute: Whether it has no answer from us when it sends a heartbeat.
 
     Raises:
         WorkerStartFailed: If the program can't be run.
@@ -91,7 +91,7 @@ class WorkerUnderTest:
 
     @property
     def events(self) -> list[Event]:
-        """All that the worker has said, as its dialect understands it."""
+        """All that the worker has sent, as its dialect understands it."""
         return self._replies.events
 
     @property
@@ -160,10 +160,10 @@ class WorkerUnderTest:
         self, *events: Event, cuts: Collection[int] = (), offset: int = 0
     ) -> int:
         """
-        Say something in the dialect, and return how many bytes that were.
+        Send something in the dialect, and return how many bytes that were.
 
         Args:
-            events: What is said, in one write if there are no cuts.
+            events: What is sent, in one write if there are no cuts.
             cuts: Before which of the bytes another write begins, counted from 0;
                 :data:`~etlstage.testing.transcript.BYTEWISE` for each of them.
             offset: Where in what ``cuts`` counts the bytes begin.
@@ -194,7 +194,7 @@ class WorkerUnderTest:
         """
         Hand over messages and return the replies, once there are all.
 
-        One message is one exchange, or all of them are, as the dialect's settings say.
+        One message is one exchange, or all of them are, by the dialect's settings.
         A worker that fills its batches is given each message when it asks for it.
 
         Args:
@@ -314,7 +314,7 @@ class WorkerUnderTest:
                     self._replies.fault is None
                     and Channel.STDOUT not in self._process.open
                 ):
-                    # That tells more than that its output has ended.
+                    # That shows more than that its output has ended.
                     with anyio.move_on_after(DRAIN):
                         await self.exited()
                     closed = f"closed its {self._output}"
@@ -365,7 +365,7 @@ class WorkerUnderTest:
         return self.status
 
     async def close(self) -> int:
-        """Say farewell, close its stdin, and return the exit status."""
+        """Send the farewell, close its stdin, and return the exit status."""
         if self.session.says_farewell and Channel.STDOUT in self._process.open:
             await self.send(Farewell())
         self.close_stdin()
@@ -382,7 +382,7 @@ class WorkerUnderTest:
             self.fail(self._replies.fault)
 
     def examine_contract(self, replies: Sequence[Reply]) -> None:
-        """Fail for a reply that is not as ``expect`` of the stage says."""
+        """Fail for a reply that breaks ``expect`` of the stage."""
         checker = checker_of(self.stage)
         for number, reply in enumerate(replies, 1):
             if checker is None or reply.refused is not None:
@@ -438,12 +438,12 @@ def _failure(otherwise: str | Callable[[], str], why: str) -> str:
 
 class _Answers:
     """
-    Writes what a session says by itself, between what others have it say.
+    Writes what a session sends by itself, between what others have it send.
 
     Args:
-        said: The conversation.
+        replies: The conversation.
         process: The worker.
-        mute: Whether nothing is said so.
+        mute: Whether nothing is sent so.
 
     Attributes:
         writing: Who has it may write.
@@ -459,7 +459,7 @@ class _Answers:
         self._due = anyio.Event()
 
     def wake(self) -> None:
-        """Look whether there is something to be said."""
+        """Look whether there is something to be sent."""
         self._due.set()
 
     def waiting(self) -> tuple[bytes, bool]:

@@ -139,10 +139,10 @@ class FaultPlan:
 
     def due(self, environment: Mapping[str, str]) -> DueFaults:
         """
-        Return what says which of them happen when in one process.
+        Return what decides which of them happen when in one process.
 
         Args:
-            environment: What tells the process its name and its start.
+            environment: Where the process finds its name and its start.
 
         """
         plan = json.loads(self.to_json())

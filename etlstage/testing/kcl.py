@@ -10,7 +10,7 @@ A daemon for one record processor, without Java and without AWS.
 
 No restart and no pool: a processor is given what a test gives it, and everything that
 was written and read is kept. Its checkpoints are judged as the daemon's library does it, and
-what goes wrong at one of them a plan of faults says.
+what goes wrong at one of them is in a plan of faults.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class ProcessorUnderTest:
                 self._tell()
         self._tell()
         if self._fault:
-            # How it exited tells more than that its output has ended.
+            # How it exited shows more than that its output has ended.
             with anyio.move_on_after(0.5 if self._left else 0.0):
                 while not self._process.gone:
                     await self._process.changed()
@@ -312,7 +312,7 @@ class ProcessorUnderTest:
         ]
 
     def fail(self, what: str) -> NoReturn:
-        """Raise :class:`WorkerMisbehaved` with what it did, and all that was said."""
+        """Raise :class:`WorkerMisbehaved` with what it did, and all that was sent."""
         command = f"  command: {harmless(command_line(self.stage))}"
         shown = self.transcript.shown(self.stage.dialect)
         raise WorkerMisbehaved(f"the processor {what}", f"{command}\n{shown}")
@@ -381,7 +381,7 @@ class ProcessorUnderTest:
             self._answers.append((now + late, CommitAnswered(position, error)))
 
     async def _write(self) -> None:
-        """Write what there is to be said, when it is time."""
+        """Write what there is to be sent, when it is time."""
         while True:
             self._due = anyio.Event()
             now = anyio.current_time()

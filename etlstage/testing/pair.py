@@ -127,7 +127,7 @@ class ProtocolPair:
             here.send(event, 0.0)
         chunks = here.data_to_send()
         sent = self._sent[side]
-        # A worker that ends its output by that has said no more to a supervisor.
+        # A worker that ends its output by that has sent no more to a supervisor.
         silent = side is Side.WORKER and SEND_EOF in chunks
         sent += atoms(
             side, (e for e in events if not (silent and isinstance(e, Farewell)))

@@ -57,7 +57,7 @@ def given_worker(
 
     Raises:
         WorkerMisbehaved: By the test, if the worker does not keep to the protocol, or
-            to what ``expect`` of the stage says of each reply.
+            to what ``expect`` of the stage has for each reply.
 
     """
     stage, launch = stage_of(tested, **options)

@@ -1,4 +1,4 @@
-"""What a worker has said, as its dialect understands it; nothing here waits."""
+"""What a worker has sent, as its dialect understands it; nothing here waits."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TAIL: Final = 64  # bytes shown of what is not complete
 
 
 class Reply(NamedTuple):
-    """What a worker said to one exchange."""
+    """What a worker replied to one exchange."""
 
     outputs: tuple[bytes, ...] = ()
     refused: str | None = None
-    """Why it said no, if it did."""
+    """Why it was rejected, if it was."""
 
 
 class ReplyReader:
@@ -46,7 +46,7 @@ class ReplyReader:
 
     Attributes:
         session: Our side of the conversation.
-        events: All that it has said.
+        events: All that it has sent.
         fault: How it has broken the protocol, as a part of a sentence.
         stray: Before which of its bytes, counted from 0, unsolicited output begins;
             what of it was read at once is chance.
@@ -57,7 +57,7 @@ class ReplyReader:
         heard: Bytes that were more than a heartbeat.
         filling: Whether the last exchange goes on.
         last: Number of the last exchange that was opened.
-        farewell: What it said of its end, as the end of a sentence; empty: nothing.
+        farewell: What it sent of its end, as the end of a sentence; empty: nothing.
 
     """
 
@@ -101,7 +101,7 @@ class ReplyReader:
             self.unfinished = max(0, self.unfinished - len(data))
         else:
             self.heard += len(data)
-        # What a dialect of runs says itself about this is about states.
+        # The error of a dialect of runs would be about states.
         if (
             self.fault is not None
             and data
@@ -119,7 +119,7 @@ class ReplyReader:
         return self.fault is None
 
     def take_events(self) -> bool:
-        """Take what the session has to tell; return whether it is but a heartbeat."""
+        """Take the session's events; return whether there is but a heartbeat."""
         new = self.session.events_received()
         self.events += new
         for event in new:

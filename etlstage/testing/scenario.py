@@ -151,7 +151,7 @@ class Oracle(Generic[S]):
         if report.status == "failed" and not (unproven or self._scenario.may_fail):
             raise Violation(f"the run failed: {report.error}") from report.error
         if isinstance(report.error, RepliesDoubtful):
-            return  # it says itself that it may have loaded what is wrong
+            return  # it reports itself that it may have loaded what is wrong
         # Who drains for no longer than it may leaves the rest.
         left = report.ledger.undelivered + sum(a.unprocessed for a in report.ledger)
         whole = report.status == "done" or (report.status == "drained" and not left)
@@ -176,7 +176,7 @@ class Oracle(Generic[S]):
         if whole and few:
             raise Violation(f"{some(few)} is lost: neither loaded nor dead-lettered")
         if self._scenario.sink is not None:
-            # A worker may die between what it does and what it says.
+            # A worker may die between what it does and what it reports.
             known = {*expected, *(letter.message for letter in letters)}
             many = [message for message in many if message not in known]
         if many:

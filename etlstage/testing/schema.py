@@ -144,7 +144,7 @@ def _guessed(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _merged(first: Any, second: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return what two schemas ask together, as far as that is said by their keys."""
+    """Return what two schemas ask together, as far as that is expressed by their keys."""
     if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
         return second if first is True or isinstance(first, Mapping) else first
     made = {**first, **second}

@@ -17,7 +17,7 @@ Workers without processes: each is an async function, and talks over memory.
 
     run_virtually(main)
 
-The supervisor can't tell them from programs: it restarts them, waits before it does,
+The supervisor can't distinguish them from programs: it restarts them, waits before it does,
 misses their heartbeat, sends them signals. With the clock of ``clock.py`` minutes of
 that take milliseconds.
 
@@ -140,12 +140,12 @@ class ScriptedWorker:
         await _write(self._stderr, text.encode() + b"\n")
 
     def show_life(self) -> None:
-        """Say that it is ready, and later that it is alive, where it is asked to."""
+        """Report that it is ready, and later that it is alive, where it is asked to."""
         if self._status is not None:
             self._status.write(b"\n")
 
     def tell(self, **status: object) -> None:
-        """Say more than that, as ``tell(progress=0.4)``, or ``(metric="x", add=3)``."""
+        """Report more than that, as ``tell(progress=0.4)``, or ``(metric="x", add=3)``."""
         if self._status is not None:
             self._status.write(json.dumps(status).encode() + b"\n")
 
@@ -189,7 +189,7 @@ Python: the traceback is on stderr, and the status is 1."""
 
 class ScriptedLaunch:
     """
-    Starts workers that do as a script says; see :class:`~etlstage.AsyncSupervisor`.
+    Starts workers that follow a script; see :class:`~etlstage.AsyncSupervisor`.
 
     Args:
         script: What each of them does.

@@ -64,7 +64,7 @@ def sessions(
     max_sessions: int = 4,
 ) -> list[Event]:
     """
-    Draw all that a supervisor says in some sessions, in an order in which it may.
+    Draw all that a supervisor sends in some sessions, in an order in which it may.
 
     Each is ended, or cancelled; a dialect, of any version, makes frames of it.
 
@@ -251,7 +251,7 @@ async def _tell(worker: WorkerUnderTest, *events: Event) -> None:
     try:
         await worker.send(*events)
     except LocalProtocolError:
-        # Its end of the connection is gone: what became of it tells more.
+        # Its end of the connection is gone: what became of it shows more.
         await worker.until(lambda: False, "does not hear us any more")
 
 

@@ -1,5 +1,5 @@
 """
-A scripted worker that does its work, and what a fault plan says.
+A scripted worker that does its work, and what a fault plan has.
 
 It is the hostile worker without a process. What takes one (``spin`` aside, which is a
 stall here) is refused.

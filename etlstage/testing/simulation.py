@@ -15,7 +15,7 @@ A pipeline of yours in virtual time, on one thread, with every choice from one s
 
 Supervisors, exchanges and the pipeline are the real ones; workers are scripted, and
 both ends are in memory. What comes out is compared with what the functions make of the
-messages. A seed that fails tells its story, and runs again the same.
+messages. A seed that fails has its story, and runs again the same.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Simulation(Generic[S]):
         return self.scenario.work[stage]
 
     def _load(self, message: bytes) -> Iterable[bytes]:
-        # It is done before the worker says so, or dies.
+        # It is done before the worker reports so, or dies.
         self._loaded.append(message)
         return ()
 
@@ -228,7 +228,7 @@ class Simulation(Generic[S]):
         return self.scenario.messages[asked["start"] : asked["end"]]
 
     def _counted(self, worker: ScriptedWorker, work: Work) -> Work:
-        """Note what is processed, in which order, and tell of what is once more."""
+        """Note what is processed, in which order, and report what is once more."""
         stage = worker.request.stage
         processed = self._processed.setdefault(stage, {})
 

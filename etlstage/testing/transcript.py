@@ -42,7 +42,7 @@ class Channel(StrEnum):
     STDERR = "stderr"
     """From the worker to people."""
     STATUS = "status"
-    """Where the worker says that it is ready, and alive."""
+    """Where the worker reports that it is ready, and alive."""
     EVENT = "event"
     """No bytes, but something that happened: a signal, the exit."""
 

@@ -32,7 +32,7 @@ def hostile_worker(
     transform: Literal["identity", "upper", "count", "nothing"] = "identity",
 ) -> tuple[str, ...]:
     """
-    Return the command of a worker that misbehaves as ``plan`` says.
+    Return the command of a worker that misbehaves by ``plan``.
 
     It serves stages of all kinds, with whatever markers they have. What it extracts are
     the numbers from 0, which are their own offsets: those of a range, or, where the

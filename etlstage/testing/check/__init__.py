@@ -1,7 +1,7 @@
 """
 Does a worker keep to the protocol: a suite of checks for a program in any language.
 
-``suite.py`` says what a check is and runs them, ``speaking.py`` has those of workers
+``suite.py`` has what a check is and runs them, ``speaking.py`` has those of workers
 that are given messages, ``extracting.py`` those of workers that extract, and a module
 with the name of a dialect those of that dialect.
 """

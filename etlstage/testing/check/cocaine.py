@@ -50,7 +50,7 @@ async def announces_itself(subject: Subject) -> None:
     """
     It connects to --endpoint, sends the --uuid that it was given, and beats.
 
-    The first heartbeat says that it may be given sessions.
+    From the first heartbeat on it may be given sessions.
     """
     async with subject.start() as worker:
         await worker.quiet(_MOMENT)
@@ -115,7 +115,7 @@ async def terminates_on_request(subject: Subject) -> None:
     """
     It answers a terminate with its own, and exits with status 0.
 
-    Code 2, abnormal, would say that no other worker could do its work.
+    Code 2, abnormal, would mean that no other worker could do its work.
     """
     async with subject.start() as worker:
         await worker.exchange(*_runs_of(subject, 1))
@@ -138,7 +138,7 @@ async def terminates_on_request(subject: Subject) -> None:
 
 
 async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
-    """Asked to terminate, it ends the sessions that it has, and then says terminate."""
+    """Asked to terminate, it ends the sessions that it has, and then sends terminate."""
     (run,) = _runs_of(subject, 1)
     async with subject.start() as worker:
         await worker.send(_begun(subject, 1, run))
@@ -197,7 +197,7 @@ async def _gone(worker: WorkerUnderTest) -> None:
 
 
 def _terminate(subject: Subject, version: CocaineVersion) -> bytes:
-    """Return a terminate that no session would say yet."""
+    """Return a terminate that no session would send yet."""
     dialect = replace(_dialect_of(subject), protocol=version)
     ours, theirs = (dialect.open(side, Limits()) for side in Side)
     theirs.send(Ready(), 0.0)
@@ -276,7 +276,7 @@ async def refuses_an_event_that_it_does_not_know(subject: Subject) -> None:
     """
     Each session has an end, or an error, also that of an event without a handler.
 
-    Only the worker can tell that nothing will come.
+    Only the worker can know that nothing will come.
     """
     (run,) = _runs_of(subject, 1)
     dialect = _dialect_of(subject)
@@ -308,7 +308,7 @@ async def writes_nothing_after_the_end(subject: Subject) -> None:
     """
     A session is over with its choke, or its error, and its number is not used again.
 
-    The runtimes of Cocaine drop the whole worker that says more.
+    The runtimes of Cocaine drop the whole worker that sends more.
     """
     async with subject.start() as worker:
         for run in _runs_of(subject, 3):

@@ -70,7 +70,7 @@ async def answers_a_request(subject: Subject) -> None:
             subject.given = reply.outputs
         except WorkerMisbehaved as error:
             await blame_a_buffer(worker, error)
-        # It is killed when it has done what it does behind a reply: what it said is not
+        # It is killed when it has done what it does behind a reply: what it wrote is not
         # received before it is asked again.
         with anyio.move_on_after(0.2 + subject.pace):
             await worker.exited()
@@ -263,7 +263,7 @@ async def _first(worker: WorkerUnderTest) -> int:
     except WorkerMisbehaved as error:
         if worker.status is not None:
             raise
-        # It is asked for this only where a pipeline says so.
+        # It is asked for this only where a pipeline asks for it.
         del error
         return 0
     return initial or 0
@@ -301,7 +301,7 @@ async def _read(subject: Subject, start: int, end: int) -> tuple[bytes, ...]:
 
 
 def _apart(whole: Sequence[bytes], other: Sequence[bytes]) -> str:
-    """Say where two readings differ."""
+    """Return where two readings differ."""
     at = next(
         (
             n

@@ -111,7 +111,7 @@ async def answers_each_action_once(subject: Subject) -> None:
 
 
 async def writes_nothing_else_to_stdout(subject: Subject) -> None:
-    """What it says to people belongs on stderr: a daemon logs it as unexpected."""
+    """What it writes for people belongs on stderr: a daemon logs it as unexpected."""
     async with _daemon(subject) as processor:
         await processor.give(_records(subject))
         await processor.end()
@@ -263,7 +263,7 @@ async def begins_at_any_checkpoint(subject: Subject) -> None:
 
 
 async def exits_when_stdin_ends(subject: Subject) -> None:
-    """A daemon that is gone says nothing: the end of stdin is the end."""
+    """A daemon that is gone sends nothing: the end of stdin is the end."""
     async with _daemon(subject) as processor:
         await processor.give(_records(subject))
         await processor.exited()
@@ -288,7 +288,7 @@ async def exits_when_an_answer_does_not_come(subject: Subject) -> None:
 
 
 async def waits_for_a_late_answer(subject: Subject) -> None:
-    """A checkpoint may take a while; nothing else is said meanwhile."""
+    """A checkpoint may take a while; nothing else is sent meanwhile."""
     late = Fault(FaultKind.PAUSE, Moment.CHECKPOINT, number=1, seconds=0.5)
     async with _daemon(subject, None, late) as processor:
         await processor.give(_records(subject))
@@ -331,7 +331,7 @@ async def accepts_keys_beyond_ascii(subject: Subject) -> None:
 
 
 async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
-    """Their sequence number is the same, and their sub-sequence numbers tell them apart."""
+    """Their sequence number is the same, and their sub-sequence numbers differ."""
     numbers: _Columns = {
         RecordColumn.SEQUENCE: [str(_FIRST)] * 3,
         RecordColumn.SUB: [0, 1, 2],

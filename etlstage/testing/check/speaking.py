@@ -120,7 +120,7 @@ async def takes(subject: Subject, message: bytes) -> None:
     """
     Have a message answered that may be none that it can process, and one behind it.
 
-    Where a sample says what it can process, to die of another is bad, and no more.
+    Where a sample has what it can process, to die of another is bad, and no more.
     """
     async with subject.start() as worker:
         try:
@@ -144,7 +144,7 @@ async def accepts_many_messages_at_once(subject: Subject) -> None:
     Many messages may come in one read.
 
     The supervisor sends them ahead of their replies. These come in the order of the
-    messages, unless each says to which it is.
+    messages, unless each names its own.
     """
     count = max(3, min(_MANY, int(subject.timeout / 4 / max(subject.each, 0.001))))
     runs = _runs(subject, count)
@@ -298,9 +298,9 @@ async def exits_on_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to u
 
 async def continues_after_a_refusal(subject: Subject) -> None:
     """
-    A worker that refuses a message says why, and answers the next.
+    A worker that refuses a message gives a reason, and answers the next.
 
-    To refuse is how it says that it can't process a message, at no restart.
+    To refuse is how it reports that it can't process a message, at no restart.
     """
     if not subject.refused:
         raise NotApplicable("it has refused nothing that it was given")
@@ -372,7 +372,7 @@ def _runs(subject: Subject, count: int) -> list[Run]:
 
 
 def piped(subject: Subject) -> str:
-    """Say why what is about pipes is not asked of a worker, or return nothing."""
+    """Return why what is about pipes is not asked of a worker, or nothing."""
     return (
         "for workers that have pipes" if subject.dialect.connection is not None else ""
     )
@@ -395,7 +395,7 @@ def _loads(subject: Subject) -> str:
 
 async def keeps_its_contract(subject: Subject) -> None:
     """
-    Each reply to the sample is as ``expect`` of the stage says.
+    Each reply to the sample meets ``expect`` of the stage.
 
     A run dead-letters a message whose reply is not.
     """

@@ -1,7 +1,7 @@
 """
 The worker that is checked, and what checks do with it again and again.
 
-A check compares what the worker says to the same messages in two processes: one that
+A check compares the worker's replies to the same messages in two processes: one that
 was given them whole and one after the other, and one that was given them in another
 way. So a worker may keep what it likes from message to message, and a check need not
 know what is right.
@@ -72,7 +72,7 @@ class Subject:
     A worker to be checked.
 
     Args:
-        stage: Its command and all that is said to it.
+        stage: Its command and all its settings.
         sample: Messages that it can process; none: words.
         ranges: Whether it extracts ranges of offsets.
         timeout: How long it may take for anything, in seconds.
@@ -90,7 +90,7 @@ class Subject:
     each: float = 0.01
     """Seconds from a message to its reply."""
     refused: list[tuple[bytes, str]] = field(default_factory=list)
-    """Messages to which it said no, and why."""
+    """Messages that it rejected, and why."""
     given: tuple[bytes, ...] = ()
     """What it gave to its first request, when it was killed before the next."""
     chatter: float = 0.0
@@ -159,7 +159,7 @@ class Subject:
         stage: Stage | None = None,
     ) -> str:
         """
-        Say how replies differ from those expected, or return nothing.
+        Return how replies differ from those expected, or nothing.
 
         Those of a worker that never replies the same are only counted.
         """
@@ -190,7 +190,7 @@ class Subject:
         return f"[{', '.join(outputs)}]"
 
     async def settle(self, worker: WorkerUnderTest) -> None:
-        """Close its stdin; it may say no more. That it exits is another check."""
+        """Close its stdin; it may write no more. That it exits is another check."""
         worker.close_stdin()
         with anyio.move_on_after(min(self.timeout, 0.3 + self.pace)):
             await worker.exited()

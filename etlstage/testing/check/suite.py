@@ -2,7 +2,7 @@
 What a check is, and what comes of all of them.
 
 The suite is data: a check is an async function with a name and a docstring that the
-user is shown. It returns if all is well, and raises what it has to say.
+user is shown. It returns if all is well, and raises what it has found.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Check:
         function: Does it; its name and docstring are those of the check.
         gate: Whether nothing else is of interest if it fails.
         last: Whether it looks at what the others have seen.
-        when: Says why a subject has no need of it; nothing if it does.
+        when: Returns why a subject has no need of it; nothing if it does.
         promised: Whether it is only for a stage that promises something of its replies.
 
     """
@@ -101,7 +101,7 @@ class Finding(NamedTuple):
     """The transcript, as text."""
     seconds: float = 0.0
     blocked: bool = False
-    """It was not made, since one that says more has failed."""
+    """It was not made, since one that shows more has failed."""
 
     def lines(self) -> list[str]:
         """Return what a person is shown."""
@@ -193,7 +193,7 @@ def assert_conforms(
             assert_conforms(["node", "clean.mjs"])
 
     Args:
-        command: Program and arguments; or a stage, if there is more to say.
+        command: Program and arguments; or a stage, if there are more settings.
         kind: Of the stage, where it is not given.
         sample: Messages that the worker can process; by default, words.
         ranges: Whether an extract worker is asked for ranges of offsets.

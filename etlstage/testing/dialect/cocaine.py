@@ -44,7 +44,7 @@ class CocaineKit(DialectKit[CocaineDialect]):
         return pieces
 
     def exchanges(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side said in each session; names and heartbeats differ."""
+        """Return what a side sent in each session; names and heartbeats differ."""
         frames: dict[int, bytes] = {}
         for passed in Passing(self._dialect.spoken).read(side, data):
             if passed.session is not None:
@@ -60,7 +60,7 @@ class CocaineKit(DialectKit[CocaineDialect]):
 
 class CocaineReader:
     """
-    Reads what two sides say to each other, in the order in which they do.
+    Reads what two sides send each other, in the order in which they do.
 
     Args:
         version: Of the protocol; ``AUTO``: as the worker begins.
@@ -76,7 +76,7 @@ class CocaineReader:
 
 
 class PassedFrame(NamedTuple):
-    """What a side has said that is complete."""
+    """What a side has sent that is complete."""
 
     raw: bytes
     """As it was written."""
@@ -92,20 +92,20 @@ class PassedFrame(NamedTuple):
 
 class Passing:
     """
-    Names what two sides say to each other, in the order in which they do.
+    Names what two sides send each other, in the order in which they do.
 
     Args:
         version: Of the protocol; ``AUTO``: as the worker begins.
 
     Attributes:
-        words: How it is said; None if that is not known yet.
+        words: The forms of frames; None if they are not known yet.
 
     """
 
     def __init__(self, version: CocaineVersion) -> None:
         self.words: Words | None = version.words
         self._streams = {side: _Stream() for side in Side}
-        self._shaken = False  # the worker has said who it is
+        self._shaken = False  # the worker has identified itself
         self._invoked: set[int] = set()
 
     def read(self, side: Side, data: bytes) -> Iterator[PassedFrame]:

@@ -61,7 +61,7 @@ class KclKit(DialectKit[KclDialect]):
 
 
 class KclReader:
-    """Reads what a daemon and its processor say to each other, in any version."""
+    """Reads what a daemon and its processor send each other, in any version."""
 
     def __init__(self) -> None:
         self._lines = {side: Lines(_LARGEST) for side in Side}

@@ -26,10 +26,10 @@ D_co = TypeVar("D_co", bound=Dialect, covariant=True)
 
 
 class FrameReader(Protocol):
-    """Makes text of what two sides say, where bytes alone tell a person nothing."""
+    """Makes text of what two sides send, where bytes alone mean nothing to a person."""
 
     def read(self, side: Side, data: bytes) -> list[str]:
-        """Return, once, what a side has said that is complete now, a text for each."""
+        """Return, once, what a side has sent that is complete now, a text for each."""
         ...
 
 
@@ -68,7 +68,7 @@ class DialectKit(Generic[D_co]):
         return [data]
 
     def exchanges(self, side: Side, data: bytes) -> list[bytes]:
-        """Return what a side said in each exchange, as far as it says it each time."""
+        """Return what a side sent in each exchange, as far as it sends it each time."""
         *pieces, rest = self.cut(side, data)
         return [*pieces, rest] if rest else pieces
 

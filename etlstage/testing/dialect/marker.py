@@ -21,7 +21,7 @@ class MarkerKit(DialectKit[MarkerDialect]):
         return self._dialect.markers.shown(data)
 
     def unsolicited(self, data: bytes) -> str:
-        """Say what a worker did that wrote ``data`` although it owed nothing."""
+        """Return what a worker did that wrote ``data`` with nothing outstanding."""
         text = self._dialect.markers.unsolicited(data)
         if self._dialect.mode is Mode.BATCH_SUPERVISOR and self._dialect.eob_after_full:
             text += (

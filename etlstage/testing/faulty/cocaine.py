@@ -2,7 +2,7 @@
 A worker of dialect ``cocaine`` that suffers: frames, each as it was written.
 
 A message is a chunk that the worker is sent. What happens at one happens as soon as the
-worker has it, whatever it has to say of other sessions; what changes a reply changes
+worker has it, whatever it has to send of other sessions; what changes a reply changes
 what comes of that session, and of no other. The input ends with our terminate.
 """
 
@@ -45,7 +45,7 @@ class CocaineWire(FaultyWire):
     has: ClassVar[frozenset[str]] = frozenset({"a connection"})
 
     def follow(self, request: LaunchRequest) -> None:
-        """Begin to understand what is said."""
+        """Begin to understand what is sent."""
         dialect = request.dialect
         assert isinstance(dialect, CocaineDialect)
         self.stray = b"stray print\n"
@@ -92,7 +92,7 @@ class CocaineWire(FaultyWire):
                 self._number += 1
                 self._misbehave("message", payload)
 
-    # --- what it says -------------------------------------------------------
+    # --- what it sends ------------------------------------------------------
 
     def _hear(self, data: bytes) -> None:
         for passed in self._passing.read(Side.WORKER, data):

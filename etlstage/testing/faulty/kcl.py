@@ -40,7 +40,7 @@ class KclWire(FaultyWire):
     has: ClassVar[frozenset[str]] = frozenset({"pipes", "checkpoints"})
 
     def follow(self, request: LaunchRequest) -> None:
-        """Begin to understand what is said."""
+        """Begin to understand what is sent."""
         assert isinstance(request.dialect, KclDialect)
         self.stray = b"stray print\n"
         self._member = ROWS[request.dialect.version].position
@@ -78,7 +78,7 @@ class KclWire(FaultyWire):
             self._number += 1
             self._misbehave("message", a2b_base64(record["data"] or ""))
 
-    # --- what it says -------------------------------------------------------
+    # --- what it sends ------------------------------------------------------
 
     def _hear(self, data: bytes) -> None:
         # Their ends stay as they are, and so do empty ones: a print may end in one.

@@ -25,7 +25,7 @@ __all__ = ("FaultyLaunch", "unknown")
 
 
 def unknown(kind: FaultKind, dialect: str) -> str:
-    """Say why a worker that speaks this dialect can't have such a fault, or nothing."""
+    """Return why a worker that speaks this dialect can't have such a fault, or nothing."""
     if dialect not in _WIRES:
         known = " or ".join(sorted(_WIRES))
         return f"{kind.value} can't be done to dialect {dialect}, only to {known}"
@@ -38,7 +38,7 @@ def unknown(kind: FaultKind, dialect: str) -> str:
 
 class FaultyLaunch:
     """
-    Starts workers that suffer from what a plan says.
+    Starts workers that suffer from what a plan has.
 
     Args:
         launch: What starts them.

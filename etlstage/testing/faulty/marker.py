@@ -25,7 +25,7 @@ class MarkerWire(FaultyWire):
     has: ClassVar[frozenset[str]] = frozenset({"markers", "pipes"})
 
     def follow(self, request: LaunchRequest) -> None:
-        """Begin to understand what is said."""
+        """Begin to understand what is sent."""
         markers = self._markers = MarkerBytes(request.env)
         self._streams = self._dialect.shape is Shape.STREAM
         self._input = Requests(

@@ -79,7 +79,7 @@ class FaultyWire(ABC):
         self._number = 0  # messages written, or extracted
         self._queue: deque[Item] = deque()
         self._until: float | None = None  # when a pause ends
-        self._deaf = False  # nothing that the worker says counts any more
+        self._deaf = False  # nothing that the worker sends counts any more
         self._stalled = False
         self._over = False  # it is known how it ends
         self._stdin_open = True
@@ -111,7 +111,7 @@ class FaultyWire(ABC):
 
     @abstractmethod
     def follow(self, request: LaunchRequest) -> None:
-        """Begin to understand what is said."""
+        """Begin to understand what is sent."""
 
     @property
     @abstractmethod
@@ -177,7 +177,7 @@ class FaultyWire(ABC):
     # --- what it reads ------------------------------------------------------
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what it says, as far as that is to be heard."""
+        """Return what it sends, as far as that is to be heard."""
         while self._stdout_open:
             if self._queue:
                 head = self._queue[0]
@@ -436,7 +436,7 @@ class _Stderr:
 
 
 class _WatchedStatus:
-    """Where it says that it is alive; while it hangs that is not heard."""
+    """Where it reports that it is alive; while it hangs that is not heard."""
 
     def __init__(self, inner: Readable, scene: FaultyWire) -> None:
         self.never: bool = False

@@ -81,7 +81,7 @@ class CaseFailed(WorkerMisbehaved):
     @property
     def signature(self) -> tuple[str, ...]:
         """
-        What tells it from another bug, as far as anything does.
+        What distinguishes it from another bug, as far as anything does.
 
         Of a crash that is also how the worker ended, and the exception that it wrote
         last; of a breach of the protocol what it is, without the bytes.
@@ -97,7 +97,7 @@ class CaseFailed(WorkerMisbehaved):
 
 
 Said: TypeAlias = list[tuple[Saying, list[Reply]]]
-"""What was said, and the replies to it."""
+"""What was sent, and the replies to it."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ SessionCase: TypeAlias = Case
 
 async def converse(worker: UnderTest, steps: Iterable[Saying]) -> Said:
     """
-    Say what a case says, and return the replies to each step.
+    Send what a case has, and return the replies to each step.
 
     Raises:
         CaseFailed: If the worker hangs, crashes or breaks the protocol.

@@ -48,7 +48,7 @@ _DRIVERS: Final = {Mode.BATCH_SUPERVISOR: "supervisor", Mode.BATCH_WORKER: "work
 
 
 class FailureOrigin(NamedTuple):
-    """Where a worker is said: on the command line, or in a pipeline file."""
+    """Where a worker is set: on the command line, or in a pipeline file."""
 
     words: tuple[str, ...]
     """Its command; or the file."""
@@ -73,7 +73,7 @@ class Failure:
     """What the worker was found to do."""
     timeout: float = 5.0
     path: Path = FOLDER
-    """The file that says so; beside it is the recording."""
+    """Its file; beside it is the recording."""
 
     @property
     def recording(self) -> Path:
@@ -130,7 +130,7 @@ class Failure:
 
     @property
     def _more(self) -> dict[str, object]:
-        """What there is to say of a command."""
+        """What is known of a command."""
         dialect = self.stage.dialect
         assert isinstance(dialect, MarkerDialect)
         more: dict[str, object] = {}

@@ -116,7 +116,7 @@ class Fuzzer:
         size: Messages of a full batch; 0: the worker answers single messages.
         as_json: Whether messages are JSON documents.
         given: Cases that are tried among those that are drawn.
-        valid: Says which messages may be tried to make a case shorter; None: any, or
+        valid: Decides which messages may be tried to make a case shorter; None: any, or
             where ``as_json`` is true, any JSON document.
         timeout: How long each reply, and the exit, may take, in seconds.
         launch: What starts the workers.

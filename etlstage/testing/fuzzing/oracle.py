@@ -138,7 +138,7 @@ def verify(
 
 async def judge(start: Open, case: Case, oracles: Oracles) -> Said:
     """
-    Have fresh processes stand a case, and return what was said; see :func:`verify`.
+    Have fresh processes stand a case, and return what was sent; see :func:`verify`.
 
     Raises:
         CaseFailed: If they don't.
@@ -155,10 +155,10 @@ async def compare(
     start: Open, worker: UnderTest, exchanged: Said, oracles: Oracles
 ) -> None:
     """
-    Ask the oracles about what was said.
+    Ask the oracles about what was sent.
 
     Raises:
-        CaseFailed: If one says no.
+        CaseFailed: If one finds a failure.
 
     """
     batches = worker.stage.dialect.shape.batches
@@ -225,7 +225,7 @@ async def _alone(start: Open, step: Saying) -> list[Reply]:
 async def _turn_round(
     start: Open, worker: UnderTest, exchanged: Said, *, batches: bool
 ) -> None:
-    """Say the same in the opposite order: within batches, if there are any."""
+    """Send the same in the opposite order: within batches, if there are any."""
     turned = [step.turned() for step, _ in exchanged[::-1]]
     async with start() as other:
         again = await converse(other, turned)

@@ -45,7 +45,7 @@ def shorten(
 
 def fewest(items: Sequence[T], enough: Callable[[list[T]], bool]) -> list[T]:
     """
-    Return the fewest items that are enough, as far as leaving out runs of them tells.
+    Return the fewest items that are enough, as far as leaving out runs of them shows.
 
     The longest runs are left out first; of these the last one, as what comes behind a
     fault is often nearly all.
@@ -240,7 +240,7 @@ def _simplify(message: bytes, puts: Callable[[bytes], bool], *, as_json: bool) -
     if puts(b"") or puts(b"x"):
         return
     if len(message) > _LONG:
-        # Its length tells most; where not, byte by byte would take for ever.
+        # Its length matters most; where not, byte by byte would take for ever.
         few, many = 0, len(message)
         while many - few > 1:
             half = (few + many) // 2

@@ -1,5 +1,5 @@
 """
-What is said to a worker at once, before the replies to all of it are waited for.
+What is sent to a worker at once, before the replies to all of it are waited for.
 
 A dialect whose exchanges come in order has messages (``Step``), one whose exchanges have
 names has sessions, which overlap (``Calls``), and one whose workers commit has records,
@@ -61,7 +61,7 @@ _RUN: Final = re.compile(rb"(.)\1{99,}", re.DOTALL)
 
 
 class Saying(Protocol):
-    """What is said at once, and the replies to it waited for, in any dialect."""
+    """What is sent at once, and the replies to it waited for, in any dialect."""
 
     @property
     def messages(self) -> Sequence[bytes]:
@@ -79,7 +79,7 @@ class Saying(Protocol):
         ...
 
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Say it; return the replies."""
+        """Send it; return the replies."""
         ...
 
     def alone(
@@ -97,7 +97,7 @@ class Saying(Protocol):
         ...
 
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Saying:
-        """Return what says outputs again."""
+        """Return what sends outputs again."""
         ...
 
     def shown(self, dialect: Dialect, first: int) -> str:
@@ -145,7 +145,7 @@ class Step:
         return False
 
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Say it; return the replies."""
+        """Send it; return the replies."""
         assert isinstance(worker, WorkerUnderTest)
         return await worker.exchange(self.messages, cuts=self.cuts)
 
@@ -168,7 +168,7 @@ class Step:
         return replace(self, messages=self.messages[::-1], cuts=())
 
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Step:
-        """Return what says outputs again."""
+        """Return what sends outputs again."""
         return Step(tuple(outputs))
 
     def shown(self, dialect: Dialect, first: int) -> str:
@@ -189,7 +189,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Call:
-    """What is said in one session, and how we end our half of it."""
+    """What is sent in one session, and how we end our half of it."""
 
     chunks: Sequence[bytes] = ()
     cancelled: bool = False
@@ -206,7 +206,7 @@ class Calls:
 
     calls: Sequence[Call]
     turns: Sequence[int] = ()
-    """Which of them, counted from 0, says the next that it has to say: that it begins,
+    """Which of them, counted from 0, sends the next that it has to send: that it begins,
     a chunk, that it ends. What is left comes behind that, one session after the other."""
     cuts: Sequence[int] = ()
     """As :class:`~etlstage.testing.Step` has them."""
@@ -239,7 +239,7 @@ class Calls:
 
     def events(self, first: int, kind: str) -> list[Event]:
         """
-        Return what is said.
+        Return what is sent.
 
         Args:
             first: Number of the first session.
@@ -276,7 +276,7 @@ class Calls:
         return False
 
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Say it; return the replies to what was not cancelled."""
+        """Send it; return the replies to what was not cancelled."""
         assert isinstance(worker, WorkerUnderTest)
         begun = list(dict.fromkeys(self.order))
         events = self.events(worker.last + 1, worker.stage.kind.value)
@@ -298,11 +298,11 @@ class Calls:
         return replace(self, cuts=())
 
     def turned(self) -> Calls:
-        """Return the same to be said in another order: a session keeps its own."""
+        """Return the same to be sent in another order: a session keeps its own."""
         return Calls(self.calls)
 
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Calls:
-        """Return what says outputs again."""
+        """Return what sends outputs again."""
         if batches:
             return Calls((Call(tuple(outputs)),))
         return Calls(tuple(Call((output,)) for output in outputs))

@@ -1,7 +1,7 @@
 """
-A program that misbehaves as its plan says.
+A program that misbehaves by its plan.
 
-``kinds.py`` has what can go wrong, ``plan.py`` says which fault happens when, and
+``kinds.py`` has what can go wrong, ``plan.py`` decides which fault happens when, and
 ``marked.py`` has the bytes; ``worker.py`` decides what is done next, and ``program.py``
 is a process that does it.
 

@@ -1,8 +1,8 @@
 """
 What may go wrong with a worker: each kind is one entry here.
 
-A kind says what it is called, what it means, when it is of use, which workers can have
-it, and, if that can be said in bytes, in time or in an exit status, what it does. Who
+A kind has its name, what it means, when it is of use, which workers can have
+it, and, if that can be given in bytes, in time or in an exit status, what it does. Who
 does it is a process to itself (``program.py``), a script in memory
 (``testing/simulated.py``), or the wire between a supervisor and any worker
 (``testing/faulty``).
@@ -26,7 +26,7 @@ class Moment(StrEnum):
     """When in the life of a worker a fault may happen."""
 
     START = "start"
-    """Before it has read anything, or said that it is ready."""
+    """Before it has read anything, or reported that it is ready."""
     MESSAGE = "message"
     """When it has read a message, and before it answers."""
     IDLE = "idle"
@@ -40,7 +40,7 @@ class Moment(StrEnum):
 
 
 class _Kind(NamedTuple):
-    """What is said of a kind; see :class:`FaultKind`."""
+    """What is declared of a kind; see :class:`FaultKind`."""
 
     name: str
     meaning: str
@@ -344,7 +344,7 @@ if TYPE_CHECKING:
 else:
     Step = object
 """What a worker does next: it writes, waits for so many seconds, or is done with; text
-is for who tells its story."""
+is for its story."""
 
 
 def effect(fault: Fault, stray: bytes, eop: bytes) -> Step:

@@ -32,7 +32,7 @@ class DueFaults:
     Args:
         faults: Those of all processes, as JSON has them.
         seed: That of the plan.
-        environment: What tells the process its name and its start.
+        environment: Where the process finds its name and its start.
 
     """
 
@@ -59,7 +59,7 @@ class DueFaults:
 
 
 def _trigger(fault: Fault, roll: Callable[[int], float]) -> Trigger:
-    """Return what says whether a fault happens at a message, by number and content."""
+    """Return what decides whether a fault happens at a message, by number and content."""
     at: int | None = fault.get("message")
     first: int | None = fault.get("number")
     last = None if first is None else first + fault.get("times", 1) - 1

@@ -37,7 +37,7 @@ _FOR_EVER: Final = 3600.0  # seconds; nothing here outlives a test for longer
 
 class HostileProcess:
     """
-    One process: reads, answers, and does what the plan says.
+    One process: reads, answers, and does what the plan has.
 
     Args:
         worker: What is done when.

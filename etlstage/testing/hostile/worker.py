@@ -1,5 +1,5 @@
 """
-A worker of the stage protocol that misbehaves as its fault plan says.
+A worker of the stage protocol that misbehaves by its fault plan.
 
 It gets bytes and returns what it does next: bytes to write, seconds to wait, acts. Who
 does that is ``program.py`` in a process, and ``testing/simulated.py`` in memory.
@@ -35,7 +35,7 @@ class HostileWorker:
             extractor ``plain`` or ``cyclic``.
         size: Messages in a batch, if we close it; or the numbers there are to extract.
         eob_then_eom: Whether an EOM follows EOB.
-        reason: What a refusal says of an exception.
+        reason: What a refusal has of an exception.
 
     Attributes:
         number: Messages read, or extracted.
@@ -73,7 +73,7 @@ class HostileWorker:
         self._batch: list[bytes] = []
         self._shapes: dict[str, Fault] = {}  # what is wrong with the reply to come
         self._ahead = False  # a reply too many has closed a batch, if we live on
-        self._offset = 0  # of the next message, for who does not say which he wants
+        self._offset = 0  # of the next message, for one who does not name it
 
     @property
     def waits(self) -> bool:

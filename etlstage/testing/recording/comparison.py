@@ -1,4 +1,4 @@
-"""What a worker says now, compared with what was recorded: reply by reply."""
+"""What a worker sends now, compared with what was recorded: reply by reply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Difference(NamedTuple):
     was: bytes
     """What was recorded; empty: nothing."""
     now: bytes
-    """What is said now; empty: nothing."""
+    """What is sent now; empty: nothing."""
 
 
 def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
@@ -46,7 +46,7 @@ def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
 
 
 def other_end(recorded: Recording, played: Recording) -> str:
-    """Say how the worker ended if it has not ended as it was recorded, else nothing."""
+    """Return how the worker ended if it has not ended as it was recorded, else nothing."""
     if played.cut:
         return played.cut
     if recorded.cut or recorded.stopped or None in (recorded.exit, played.exit):

@@ -1,8 +1,8 @@
 """
 What a recorded worker kept to, proposed as the ``expect`` of its stage.
 
-A recording has bytes. What they mean each side of the dialect says itself: the worker's
-is given what was written to it, ours what came back, and each what the other has said.
+A recording has bytes. What they mean each side of the dialect finds itself: the worker's
+is given what was written to it, ours what came back, and each what the other has sent.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def exchanged(recording: Recording) -> Iterator[Exchanged]:
     """
     if recording.dialect.shape in (Shape.STREAM, Shape.COMMITTED):
         raise ConfigError(f"stage {recording.stage}: its worker has no replies")
-    # Who breaks the protocol, or was given what no supervisor says, is read no further.
+    # Who breaks the protocol, or was given what no supervisor sends, is read no further.
     with suppress(LocalProtocolError):
         yield from _exchanged(recording)
 

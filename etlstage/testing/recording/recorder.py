@@ -1,7 +1,7 @@
 """
 A launch that wraps another and notes what passes: bytes, cuts, times, the end.
 
-What is noted goes where ``begin`` says, one :class:`Notes` for each start of a worker;
+What is noted goes where ``begin`` has it, one :class:`Notes` for each start of a worker;
 nothing is changed on the way::
 
     folder = RecordingFolder(Path("recordings"))
@@ -64,7 +64,7 @@ class RecordedLaunch:
 
 
 class _Clerk:
-    """Notes what one conversation says, with the time."""
+    """Notes what is sent in one conversation, with the time."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes

@@ -4,7 +4,7 @@ A recorded conversation with one worker, and the file that holds it.
 The file is plain text, a JSON object a line, so that the author of a worker can read
 it in any language, and in an editor: not Arrow, which little but Arrow reads. Bytes
 are text there, a character each, as in Latin-1 (``\u00e9`` is the byte 0xe9). The first
-line says what it is and who spoke, the last how the worker ended, each line between
+line has what it is and who spoke, the last how the worker ended, each line between
 them is what one read or write has moved::
 
     {"format": "etlstage-recording", "version": 1, "stage": "clean", ...}
@@ -64,7 +64,7 @@ class Recording:
     exit: int | None = None
     """Exit status, negative for a signal; None: not known."""
     stopped: bool = False
-    """We have sent it a signal: its exit status says nothing about it."""
+    """We have sent it a signal: its exit status shows nothing of it."""
     cut: str = ""
     """Why the recording ends before the worker did; empty if it does not."""
 
@@ -181,7 +181,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Return what the lines of a file say, and whether the last is torn."""
+    """Return the content of the lines of a file, and whether the last is torn."""
     *lines, rest = path.read_bytes().split(b"\n")
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
@@ -196,7 +196,7 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _recording(lines: Sequence[dict[str, Any]], *, torn: bool) -> Recording:
-    """Return what the lines of a file say together."""
+    """Return the recording in the lines of a file."""
     header, *rest = lines
     if (header["format"], header["version"]) != (_FORMAT, _VERSION):
         raise ValueError(

@@ -46,14 +46,14 @@ async def play(
     launch: Launch = launch_worker,
 ) -> Recording:
     """
-    Play a recording to a worker, and return what is said now.
+    Play a recording to a worker, and return what is sent now.
 
     Args:
         recording: What to play.
         stage: Whom to play it to, or only its command.
         grace: Seconds that each of these may take longer than it was recorded: a
             reply, reading the input, the exit. After that no more is written, and the
-            worker is stopped; :attr:`Recording.cut` says so.
+            worker is stopped; :attr:`Recording.cut` is set.
         launch: What starts the worker.
 
     Raises:
