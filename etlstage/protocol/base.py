@@ -90,7 +90,7 @@ class DialectSession(Protocol):
         ...
 
     @property
-    def says_farewell(self) -> bool:
+    def sends_farewell(self) -> bool:
         """Whether a worker is asked to end before its input ends."""
         ...
 

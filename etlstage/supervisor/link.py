@@ -348,7 +348,7 @@ class Link:
 
         One that has not identified itself is sent the farewell once it has.
         """
-        if not self._session.says_farewell:
+        if not self._session.sends_farewell:
             return False
         self._farewell = Farewell(why=why)
         now = anyio.current_time()

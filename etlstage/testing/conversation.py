@@ -366,7 +366,7 @@ class WorkerUnderTest:
 
     async def close(self) -> int:
         """Send the farewell, close its stdin, and return the exit status."""
-        if self.session.says_farewell and Channel.STDOUT in self._process.open:
+        if self.session.sends_farewell and Channel.STDOUT in self._process.open:
             await self.send(Farewell())
         self.close_stdin()
         status = await self.exited()

@@ -42,7 +42,7 @@ class ToySession:
 
     in_order: Final = False
     unprompted: Final = True
-    says_farewell: Final = True
+    sends_farewell: Final = True
 
     def __init__(self, side: Side, concurrency: int = 3, kind: str = "") -> None:
         self.side, self.concurrency, self.kind = side, concurrency, kind

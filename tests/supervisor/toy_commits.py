@@ -29,7 +29,7 @@ class CommittingSession:
 
     in_order: Final = True
     unprompted: Final = True
-    says_farewell: Final = True
+    sends_farewell: Final = True
 
     def __init__(self, share: e.Assignment, batch: int) -> None:
         self.owed = 0

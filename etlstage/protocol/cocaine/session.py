@@ -196,7 +196,7 @@ class CocaineSession:
 
     in_order: Final = False
     unprompted: Final = True
-    says_farewell: Final = True
+    sends_farewell: Final = True
 
     def __init__(
         self,
@@ -396,7 +396,7 @@ class CocaineSession:
             case Farewell() if (
                 not self._ours or self.state is not ConnectionState.SEALED
             ):
-                self._say_farewell(event)
+                self._send_farewell(event)
             case _:
                 raise self._forbidden(event)
 
@@ -414,7 +414,7 @@ class CocaineSession:
         self._sessions.cancel(event, silent=silent)
         self._leave_if_drained()
 
-    def _say_farewell(self, event: Farewell) -> None:
+    def _send_farewell(self, event: Farewell) -> None:
         self._farewell = event if event.code else _STOPPING
         if self._ours and len(self._sessions):
             # Frameworks drop what they have when a terminate comes.

@@ -88,7 +88,7 @@ class ProcessorSession:
     side: Final = Side.WORKER
     in_order: Final = True
     unprompted: Final = False
-    says_farewell: Final = False
+    sends_farewell: Final = False
     room: Final = 0.0
 
     def __init__(self, max_line: int = 2**31) -> None:

@@ -129,7 +129,7 @@ class KclSession:
     side: Final = Side.SUPERVISOR
     in_order: Final = True
     unprompted: Final = True
-    says_farewell: Final = True
+    sends_farewell: Final = True
 
     def __init__(
         self,
@@ -366,7 +366,7 @@ class KclSession:
             case CommitAnswered(position, error):
                 self._committed(position, error)
             case Farewell(why=why):
-                self._say_farewell(why)
+                self._send_farewell(why)
             case Opened(first, messages, each=True, ended=True) if (
                 self.state is State.READY and len(messages) <= self.room
             ):
@@ -415,7 +415,7 @@ class KclSession:
     def _end(self, first: int, count: int) -> None:
         self._events.append(Ended(first, Singles([], range(count))))
 
-    def _say_farewell(self, why: FarewellReason) -> None:
+    def _send_farewell(self, why: FarewellReason) -> None:
         if self._reason is None or _RANK[why] > _RANK[self._reason]:
             self._reason = why
         if self.state is State.INITIALIZING and why is not FarewellReason.ENDED:

@@ -81,7 +81,7 @@ class MarkerProtocol:
 
     in_order: Final = True
     """The k-th EOP answers the k-th exchange."""
-    says_farewell: Final = False
+    sends_farewell: Final = False
 
     def __init__(
         self,

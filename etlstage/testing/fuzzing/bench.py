@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 
 from etlstage.stage import Stage
-from etlstage.testing.fuzzing.case import Case, CaseFailed, Said, converse, end
+from etlstage.testing.fuzzing.case import AnsweredSteps, Case, CaseFailed, converse, end
 from etlstage.testing.fuzzing.oracle import Oracles, compare, judge
 from etlstage.testing.fuzzing.steps import Saying, UnderTest, under_test
 from etlstage.transport import Launch, launch_worker
@@ -142,7 +142,7 @@ class Bench:
             kept.left.set()
         return None, kept.everything()
 
-    def _count(self, exchanged: Said) -> None:
+    def _count(self, exchanged: AnsweredSteps) -> None:
         for _, replies in exchanged:
             self.replies += len(replies)
             self.refused += sum(reply.refused is not None for reply in replies)

@@ -23,10 +23,10 @@ from etlstage.testing.transcript import WorkerMisbehaved
 from etlstage.transport.base import describe_status
 
 __all__ = (
+    "AnsweredSteps",
     "Case",
     "CaseFailed",
     "FailureKind",
-    "Said",
     "SessionCase",
     "converse",
     "end",
@@ -96,7 +96,7 @@ class CaseFailed(WorkerMisbehaved):
         return self.kind, *ended, *raised[-1:]
 
 
-Said: TypeAlias = list[tuple[Saying, list[Reply]]]
+AnsweredSteps: TypeAlias = list[tuple[Saying, list[Reply]]]
 """What was sent, and the replies to it."""
 
 
@@ -171,7 +171,7 @@ SessionCase: TypeAlias = Case
 """The same, by the name that it once had for sessions."""
 
 
-async def converse(worker: UnderTest, steps: Iterable[Saying]) -> Said:
+async def converse(worker: UnderTest, steps: Iterable[Saying]) -> AnsweredSteps:
     """
     Send what a case has, and return the replies to each step.
 
@@ -179,7 +179,7 @@ async def converse(worker: UnderTest, steps: Iterable[Saying]) -> Said:
         CaseFailed: If the worker hangs, crashes or breaks the protocol.
 
     """
-    replies: Said = []
+    replies: AnsweredSteps = []
     for step in steps:
         # It may have broken it behind its last reply.
         await _classified(worker, worker.until(lambda: not worker.broken, ""))

@@ -26,9 +26,9 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ReplyContract, Stage
 from etlstage.supervisor.contract import checker_of
 from etlstage.testing.fuzzing.case import (
+    AnsweredSteps,
     Case,
     FailureKind,
-    Said,
     converse,
     end,
     fail,
@@ -136,7 +136,7 @@ def verify(
     anyio.run(judge, start, case, Oracles(**oracles))
 
 
-async def judge(start: Open, case: Case, oracles: Oracles) -> Said:
+async def judge(start: Open, case: Case, oracles: Oracles) -> AnsweredSteps:
     """
     Have fresh processes stand a case, and return what was sent; see :func:`verify`.
 
@@ -152,7 +152,7 @@ async def judge(start: Open, case: Case, oracles: Oracles) -> Said:
 
 
 async def compare(
-    start: Open, worker: UnderTest, exchanged: Said, oracles: Oracles
+    start: Open, worker: UnderTest, exchanged: AnsweredSteps, oracles: Oracles
 ) -> None:
     """
     Ask the oracles about what was sent.
@@ -200,7 +200,7 @@ async def compare(
         await _repeat(worker, exchanges)
 
 
-def _single(exchanged: Said, *, batches: bool) -> Said:
+def _single(exchanged: AnsweredSteps, *, batches: bool) -> AnsweredSteps:
     """Return the exchanges, each by itself."""
     return [
         single
@@ -223,7 +223,7 @@ async def _alone(start: Open, step: Saying) -> list[Reply]:
 
 
 async def _turn_round(
-    start: Open, worker: UnderTest, exchanged: Said, *, batches: bool
+    start: Open, worker: UnderTest, exchanged: AnsweredSteps, *, batches: bool
 ) -> None:
     """Send the same in the opposite order: within batches, if there are any."""
     turned = [step.turned() for step, _ in exchanged[::-1]]
@@ -236,7 +236,7 @@ async def _turn_round(
             _differ(worker, FailureKind.ORDER_FREE, step, replies, others, how)
 
 
-async def _repeat(worker: UnderTest, exchanged: Said) -> None:
+async def _repeat(worker: UnderTest, exchanged: AnsweredSteps) -> None:
     """Send outputs again."""
     batches = worker.stage.dialect.shape.batches
     for asked, replies in exchanged:
@@ -255,7 +255,7 @@ async def _repeat(worker: UnderTest, exchanged: Said) -> None:
 def _follow(
     worker: UnderTest,
     model: Callable[..., Iterable[bytes] | None],
-    exchanged: Said,
+    exchanged: AnsweredSteps,
     *,
     batches: bool,
 ) -> None:
