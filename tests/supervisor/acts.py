@@ -109,7 +109,7 @@ async def signed(worker: ScriptedWorker) -> None:
 
 
 async def uneven(worker: ScriptedWorker, seed: str) -> None:
-    """Answer now at once and now after a moment; say who we are."""
+    """Answer now at once and now after a moment, with our pid."""
     dice = Random(int(seed) + worker.pid)  # noqa: S311 - no secret
     async for message in worker.messages():
         await anyio.sleep(dice.randrange(4) / 1000)
@@ -142,7 +142,7 @@ async def ahead(worker: ScriptedWorker, count: str) -> None:
 
 
 async def answers_too_late(worker: ScriptedWorker) -> None:
-    """Answer all messages when told to go."""
+    """Answer all messages when asked to go."""
     worker.ignored.add(SIGTERM)
     held = [message async for message in worker.messages()]
     while SIGTERM not in worker.signals:  # noqa: ASYNC110 - there is no event for it
@@ -261,7 +261,7 @@ async def dies_after_pid(worker: ScriptedWorker) -> int:
 
 
 async def ends_after_round(worker: ScriptedWorker) -> None:
-    """Answer one request, say with which pid, and exit."""
+    """Answer one request with our pid, and exit."""
     async for _ in worker.messages():
         await worker.reply(str(worker.pid).encode())
         break

@@ -109,7 +109,7 @@ class Scene:
     number: int = 0
 
     def messages(self, count: int, word: str = "") -> list[bytes]:
-        """Return messages that nobody else has, with keys that others have, too."""
+        """Return messages that no one else has, with keys that others have, too."""
         self.number += 1
         return [
             json.dumps({"k": n % 5, "n": f"{self.number} {n} {word}"}).encode()

@@ -36,7 +36,7 @@ def worker() -> None:
 
 
 def supervise(*, rounds: int = 1) -> None:
-    """Run a supervisor in this thread; tell the pids of its worker and his children."""
+    """Run a supervisor in this thread; print the pids of its worker and its children."""
     import anyio
 
     from etlstage.stage import Stage

@@ -1,5 +1,5 @@
 """
-The workers of the tests: one program, told by its first argument how to behave.
+The workers of the tests: one program, whose first argument sets how to behave.
 
 It imports no more than it must, and nothing of etlstage: a test starts it many times.
 """
@@ -98,7 +98,7 @@ def one_to_one() -> None:
 
 
 def uneven(seed: str) -> None:
-    """Answer now at once and now after a moment; say who we are."""
+    """Answer now at once and now after a moment, with our pid."""
     state = int(seed) + os.getpid()
     for message in messages():
         state = state * 1103515245 + 12345 & 0x7FFFFFFF
@@ -176,7 +176,7 @@ def leaves(gate: str, target: str, end: str) -> None:
     Leave a child behind with each message, which goes on when we are gone.
 
     It waits until somebody opens the gate, appends the message to the target, and
-    writes to stdout, too, if that is what the message says.
+    writes to stdout, too, if the message asks for that.
 
     Args:
         gate: A FIFO, or nothing.
@@ -234,7 +234,7 @@ def extract_tail(status: str, tail: str, *outputs: str) -> None:
 
 
 def extract_counted() -> None:
-    """Write messages of 100 kB forever; say on stderr how many are out."""
+    """Write messages of 100 kB forever; report on stderr how many are out."""
     number = 0
     while True:
         write(b"x" * 100_000 + EOM)

@@ -222,7 +222,7 @@ async def test_dead_worker_loses_whole_batches() -> None:
 
 
 async def test_batch_that_is_not_answered() -> None:
-    """The text says that it was a batch; all of it has the same error."""
+    """The text shows that it was a batch; all of it has the same error."""
     run = closed_by_us("never_answers", size=2)
     run = Stage(
         name="t",

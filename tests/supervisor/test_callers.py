@@ -114,7 +114,7 @@ def test_any_callers_together(
 
 
 def test_a_lane_that_moves_is_not_forgotten() -> None:
-    """A worker gave it to one that was not told, and had nothing to do (issue 10)."""
+    """A worker gave it to one that was not notified, and had nothing to do (issue 10)."""
     subject = supervisor(workers=3, order=Order.KEY, key="/k")
     rude = [uses_its_list_again] * 2 + [poisons, streams_text, raises, raises]
     run_virtually(play, subject, [submits, streams], rude, 450519)
@@ -190,7 +190,7 @@ def test_any_extractions_together(
     run_virtually(main)
 
 
-# --- what a caller is told -----------------------------------------------------------
+# --- what a caller is given --------------------------------------------------------------
 
 
 def told(act: Callable[[AsyncSupervisor], Awaitable[object]]) -> str:

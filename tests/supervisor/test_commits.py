@@ -283,7 +283,7 @@ async def test_slow_store_fails_in_time() -> None:
 
 
 async def test_share_that_is_lost_is_not_committed() -> None:
-    """A worker is told why it is to end."""
+    """A worker is sent the reason why it is to end."""
     committer = Committer([], every=None)
     supervisor = AsyncSupervisor(
         stage(), launch=ScriptedLaunch(committer), commit=Store(), assignment=SHARE

@@ -36,7 +36,7 @@ class Bell:
 
 @asynccontextmanager
 async def running() -> AsyncIterator[Bell]:
-    """Run an alarm that nobody has set yet."""
+    """Run an alarm that no one has set yet."""
     bell = Bell()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bell.alarm.run)

@@ -81,7 +81,7 @@ async def submit(
     ids=["exits with 0", "exits with 1", "is killed"],
 )
 async def test_what_a_dead_worker_held_is_lost(run: Stage, fate: str) -> None:
-    """What is proven is there; what it held has an error that tells its story."""
+    """What is proven is there; what it held has an error with its story."""
     results = await submit(run, numbers(5))
 
     assert outputs(results[:1]) == [(b"0",)]
@@ -109,7 +109,7 @@ async def test_lone_message_of_a_dead_worker_is_blamed() -> None:
 
 @in_memory
 async def test_what_was_sent_ahead_is_not_blamed() -> None:
-    """A worker that held several is gone: nobody knows which of them it was."""
+    """A worker that held several is gone: no one knows which of them it was."""
     results = await submit(stage("exits_at", 3, 1, window=5), numbers(5), acting)
 
     assert {type(r.error) for r in results} == {faults.StageFailed}
@@ -157,7 +157,7 @@ async def test_last_lines_of_stderr_are_reported() -> None:
 
     lines = [f"stderr: {word}" for word in (*range(3, 12), "gone")]
     assert "\n".join([*lines, "event: started"]) in errors(results)[0]
-    # What it said last is seen first (issue 22).
+    # Its last line is seen first (issue 22).
     assert errors(results)[0].startswith("stage t: gone; ")
     assert len(errors(results)[0].splitlines()[0]) < 200
 
@@ -173,7 +173,7 @@ async def test_long_last_words_are_reported_below() -> None:
 
 
 async def test_worker_that_closes_its_stdout_and_lives() -> None:
-    """It can't answer any more: it is stopped, and the text says why."""
+    """It can't answer any more: it is stopped, and the text shows why."""
     run = stage("closes_stdout", timeout=QUICK)
     results = await submit(run, [b"one"])
 
@@ -206,7 +206,7 @@ async def test_worker_that_closes_its_stdin_and_lives() -> None:
 
 @in_memory
 async def test_worker_that_never_answers() -> None:
-    """The text says how long it was waited for, and what may be wrong."""
+    """The text shows how long it was waited for, and what may be wrong."""
     # One that has not started would have read nothing.
     run = stage("never_answers", window=1, timeout=SHORT, ready=True)
     results = await submit(run, numbers(3), acting)
@@ -230,7 +230,7 @@ async def test_worker_that_never_answers() -> None:
 
 @in_memory
 async def test_worker_that_writes_no_eop() -> None:
-    """The text says how much it wrote, and which marker is missing."""
+    """The text shows how much it wrote, and which marker is missing."""
     run = stage("writes_no_eop_at", 2, timeout=ONE, window=1)
     results = await submit(run, [b"123456789", b"12345"], acting)
 
@@ -257,7 +257,7 @@ async def test_answers_that_come_too_late_are_not_taken() -> None:
 
 @in_memory
 async def test_worker_that_skips_a_bad_message() -> None:
-    """A real worker's fault: no EOP after bad input. Its stderr says what it was."""
+    """A real worker's fault: no EOP after bad input. Its stderr shows what it was."""
     run = stage("skips_bad", timeout=ONE, window=1)
     results = await submit(run, [b"good", b"bad", b"good"], acting)
 
@@ -313,7 +313,7 @@ def breaking(behaviour: str, *arguments: object) -> Stage:
     ids=["answers twice", "prints first", "asks for more", "long answer"],
 )
 async def test_worker_that_breaks_the_protocol(run: Stage, fault: str) -> None:
-    """It is stopped; the text says what it did and where."""
+    """It is stopped; the text shows what it did and where."""
     with anyio.fail_after(10):
         async with acting(run) as supervisor:
             with supervisor.events() as events:
@@ -334,7 +334,7 @@ async def test_worker_that_breaks_the_protocol(run: Stage, fault: str) -> None:
 
 @in_memory
 async def test_answer_with_one_too_many_behind_it_does_not_count() -> None:
-    """Nobody knows which of the two it is (issue 10)."""
+    """No one knows which of the two it is (issue 10)."""
     run = stage("answers_twice", window=1)
     results = await submit(run, numbers(3), acting)
 
@@ -390,7 +390,7 @@ async def test_partial_message_in_a_full_pipe_is_lost_with_the_worker(
 
 
 async def test_cause_leads_the_error() -> None:
-    """What to mend is said first, in each place where it is said (issue 11)."""
+    """What to mend is shown first, in each place where it is reported (issue 11)."""
     code = "import sys, json; json.loads(sys.stdin.readline())"
     run = Stage(name="t", worker=(sys.executable, "-c", code))
     with anyio.fail_after(15):

@@ -32,7 +32,7 @@ TEXT = st.lists(
 
 
 def reader(rate: float = 100.0, burst: float = 1e9) -> DiagnosticReader:
-    """Return a reader that leaves out nothing, unless told."""
+    """Return a reader that leaves out nothing, by default."""
     return DiagnosticReader(Throttle(rate=rate, burst=burst))
 
 
@@ -109,7 +109,7 @@ def test_traceback_of_which_lines_are_dropped() -> None:
 
 
 def test_dropped_lines_are_counted() -> None:
-    """It is told before the next line that passes."""
+    """It is reported before the next line that passes."""
     r = reader(rate=2, burst=2)
     assert texts(r.receive(b"a\nb\nc\nd\n", 0.0)) == ["a", "b"]
     assert r.owing

@@ -1,4 +1,4 @@
-"""Workers that die when they owe nothing: their last replies may be one too many."""
+"""Workers that die when they have nothing outstanding: their last replies may be one too many."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_late_second_reply_in_lock_step_is_its_messages_own_fault() -> Non
         ("exits", 0.0, 4),
         ("crashes", 0.0, 4),
         ("hangs", 0.0, 4),
-        # Nobody knows what it was at, but it was not its own doing.
+        # No one knows what it was at, but it was not its own doing.
         ("is killed", 0.0, 0),
         # What was wrong would have shown by then.
         ("exits", 1.5, 0),

@@ -69,7 +69,7 @@ async def test_last_message_may_lack_its_end_when_all_went_well() -> None:
 
 
 async def test_last_message_without_end_is_dropped_when_it_failed() -> None:
-    """It may be half of one. What came before is valid; the error says the rest."""
+    """It may be half of one. What came before is valid; the error has the rest."""
     seen, error = await broken(plain("extract_tail", 7, "tw", "one"))
 
     assert seen == [b"one"]
@@ -106,7 +106,7 @@ async def zip_async(
 
 
 async def test_plain_worker_that_closes_stdout_and_lives() -> None:
-    """It is stopped, and the text says why."""
+    """It is stopped, and the text shows why."""
     seen, error = await broken(plain("closes_stdout_later", timeout=QUICK))
 
     assert seen == [b"0"]
@@ -167,7 +167,7 @@ async def test_supervisor_keeps_the_offsets() -> None:
     ],
 )
 async def test_request(arguments: dict[str, object], request_: bytes) -> None:
-    """Empty without offsets, a JSON object with them, or what the template says."""
+    """Empty without offsets, a JSON object with them, or what the template has."""
     async with acting(cyclic("requests")) as supervisor:
         with anyio.fail_after(10_000):
             runs = [
@@ -250,7 +250,7 @@ async def test_round_that_is_left_open_does_not_block_the_next() -> None:
 
 
 async def test_worker_that_dies_in_every_round() -> None:
-    """What it wrote is valid, and the error tells its story."""
+    """What it wrote is valid, and the error has its story."""
     stage = cyclic("dies_in_round", 2, restart=RestartPolicy(max=2, delay=0.01))
     seen, error = await broken(stage)
 
@@ -281,7 +281,7 @@ async def test_range_survives_workers_that_are_killed() -> None:
                 expected = [b"%d" % n for n in range(start, start + 20)]
                 seen = await take(supervisor.extract(start=start, end=start + 20))
                 assert seen == expected
-    # Nothing else would tell of an outage that was survived.
+    # Nothing else would show an outage that was survived.
     told = [entry for entry in logs if entry["log_level"] == "warning"]
     assert [entry["held"] for entry in told] == [0] * 6
 
@@ -299,7 +299,7 @@ async def test_range_that_kills_its_worker_each_time() -> None:
 
 
 async def test_range_that_gives_other_messages_when_it_is_asked_again() -> None:
-    """It is told; no message is left out in place of another (issue 10)."""
+    """It is reported; no message is left out in place of another (issue 10)."""
     seen: list[bytes] = []
     stage = cyclic("dies_after_pid", restart=RestartPolicy(delay=0.01))
     async with acting(stage) as supervisor:
@@ -339,7 +339,7 @@ async def test_worker_that_talks_between_rounds() -> None:
 
 
 async def test_cyclic_worker_that_never_answers() -> None:
-    """The text says what it waited for."""
+    """The text shows what it waited for."""
     run = cyclic("never_answers", timeout=Timeouts(message=0.2, stop=0.2))
     seen, error = await broken(run)
 
@@ -390,7 +390,7 @@ async def test_supervisor_closed_in_the_middle_of_a_round(run: Stage) -> None:
 
 
 async def test_supervisor_closed_while_a_round_waits() -> None:
-    """The one who waits for messages is woken, and told."""
+    """The one who waits for messages is woken, and notified."""
     texts: list[str] = []
 
     async def extract() -> None:

@@ -145,7 +145,7 @@ async def test_program_that_never_works_is_given_up() -> None:
 
 @in_memory
 async def test_exit_status_forbids_a_restart() -> None:
-    """The worker has said that it is of no use."""
+    """The worker has reported that it is of no use."""
 
     async def give_up(worker: ScriptedWorker) -> int:
         return 78
@@ -176,7 +176,7 @@ async def test_program_that_is_removed_is_tried_again(tmp_path: object) -> None:
 
 @in_memory
 async def test_program_that_can_not_start_is_blamed_alone() -> None:
-    """It read nothing: no message of it is said to have killed it."""
+    """It read nothing: no message of it is reported to have killed it."""
 
     async def fail(worker: ScriptedWorker) -> int:
         await worker.complain("ModuleNotFoundError: No module named 'x'")
@@ -315,7 +315,7 @@ async def test_idle_worker_without_signs_of_life_is_replaced() -> None:
             with anyio.move_on_after(60) as quiet:
                 await events.receive()
             assert quiet.cancelled_caught
-            # Busy, it owes no sign of life: its deadline is the message's.
+            # Busy, it need send no sign of life: its deadline is the message's.
             assert outputs(await supervisor.submit([b"1"])) == [(b"1",)]
             failed = await events.receive()
     assert isinstance(failed, WorkerFailed)

@@ -71,7 +71,7 @@ async def served(
 
 @pytest.mark.parametrize("status", [3, -SIGSEGV])
 async def test_what_it_has_answered_is_doubtful(status: int) -> None:
-    """A buffer that it could not write is lost, and nobody else knows (issue 22)."""
+    """A buffer that it could not write is lost, and no one else knows (issue 22)."""
     supervisor, (event,) = await served(ending(status), stage(), [b"1", b"2", b"3"])
 
     assert (event.status, event.stopped, event.doubtful) == (status, False, 3)
@@ -91,7 +91,7 @@ async def test_who_is_killed_is_doubtful() -> None:
 
 
 async def test_dialect_decides_what_a_good_end_is() -> None:
-    """Frameworks of Cocaine end with any status once they are told to (issue 22)."""
+    """Frameworks of Cocaine end with any status once they are asked to (issue 22)."""
     statuses: list[int] = []
 
     async def answer(worker: ScriptedWorker) -> int:

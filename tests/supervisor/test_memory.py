@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("scene", SCENES)
 def test_memory_is_bounded(scene: str) -> None:
-    """As the table on the page ``limits`` says, with the settings that a stage has (issue 10)."""
+    """As the table on the page ``limits`` has it, with the settings that a stage has (issue 10)."""
     command = [sys.executable, "-m", "tests.supervisor.holding", scene]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False

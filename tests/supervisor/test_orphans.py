@@ -21,7 +21,7 @@ PATIENCE = 5.0  # seconds, the promise
 
 
 class Host:
-    """A process that supervises; all that it told of is gone at the end of a test."""
+    """A process that supervises; all that it printed is gone at the end of a test."""
 
     def __init__(self, place: str, launcher: str = "setpriv") -> None:
         self._process = subprocess.Popen(
@@ -240,7 +240,7 @@ def test_watchdog_holds_nothing_of_ours(host: HostMaker) -> None:
 def test_watchdog_is_not_to_be_asked_to_go(
     host: HostMaker, number: signal.Signals
 ) -> None:
-    """Who tells all programs to terminate does not mean it: it goes behind them."""
+    """A SIGTERM to all programs is not for it: it goes behind them."""
     watched = host("once")
     watched.started()
     (watchdog,) = watchdogs(watched.pid)

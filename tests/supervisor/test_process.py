@@ -115,7 +115,7 @@ async def test_path_is_that_of_the_worker() -> None:
 async def test_file_that_can_not_be_run(
     tmp_path: Path, command: str, cwd: str | None, problem: str
 ) -> None:
-    """The text says what is wrong with what, and a remedy that can be copied."""
+    """The text shows what is wrong with what, and a remedy that can be copied."""
     (tmp_path / "not me.sh").write_text("#!/bin/sh\n")
     for name, text in {"bare.py": "print()\n", "lost.sh": "#!/no/such\n"}.items():
         (tmp_path / name).write_text(text)
@@ -474,7 +474,7 @@ def flaw(folder: Path, *command: str, **env: str) -> str | None:
 
 
 async def test_script_that_is_not_there(tmp_path: Path) -> None:
-    """The caller is told at once, and not after six starts (issue 22)."""
+    """The caller is notified at once, and not after six starts (issue 22)."""
     (tmp_path / "clean.py").touch()
     stage = Stage(
         name="clean",
@@ -513,7 +513,7 @@ async def test_only_processes_have_a_program() -> None:
 
 
 def test_what_is_missing(tmp_path: Path) -> None:
-    """With what may have been meant, as validate says it."""
+    """With what may have been meant, as by validate."""
     run = tmp_path / "run.sh"
     run.write_text("#!/bin/sh\n")
     run.chmod(stat.S_IRWXU)

@@ -1,4 +1,4 @@
-"""Workers that say no to a message, and live on."""
+"""Workers that reject a message, and live on."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_refusals_for_one_reason_are_errors_of_their_own(
 
 
 async def test_refusal_names_stage_worker_and_reason() -> None:
-    """Who said no, and why."""
+    """Who rejected it, and why."""
     ((result,), _) = await submit(stage("refuses", "bad"), [b"bad"])
     text = str(result.error)
     assert text.startswith("stage t: worker t-1 (pid ")

@@ -58,7 +58,7 @@ def lines(target: Path) -> list[bytes]:
 
 
 def remains(events: list[SupervisorEvent]) -> list[RemainsEnded]:
-    """Return what is told of what was left behind."""
+    """Return what is reported of what was left behind."""
     return [event for event in events if isinstance(event, RemainsEnded)]
 
 
@@ -118,7 +118,7 @@ async def test_next_worker_does_not_wait_for_them(
 async def open_gate_for(gate: Path, child: int) -> None:
     """Open the gate until that child has gone through."""
     while runs(child):
-        with suppress(OSError):  # nobody waits there now
+        with suppress(OSError):  # no one waits there now
             os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
         await anyio.sleep(0.001)
 
@@ -171,7 +171,7 @@ async def test_what_does_not_end_in_time_is_killed_and_reported(command: str) ->
 async def test_what_is_written_behind_the_end_is_dropped_and_reported(
     tmp_path: Path, gate: Path
 ) -> None:
-    """It is no reply to anything, and nobody is stopped for it (issue 10)."""
+    """It is no reply to anything, and no one is stopped for it (issue 10)."""
     target = tmp_path / "target"
     run = load("leaves", gate, target, "exit", timeout=LONG)
     with anyio.fail_after(15), capture_logs():
@@ -189,7 +189,7 @@ async def test_what_is_written_behind_the_end_is_dropped_and_reported(
 
 
 async def test_cancelling_ends_their_time() -> None:
-    """They are killed at once, and told (issue 10)."""
+    """They are killed at once, and reported (issue 10)."""
     script = f"read x; {ENDLESS}; printf '\\0'"
     run = Stage(name="t", worker=("sh", "-c", script), timeout=LONG)
     with anyio.fail_after(15), capture_logs() as logs:

@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.core, pytest.mark.no_cover]
 
 SCENARIOS: Final = 1000
 NEVER: Final = 78
-"""The status by which a worker says that a restart is of no use."""
+"""The status by which a worker reports that a restart is of no use."""
 FATES: Final = {
     "good": 12,
     "slow": 2,
@@ -126,7 +126,7 @@ class Scenario:
         self.stops_at = choice([None, None, None, dice.uniform(0, 20)])
 
     async def script(self, worker: ScriptedWorker) -> int:
-        """Do as the fate of this start says."""
+        """Do what the fate of this start asks for."""
         dice = self._dice(worker.name, worker.start)
         fate = _fate(dice)
         if fate == "end at start":
@@ -168,7 +168,7 @@ def _fate(dice: Random) -> str:
 
 @asynccontextmanager
 async def _beating(worker: ScriptedWorker, fate: str) -> AsyncIterator[None]:
-    """Say that it is ready, and give signs of life in the meantime."""
+    """Report that it is ready, and give signs of life in the meantime."""
     if fate != "never ready":
         worker.show_life()
     if "ETLSTAGE_HEARTBEAT" not in worker.request.env or fate in _SILENT:
@@ -263,7 +263,7 @@ class Record:
                     assert outputs == ()
 
     def _check_worker(self, events: list[tuple[float, SupervisorEvent]]) -> None:
-        """The starts of one worker follow each other as the policy says."""
+        """The starts of one worker follow each other as the policy has it."""
         starts = Starts(self.scenario.stage.restart)
         for now, event in events:
             starts.take(event, now)
@@ -397,7 +397,7 @@ async def live(scenario: Scenario) -> Record:
 def test_every_message_has_one_outcome_whatever_workers_do(
     backend: Backend, dialect: Dialect
 ) -> None:
-    """Restarts are as the policy says, and nothing is left running."""
+    """Restarts are as the policy has it, and nothing is left running."""
 
     async def live_all() -> None:
         # What is decided is the same on both loops: each has every other life.

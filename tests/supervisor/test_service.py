@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 async def sleeper(worker: ScriptedWorker) -> int:
-    """Answer as many seconds later as the message says."""
+    """Answer as many seconds later as the message asks for."""
     async for message in worker.messages():
         if message == b"no":
             await worker.refuse("not this one")
@@ -133,7 +133,7 @@ async def test_question_to_a_stage_with_batches() -> None:
 
 
 async def test_too_many_messages_are_not_taken() -> None:
-    """Whoever comes first is served; the others are told at once (issue 11)."""
+    """Whoever comes first is served; the others are rejected at once (issue 11)."""
     async with (
         service(max_pending=3) as supervisor,
         anyio.create_task_group() as tasks,
@@ -152,7 +152,7 @@ async def test_too_many_messages_are_not_taken() -> None:
 
 
 async def test_limit_counts_what_was_given_up() -> None:
-    """Not: nobody waits for it any more, so it makes room."""
+    """Not: no one waits for it any more, so it makes room."""
     async with service(max_pending=2) as supervisor:
         for _ in range(5):
             with pytest.raises(TimeoutError):
@@ -213,7 +213,7 @@ def test_properties_are_read_in_any_thread(backend: Backend) -> None:
 
 
 def test_health_when_the_loop_has_ended() -> None:
-    """Whoever looks then is told so."""
+    """Whoever looks then is notified."""
     kept: list[AsyncSupervisor] = []
 
     async def run() -> None:
@@ -332,7 +332,7 @@ def test_events_are_at_hand() -> None:
     assert {"SupervisorEvent", "Health", "Overloaded"} <= set(etlstage.__all__)
 
 
-# --- what workers tell ---------------------------------------------------------------
+# --- what workers report-------------------------------------------------------------
 
 
 async def test_worker_that_gets_on_has_more_time() -> None:
@@ -360,7 +360,7 @@ async def test_worker_that_gets_on_has_more_time() -> None:
 
 
 async def test_progress_extends_a_deadline_up_to_a_limit() -> None:
-    """A worker that says for ever that it gets on hangs all the same (issue 22)."""
+    """A worker that reports progress for ever hangs all the same (issue 22)."""
 
     async def hangs(worker: ScriptedWorker) -> int:
         async for _ in worker.messages():

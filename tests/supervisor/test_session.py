@@ -44,14 +44,14 @@ Act = Callable[[CocaineWorker, Event], Awaitable[int | None]]
 
 class Workers(ScriptedLaunch):
     """
-    Workers that do something for each thing that is said of a session.
+    Workers that do something for each thing that is sent in a session.
 
     Args:
         act: Does it; it returns a status if the worker ends.
-        obeys: Whether they end when they are told to terminate.
+        obeys: Whether they end when they are asked to terminate.
 
     Attributes:
-        told: What each of them was told, by its name.
+        told: What each of them was sent, by its name.
 
     """
 
@@ -62,7 +62,7 @@ class Workers(ScriptedLaunch):
         self.told: dict[str, list[Event]] = {}
 
     def heard(self, kind: type[Event]) -> list[Any]:
-        """Return what they were told, of a kind."""
+        """Return what they were sent, of a kind."""
         told = self.told.values()
         return [event for heard in told for event in heard if isinstance(event, kind)]
 
@@ -81,7 +81,7 @@ class Workers(ScriptedLaunch):
 
 
 async def echo(worker: CocaineWorker, event: Event) -> None:
-    """Say what is said, at once, and end with the other side."""
+    """Send back what is sent, at once, and end with the other side."""
     match event:
         case Added(id_, messages, ended):
             await worker.say(Added(id_, [m.upper() for m in messages]))
@@ -94,7 +94,7 @@ async def ignore(_worker: CocaineWorker, _event: Event) -> None:
 
 
 async def rest(session: WorkerSession) -> list[bytes]:
-    """Return what the worker still says."""
+    """Return what the worker still sends."""
     return [chunk async for chunk in session]
 
 
@@ -209,7 +209,7 @@ async def test_worker_rejects() -> None:
 
 
 async def test_session_that_takes_too_long_is_cancelled() -> None:
-    """The worker is told, and lives on; no other is asked."""
+    """The worker is notified, and lives on; no other is asked."""
     workers = Workers(ignore)
     slow = stage(timeout=Timeouts(message=5))
     async with AsyncSupervisor(slow, launch=workers) as supervisor:
@@ -223,7 +223,7 @@ async def test_session_that_takes_too_long_is_cancelled() -> None:
 
 
 async def test_worker_dies_in_the_middle() -> None:
-    """What was said to it is gone: nobody is asked again, and others go on."""
+    """What was sent to it is gone: no other is asked, and others go on."""
 
     async def die(worker: CocaineWorker, event: Event) -> int | None:
         await echo(worker, event)
@@ -267,7 +267,7 @@ async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
 
 
 async def test_no_one_is_left() -> None:
-    """The caller is told, and does not wait for ever."""
+    """The caller is notified, and does not wait for ever."""
 
     async def leave(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker):
@@ -369,7 +369,7 @@ async def test_caller_that_does_not_read_stops_the_worker() -> None:
 
 
 async def test_session_may_end_while_the_supervisor_drains() -> None:
-    """One that is opened then has nobody."""
+    """One that is opened then has no one."""
     async with (
         AsyncSupervisor(stage(), launch=Workers(echo)) as supervisor,
         anyio.create_task_group() as tasks,
@@ -387,7 +387,7 @@ async def test_session_may_end_while_the_supervisor_drains() -> None:
 
 
 async def test_session_that_outlives_the_supervisor_is_lost() -> None:
-    """What is said to a worker that was told to end is dropped."""
+    """What is sent to a worker that was asked to end is dropped."""
     lasting = stage(CocaineDialect(seal=1.0), timeout=Timeouts(stop=3))
     workers = Workers(ignore, obeys=False)
     async with (

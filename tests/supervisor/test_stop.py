@@ -82,7 +82,7 @@ async def test_grandchildren_go_with_the_worker() -> None:
 
 
 async def test_messages_under_way_are_lost_at_the_stop() -> None:
-    """What the worker holds has an error that says it was stopped."""
+    """What the worker holds has an error that it was stopped."""
     results: list[str] = []
 
     async def submit() -> None:
@@ -103,7 +103,7 @@ async def test_messages_under_way_are_lost_at_the_stop() -> None:
 
 
 async def test_aclose_returns_when_the_workers_are_gone() -> None:
-    """From then on everything fails, with a text that says why."""
+    """From then on everything fails, with a text that shows why."""
     async with AsyncSupervisor(stage("echo", workers=3)) as supervisor:
         with supervisor.events() as events:
             await supervisor.aclose()
@@ -128,7 +128,7 @@ async def test_two_tasks_may_close_at_once() -> None:
 
 
 async def test_nothing_can_be_submitted_behind_the_block() -> None:
-    """It says that the supervisor does not run."""
+    """The error is that the supervisor does not run."""
     async with AsyncSupervisor(stage("echo")) as supervisor:
         pass
 

@@ -269,7 +269,7 @@ async def test_consumer_may_be_cancelled() -> None:
 
 
 async def test_submit_may_be_cancelled() -> None:
-    """Messages of a caller that is gone are answered to nobody."""
+    """Messages of a caller that is gone are answered to no one."""
     async with acting(stage("ahead", 2, window=1)) as supervisor:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
@@ -322,7 +322,7 @@ async def test_error_in_a_loop_over_a_stream_passes() -> None:
 
 
 async def test_message_with_a_marker_fails_alone() -> None:
-    """It fails with a text that says which marker and where; the others pass."""
+    """It fails with a text that shows which marker and where; the others pass."""
     messages = [b"good", b"ba\0d", b"better", b"worse\n", b"\x17", b"\x05", b"best"]
     async with acting(stage("echo")) as supervisor:
         with anyio.fail_after(10):
@@ -409,13 +409,13 @@ async def test_supervisor_can_be_entered_only_once() -> None:
 
 @pytest.mark.parametrize("wrong", ["python w.py", ["python", "w.py"], None])
 def test_stage_is_expected_first(wrong: object) -> None:
-    """The text says what was given, and how to make one (issue 22)."""
+    """The text shows what was given, and how to make one (issue 22)."""
     with pytest.raises(TypeError, match=r"expected a Stage, got .*; make one with"):
         AsyncSupervisor(wrong)  # type: ignore[arg-type]
 
 
 async def test_supervisor_must_be_entered_first() -> None:
-    """The text says how."""
+    """The text shows how."""
     supervisor = acting(stage("echo"))
 
     with pytest.raises(

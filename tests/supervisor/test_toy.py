@@ -224,7 +224,7 @@ async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
 
 
 async def test_question_behind_the_farewell_is_answered() -> None:
-    """What a worker stores last it stores when it is told to end (issue 22)."""
+    """What a worker stores last it stores when it is asked to end (issue 22)."""
     heard: list[object] = []
 
     async def asks_last(worker: ScriptedWorker) -> int:
@@ -355,7 +355,7 @@ async def test_worker_without_heartbeat_is_replaced_while_it_is_busy() -> None:
 
 
 async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
-    """The worker is told and lives on; the message has its retries, then its error."""
+    """The worker is notified and lives on; the message has its retries, then its error."""
     cancelled: list[Cancelled] = []
 
     async def slow_at_one(worker: ScriptedWorker) -> int:
@@ -481,7 +481,7 @@ async def test_worn_worker_is_replaced_after_what_it_has() -> None:
 
 
 async def test_bytes_that_are_no_frame_end_the_worker_alone() -> None:
-    """The supervisor says what it found, and goes on with another one."""
+    """The supervisor reports what it found, and goes on with another one."""
 
     async def babbles(worker: ScriptedWorker) -> int:
         if worker.start > 1:
@@ -518,7 +518,7 @@ async def test_reply_without_end_is_refused() -> None:
 
 
 async def test_extraction_passes_outputs_on_as_they_come() -> None:
-    """A round that nobody wants any more is cancelled, and its worker stays."""
+    """A round that no one wants any more is cancelled, and its worker stays."""
     cancelled: list[int] = []
 
     async def counts(worker: ScriptedWorker) -> int:

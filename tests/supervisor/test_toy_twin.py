@@ -77,7 +77,7 @@ async def test_worker_that_is_killed_is_replaced(dialect: ToyDialect) -> None:
 
 @TWINS
 async def test_worker_that_does_not_announce_itself(dialect: ToyDialect) -> None:
-    """The dialect says in words what it did (issue 22)."""
+    """The dialect has words for what it did (issue 22)."""
     run = stage(dialect, "mute", timeout=Timeouts(start=0.2))
     async with AsyncSupervisor(run) as supervisor:
         with supervisor.events() as events:

@@ -94,7 +94,7 @@ async def test_reply_too_many(window: int | None, workers: int, late: float) -> 
 
     assert wrong(results) == []
     culprits = {b"m-49", b"m-99", b"m-149"}
-    # What comes behind the last reply of all is told another way.
+    # What comes behind the last reply of all is found another way.
     assert set(failed(results)) == culprits or doubtful
     assert set(failed(results)) <= culprits
     for error in filter(None, (r.error for r in results)):
@@ -132,7 +132,7 @@ async def test_worker_that_greets(window: int | None, workers: int, lines: int) 
 
 
 async def test_reply_too_many_behind_the_last_is_doubtful() -> None:
-    """It was returned already; the supervisor says so when it ends (issue 10)."""
+    """It was returned already; the supervisor reports that when it ends (issue 10)."""
     script = single(twice(0.2), every=10)
     with anyio.fail_after(10):
         async with acting(planted(window=1), script) as supervisor:
@@ -226,7 +226,7 @@ async def test_worker_that_answers_a_full_batch_and_its_end() -> None:
 
 
 async def test_worker_that_closes_full_batches_by_itself() -> None:
-    """It is not told that they are full (issue 10)."""
+    """It is not notified that they are full (issue 10)."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR, eob_after_full=False)
     stage = planted(dialect=dialect, batch=BatchPolicy(size=4, seconds=0.01))
     results, doubtful = await run(stage, Batches(), MANY[:42])
@@ -295,7 +295,7 @@ async def test_worker_that_passes_on_byte_by_byte_is_no_fault(
 
 
 async def test_fault_sends_the_stage_into_lock_step_once() -> None:
-    """The log and the events say why (issue 10)."""
+    """The log and the events show why (issue 10)."""
     causes: list[str] = []
     with structlog.testing.capture_logs() as logs:
         async with acting(planted(window=8), single(twice(0))) as supervisor:

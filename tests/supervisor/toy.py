@@ -2,11 +2,11 @@
 A dialect that is all the marker dialect is not, as small as can be.
 
 Exchanges end in any order, both sides send heartbeats, a worker may refuse, ask a
-question in the middle of its work, and both say farewell. A frame is a line of JSON.
-Its twin says all of that over a socket.
+question in the middle of its work, and both send a farewell. A frame is a line of JSON.
+Its twin sends all of that over a socket.
 """
 
-# ruff: noqa: D102 - the seam says what these do
+# ruff: noqa: D102 - the seam documents what these do
 from __future__ import annotations
 
 import json
@@ -116,7 +116,7 @@ class ToySession:
         if isinstance(event, e.Ended | e.Cancelled):
             self.open -= _ids(event)
         data = isinstance(event, e.Opened | e.Added | e.Ended)
-        # What else there is to say of some, other dialects say.
+        # What else some need, other dialects have.
         said = [
             NAMES[type(event)],
             *_text(event[: 3 if isinstance(event, e.Farewell) else 5]),
@@ -192,7 +192,7 @@ class ToyDialect(Dialect):
 
 
 class ToyConnector:
-    """A worker is told where to connect, and a name, which is its first word."""
+    """A worker is given where to connect, and a name, which is its first word."""
 
     def arguments(
         self, *, app: str, identity: str, endpoint: str, locator: str
@@ -234,7 +234,7 @@ class ToyWorker:
         await self._worker.write(b"".join(self.session.data_to_send()))
 
     def events(self) -> _Incoming:
-        """Yield what comes, until the supervisor says farewell or no more."""
+        """Yield what comes, until the supervisor sends farewell or no more."""
         return _Incoming(self.session, self._worker)
 
     def messages(self) -> _Messages:

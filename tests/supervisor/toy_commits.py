@@ -7,7 +7,7 @@ the share are done, and may do so once more when it is to end. A frame is a line
 JSON.
 """
 
-# ruff: noqa: D102 - the seam says what these do
+# ruff: noqa: D102 - the seam documents what these do
 from __future__ import annotations
 
 import json

@@ -1,7 +1,7 @@
 """
-A process that speaks the toy dialect, on its pipes or where it is told to connect.
+A process that speaks the toy dialect, on its pipes or where it is asked to connect.
 
-It answers with capitals; ``no`` it refuses, ``die`` kills it, and to ``how`` it says
+It answers with capitals; ``no`` it refuses, ``die`` kills it, and to ``how`` it replies
 whether it has a socket or pipes.
 """
 

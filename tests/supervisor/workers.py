@@ -3,7 +3,7 @@ Stages of the worker program, and ways to look at what became of their processes
 
 A behaviour is called by its name: ``silent``, which answers with nothing, as a load
 worker does; ``ranges``, which gives the first so many numbers; a plan for the hostile
-worker; or a function of ``program.py``, which is for what no such plan says.
+worker; or a function of ``program.py``, which is for what no such plan has.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 EXIT, STALL, STDERR = FaultKind.EXIT, FaultKind.STALL, FaultKind.STDERR
 ENDLESS: Final = 10**12
-"""Messages to extract, of which nobody sees the end."""
+"""Messages to extract, of which no one sees the end."""
 PROGRAM: Final = Path(__file__).with_name("program.py")
 QUICK: Final = Timeouts(stop=0.2)
 """For workers that don't go by themselves."""
@@ -143,7 +143,7 @@ def command(
 
 
 class Settings(TypedDict, total=False):
-    """What may be said about a stage beside its command."""
+    """What may be set of a stage beside its command."""
 
     name: str
     kind: StageKind
@@ -200,7 +200,7 @@ def cyclic(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> 
 
 
 def numbers(count: int) -> list[bytes]:
-    """Return messages that can be told apart."""
+    """Return messages that can be distinguished."""
     return [b"%d" % n for n in range(count)]
 
 

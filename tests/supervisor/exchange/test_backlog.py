@@ -141,7 +141,7 @@ def test_lane_without_workers_waits() -> None:
 
 
 def test_lane_is_taken_and_never_given() -> None:
-    """Nobody would tell a worker that it was given one (issue 10)."""
+    """No worker would learn that it was given one (issue 10)."""
     waiting = Backlog()
     lanes = [Submission(lambda: None, keyed=True) for _ in range(3)]
     waiting.join(0)

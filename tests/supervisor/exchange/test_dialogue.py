@@ -26,7 +26,7 @@ def end(dialogue: Dialogue, *group: bytes, error: WorkerLost | None = None) -> N
 
 
 def test_caller_waits_when_too_much_does() -> None:
-    """It is told when there is room."""
+    """It is notified when there is room."""
     calls: list[int] = []
     dialogue = opened(calls)
     dialogue.write(b"one")
@@ -65,7 +65,7 @@ def test_nothing_is_sent_behind_the_end(error: WorkerLost | None) -> None:
 
 
 def test_who_waits_for_it_hears_that_it_is_forgotten() -> None:
-    """What was to be said is dropped."""
+    """What was to be sent is dropped."""
     calls: list[int] = []
     dialogue = opened(calls)
     dialogue.write(b"x" * OVERHEAD * 3)
@@ -76,7 +76,7 @@ def test_who_waits_for_it_hears_that_it_is_forgotten() -> None:
 
 @pytest.mark.parametrize("passed", ["nothing", "in", "out", "end"])
 def test_another_worker_is_asked_if_nothing_has_passed(passed: str) -> None:
-    """What was said once is gone, and what was heard can't be taken back."""
+    """What was sent is gone, and what was received can't be taken back."""
     dialogue = opened()
     if passed == "in":
         dialogue.write(b"x")

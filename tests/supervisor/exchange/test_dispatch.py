@@ -42,7 +42,7 @@ LOST = EtlstageError("lost")
 
 
 def refusal() -> WorkerRefusal:
-    """Return the error of a message to which a worker said no."""
+    """Return the error of a message that a worker rejected."""
     error = WorkerRefusal("no", stage="t", code=0, reason="no")
     error.attempts = (Attempt("t-1", 1, "no"),)
     return error
@@ -572,7 +572,7 @@ def test_refused_message_shows_where_it_stood() -> None:
 
 
 def test_batch_waits_until_it_is_ripe() -> None:
-    """``due`` says when to ask again."""
+    """``due`` shows when to ask again."""
     policy = BatchPolicy(size=2, seconds=5)
     line = Line(stage(Mode.BATCH_SUPERVISOR, batch=policy))
     caller = line.submission()

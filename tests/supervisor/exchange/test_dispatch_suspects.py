@@ -57,7 +57,7 @@ def test_batches_that_were_answered_count_in_messages() -> None:
 
 
 def test_no_one_waits_for_the_rounds_of_who_is_gone() -> None:
-    """Nor are outputs read that nobody takes; an idle worker has neither."""
+    """Nor are outputs read that no one takes; an idle worker has neither."""
     line = Line(stage(Mode.CYCLIC, kind=StageKind.EXTRACT))
     assert (line.dispatcher.stalled, line.dispatcher.abandoned) == (False, False)
     asked = Round(lambda: None, b"ask", max_unread=1)
@@ -74,7 +74,7 @@ def test_no_one_waits_for_the_rounds_of_who_is_gone() -> None:
 
 
 def test_suspect_is_tried_alone_by_an_idle_worker() -> None:
-    """Who is busy gets idle for it, where nobody fresh may come."""
+    """Who is busy gets idle for it, where no one fresh may come."""
     line, caller = begun(b"1", b"2", b"3")
     suspect = caller.take(1, 99)
     line.backlog.suspects.append(suspect)

@@ -71,7 +71,7 @@ class Asking:
         self.dispatcher = Dispatcher(self.stage, self.backlog)
 
     def suspect(self, count: int) -> None:
-        """Have the worker try what another was lost with: nobody else may come."""
+        """Have the worker try what another was lost with: no one else may come."""
         self.backlog.suspects.append(self.caller.take(count, 99))
         self.backlog.orphaned = True
 

@@ -73,7 +73,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4), ordered=st.booleans())
     def submit(self, count: int, ordered: bool) -> None:
-        """Somebody submits messages that can be told apart."""
+        """Somebody submits messages that can be distinguished."""
         caller = Submission(lambda: None, order=None if ordered else AnyOrder())
         messages = [b"%d.%d" % (len(self.callers), n) for n in range(count)]
         self.backlog.open(caller)
@@ -124,7 +124,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        """An exchange takes too long; what comes of it later is nobody's."""
+        """An exchange takes too long; what comes of it later is no one's."""
         worker = self._choose(data)
         for id_ in worker.dispatcher.expired(self.now, 0.0)[:1]:
             worker.ours.send(Cancelled(id_, 0, "too slow"), self.now)
@@ -137,7 +137,7 @@ class Interleaving(RuleBasedStateMachine):
         """A worker is lost, and another one takes its place."""
         index = data.draw(st.integers(0, len(self.workers) - 1))
         dispatcher = self.workers[index].dispatcher
-        # What none of it was read of can have been answered by nobody.
+        # What none of it was read of can have been answered by no one.
         untouched = untouched and not self.workers[index].open
         owed = dispatcher.open.count
         died = Attempt("t-1", 1, "died")

@@ -74,7 +74,7 @@ def test_keys_can_be_beside_the_messages() -> None:
 
 
 def test_no_keys_at_all_are_refused() -> None:
-    """The text says what to do."""
+    """The text shows what to do."""
     with pytest.raises(
         LocalProtocolError,
         match="stage t: order key needs keys: set key to a JSON pointer",

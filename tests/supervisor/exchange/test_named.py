@@ -189,7 +189,7 @@ def test_caller_that_takes_no_replies_is_given_what_it_waits_for() -> None:
 
 @pytest.mark.parametrize("room", [0, 0.5])
 def test_nothing_is_opened_without_room(room: float) -> None:
-    """The worker says how much it has."""
+    """The worker reports how much it has."""
     assert Worker(b"a").open(room=room) == []
 
 
@@ -253,7 +253,7 @@ def test_exchange_that_takes_too_long_is_lost_alone(room: int) -> None:
 
 
 def test_what_is_not_open_is_not_lost() -> None:
-    """Whoever says so is wrong."""
+    """A caller that reports so is wrong."""
     with pytest.raises(AssertionError, match="what is not open can't be cancelled"):
         Worker(b"a").lose(1)
 
@@ -271,7 +271,7 @@ def test_everything_open_is_lost_with_the_worker(room: int) -> None:
 
 
 def test_streamed_outputs_are_passed_on_at_once() -> None:
-    """A round has no end that is waited for; one that nobody wants is given up."""
+    """A round has no end that is waited for; one that no one wants is given up."""
     w = Worker()
     one = Round(lambda: None, b"request", max_unread=100)
     w.backlog.open(one)
@@ -314,7 +314,7 @@ def test_who_can_not_try_a_suspect_goes_on() -> None:
 
 
 def test_message_that_took_too_long_is_opened_beside_others() -> None:
-    """The worker lives on: nobody fresh has to come for it (issue 15)."""
+    """The worker lives on: no one fresh has to come for it (issue 15)."""
     w = Worker(b"a", b"b", b"c", retries=1)
     w.open(room=2)
     w.lose(1)
@@ -401,7 +401,7 @@ def test_dialogue_is_opened_before_anything_is_sent() -> None:
 
 
 def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
-    """Nobody knows which of them was at fault, so not even a single one has failed."""
+    """No one knows which of them was at fault, so not even a single one has failed."""
     w = Worker(b"m")
     said, silent = dialogue(w), dialogue(w)
     assert len(w.open()) == 3
@@ -418,7 +418,7 @@ def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
 
 
 def test_dialogue_that_takes_too_long_is_not_tried_again() -> None:
-    """Its caller is told, and can tell that from a loss."""
+    """Its caller is notified, and can distinguish that from a loss."""
     w = Worker()
     slow = dialogue(w)
     w.open()
@@ -427,7 +427,7 @@ def test_dialogue_that_takes_too_long_is_not_tried_again() -> None:
 
 
 def test_dialogue_that_no_one_wants_is_cancelled_with_its_reason() -> None:
-    """It is not said any more."""
+    """It is not sent any more."""
     w = Worker()
     left = dialogue(w)
     w.open()

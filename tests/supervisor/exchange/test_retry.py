@@ -31,7 +31,7 @@ SUBMISSION = Submission(lambda: None)
 
 
 def test_idle_worker_held_nothing() -> None:
-    """Its end costs nobody anything."""
+    """Its end costs no one anything."""
     found = judge([], DIED, retries=2, batches=False, first=True)
 
     assert found == Judgement([], [], [])
@@ -146,7 +146,7 @@ def test_refused_message_is_tried_as_often_as_it_may_be() -> None:
 
 
 def test_refused_batch_is_halved() -> None:
-    """Whether it may be tried again or not: whose fault it is, nobody said."""
+    """Whether it may be tried again or not: whose fault it is, is unknown."""
     batch = taken(3, b"a", b"b", b"c")
     ended, halves = refused(batch, no(batch), retries=0)
     assert ended == []
@@ -169,7 +169,7 @@ def test_what_was_answered_with_a_refused_message_is_not_tried_again() -> None:
 
 
 def test_refusals_of_a_run_that_are_not_tried_again_stay_in_it() -> None:
-    """Each error tells all attempts."""
+    """Each error has all attempts."""
     run = tried(taken(3, b"a", b"b", b"c"), BEFORE)
     outcome = no(run, 0, 2)
     (ended,), again = refused(run, outcome, retries=0)

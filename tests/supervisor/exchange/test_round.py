@@ -31,7 +31,7 @@ TEXT = "stage e: a worker was lost when it had given 3 messages of a range; aske
 
 
 def ask(repeat: Repeat = Repeat.BEHIND, *, max_unread: int = 100) -> Round:
-    """Return a round that calls nobody, and that a worker has taken."""
+    """Return a round that calls no one, and that a worker has taken."""
     asked = Round(lambda: None, b"ask", max_unread=max_unread, repeat=repeat, stage="e")
     asked.take(1, 9)
     return asked
@@ -73,7 +73,7 @@ def test_end_of_a_round_may_bring_its_only_message() -> None:
 
 
 def test_round_without_outputs_may_always_be_repeated() -> None:
-    """Nobody has seen anything of it."""
+    """No one has seen anything of it."""
     for repeat in Repeat:
         asked = ask(repeat)
         assert asked.repeatable

@@ -19,7 +19,7 @@ DEAD = EtlstageError("all backlogers are gone")
 
 
 def submission() -> Submission:
-    """Return one that calls nobody."""
+    """Return one that calls no one."""
     return Submission(lambda: None)
 
 
@@ -288,7 +288,7 @@ def test_dead_backlog_answers_everybody() -> None:
 
 
 def test_dropped_twice_is_a_bug() -> None:
-    """Nobody forgets the same caller twice unnoticed."""
+    """No one forgets the same caller twice unnoticed."""
     backlog = Backlog()
     s = submission()
     backlog.open(s)

@@ -126,7 +126,7 @@ async def test_every_listener_hears_everything() -> None:
 
 
 async def test_events_behind_the_end_are_none() -> None:
-    """Nobody waits for a supervisor that is no more."""
+    """No one waits for a supervisor that is no more."""
     async with acting(stage("echo")) as supervisor:
         pass
     with supervisor.events() as events, anyio.fail_after(1000):
@@ -198,7 +198,7 @@ async def test_each_step_of_a_worker_is_logged() -> None:
 
 
 async def test_round_of_a_program_is_no_restart() -> None:
-    """It is run once for each; nobody has to look into that (issue 22)."""
+    """It is run once for each; no one has to look into that (issue 22)."""
     async with acting(plain("extract", "one")) as supervisor:
         for _ in range(3):
             assert [m async for m in supervisor.extract()] == [b"one"]

@@ -1,4 +1,4 @@
-"""Whether a stage can do its work: told from the lives of its workers."""
+"""Whether a stage can do its work: found from the lives of its workers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def died(number: int) -> WorkerExited:
 
 
 def test_all_run() -> None:
-    """Nothing is to be said."""
+    """Nothing is to be reported."""
     assert pool(*started(1, 2)).health(0.0) == READY
 
 
@@ -60,7 +60,7 @@ def test_none_is_ready_yet() -> None:
 
 
 def test_one_is_restarted() -> None:
-    """The other one goes on; it is told when there will be two again."""
+    """The other one goes on; the reason has when there will be two again."""
     policy = RestartPolicy(delay=8)
     state = pool(*started(1, 2), died(1), restart=policy)
     state.handle(WorkerStarted("t-1", 1, 2), 0.0)
@@ -92,7 +92,7 @@ def test_none_runs_for_now() -> None:
 
 
 def test_some_are_left_for_good() -> None:
-    """What became of the others is told for as long as it lasts."""
+    """What became of the others is reported for as long as it lasts."""
     state = pool(*started(1, 2), died(1), restart=RestartPolicy(max=0))
     assert state.health(9.0) == Health(
         "degraded",
@@ -109,13 +109,13 @@ def test_none_is_left() -> None:
 
 
 def test_closed() -> None:
-    """Nobody is served any more."""
+    """No one is served any more."""
     state = pool(*started(1, 2), StopRequested())
     assert state.health(0.0) == Health("failed", "the supervisor is closed")
 
 
 def test_worker_that_is_replaced_for_its_age_is_no_trouble() -> None:
-    """It answers what it has, and nobody notices."""
+    """It answers what it has, and no one notices."""
     recycle = RecyclePolicy(max_messages=5)
     state = pool(*started(1, 2), WorkerWorn("t-1", "answered 5"), recycle=recycle)
     assert state.health(0.0) == READY

@@ -74,7 +74,7 @@ LOST = WorkerLost("lost", stage="t")
 
 
 class Driver:
-    """Hands events to a state and keeps what comes back, but for what is told."""
+    """Hands events to a state and keeps what comes back, but for what is published."""
 
     def __init__(self, run: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
         self.state = PoolState(run, random)
@@ -147,7 +147,7 @@ def test_started_means_ready_by_default() -> None:
 
 
 def test_worker_that_announces_itself_is_waited_for() -> None:
-    """It is fed when it says so."""
+    """It is fed when it reports so."""
     d = driver(ready=True, timeout=Timeouts(start=10.0))
 
     assert d.start() == [SetTimer("t-1", 10.0)]
@@ -266,7 +266,7 @@ def test_one_of_two_workers_may_be_fatal() -> None:
 
 
 def test_worker_that_reports_that_none_could_work_ends_the_stage() -> None:
-    """Others finish what they have, and nobody is started again (issue 15)."""
+    """Others finish what they have, and no one is started again (issue 15)."""
     d = driver(workers=3)
     for name in ("t-1", "t-2"):
         d.start(name)
@@ -740,7 +740,7 @@ class Supervision(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule(data=st.data(), status=st.sampled_from([0, 1, -9]))
     def die(self, data: st.DataObject, status: int) -> None:
-        """A worker ends: unasked, or because it was told to."""
+        """A worker ends: by itself, or because it was asked to."""
         self._end(self._choose(data), status)
 
     @precondition(lambda self: self.processes)

@@ -97,7 +97,7 @@ def test_no_restarts_at_all() -> None:
 def test_policy_decides_who_is_started_again(
     policy: str, failed: bool, wanted: bool
 ) -> None:
-    """Everybody, who failed, nobody."""
+    """Everybody, who failed, no one."""
     assert RestartPolicy(policy=policy).wanted(failed=failed, status=1) is wanted  # type: ignore[arg-type]
 
 

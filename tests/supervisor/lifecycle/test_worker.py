@@ -101,7 +101,7 @@ def test_sign_of_life_while_it_is_stopped_means_nothing() -> None:
 def test_worker_at_fault_is_not_waited_for(
     events: tuple[Event, ...], patient: bool
 ) -> None:
-    """Whoever else is stopped may end by itself, once its stdin is closed."""
+    """Who else is stopped may end by itself, once its stdin is closed."""
     life = Life()
 
     out = life.handle(STARTED, *events, StopRequested(patient=True))
@@ -215,7 +215,7 @@ def test_worker_that_is_not_needed_is_not_waited_for() -> None:
 
 
 def test_worker_that_is_on_its_way_out_is_not_stopped_twice() -> None:
-    """It retires, and nobody comes in its place."""
+    """It retires, and no one comes in its place."""
     life = Life()
     life.handle(STARTED, WorkerWorn("t-1", "was old"))
     life.worker.retire(0.0)
@@ -279,7 +279,7 @@ def test_who_has_ended_stays_there(end: WorkerState) -> None:
 
 @pytest.mark.parametrize("state", WorkerState)
 def test_stop_may_be_requested_at_any_time(state: WorkerState) -> None:
-    """And nobody is started after it."""
+    """And no one is started after it."""
     assert (state, StopRequested) in TRANSITIONS
     after = TRANSITIONS[state, StopRequested]
     assert after <= {WorkerState.STOPPING, WorkerState.EXITED, WorkerState.FATAL}
