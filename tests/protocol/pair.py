@@ -1,5 +1,5 @@
 """
-Two ends of one marker session, back to back, and ways to look at what they say.
+Two ends of one marker session, back to back, and ways to look at what they send.
 
 Events are named tuples: two of different classes with the same fields are equal.
 So nothing here compares events; what is compared names its class.
@@ -120,7 +120,7 @@ class ConnectionPair(ProtocolPair):
         return end
 
     def send(self, side: Side, *words: Word, cuts: Collection[int] = ()) -> bytes:
-        """Have a side say that, as :meth:`ProtocolPair.send` does with events."""
+        """Have a side send that, as :meth:`ProtocolPair.send` does with events."""
         wire = b""
         for word in words:
             here = self.end(side)
@@ -130,7 +130,7 @@ class ConnectionPair(ProtocolPair):
         return wire
 
     def refusal(self, side: Side, word: Word) -> str:
-        """Return why a side may not say that; check that it sends nothing."""
+        """Return why a side may not send that; check that it sends nothing."""
         return super().refusal(side, event_of(self.end(side), word))
 
     @property

@@ -18,7 +18,7 @@ from etlstage.settings.definition import Section
 
 
 def test_limits_are_in_mebibytes() -> None:
-    """The YAML says ``64MiB`` and ``256MiB``; these are the numbers behind it."""
+    """The YAML has ``64MiB`` and ``256MiB``; these are the numbers behind it."""
     assert Limits() == (67_108_864, 268_435_456)
 
 
@@ -37,7 +37,7 @@ def test_marker_has_a_session_on_both_sides() -> None:
 
 
 class Silent(Dialect):
-    """A dialect that says no more than it must."""
+    """A dialect that defines no more than it must."""
 
     name = "silent"
 
@@ -70,7 +70,7 @@ class Silent(Dialect):
 
 
 def test_dialect_may_leave_the_rest_unsaid() -> None:
-    """A worker is told nothing, any stage fits, and nobody says goodbye."""
+    """A worker is given nothing, any stage fits, and there is no farewell."""
     dialect = Silent()
     assert dialect.variables() == {}
     assert dialect.problem(StageKind.EXTRACT) is None

@@ -134,7 +134,7 @@ def test_search_remembers_how_far_it_came() -> None:
 
 
 def test_each_marker_has_its_own_search() -> None:
-    """One marker's progress says nothing about another's."""
+    """One marker's progress has no effect on another's."""
     buffer = filled(b"a-b=c")
     assert buffer.find(b"=") == 3
     assert buffer.find(b"-") == 1
@@ -175,7 +175,7 @@ def test_buffer_can_be_fed_after_a_take() -> None:
 
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_what_is_fed_and_taken_passes_behind_what_is_held(count: int) -> None:
-    """Up to where it was said; the rest of it stays."""
+    """Up to where it was found; the rest of it stays."""
     buffer = filled(b"ab")
     assert buffer.feed_and_take(b"cdef", count) == b"abcdef"[: 2 + count]
     assert (buffer.offset, buffer.peek(9)) == (2 + count, b"cdef"[count:])

@@ -1,7 +1,7 @@
 """
 What passes between both sides of the marker dialect, in words without numbers.
 
-A test says who says what; the numbers of exchanges are counted here, and those that
+A test shows who shows what; the numbers of exchanges are counted here, and those that
 come are compared with that count.
 """
 
@@ -74,7 +74,7 @@ class Answers(NamedTuple):
 
 
 class Eof(NamedTuple):
-    """The end of what a side says."""
+    """The end of what a side sends."""
 
     tail: bytes = b""
 
@@ -96,7 +96,7 @@ def _count_of(protocol: MarkerProtocol) -> _Count:
 
 
 def event_of(protocol: MarkerProtocol, word: Word) -> Event:
-    """Return the event by which a side says that, next."""
+    """Return the event by which a side sends that, next."""
     count = _count_of(protocol)
     filling = protocol.state in (
         MarkerState.FILLING,
@@ -127,7 +127,7 @@ def event_of(protocol: MarkerProtocol, word: Word) -> Event:
 
 
 def note(protocol: MarkerProtocol, event: Event) -> None:
-    """Count what a side has said or received."""
+    """Count what a side has sent or received."""
     count = _count_of(protocol)
     if isinstance(event, Opened):
         assert event.first == count.opened + 1
@@ -149,7 +149,7 @@ def begin(protocol: MarkerProtocol) -> None:
 
 
 def tell(protocol: MarkerProtocol, word: Word, now: float = 0.0) -> None:
-    """Have a side say that."""
+    """Have a side send that."""
     event = event_of(protocol, word)
     protocol.send(event, now)
     note(protocol, event)

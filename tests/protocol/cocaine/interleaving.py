@@ -1,7 +1,7 @@
 """
 Conversations at random, of which every exchange must end once and have its own outputs.
 
-Both sides say what they like whenever they like; what they say is delivered in pieces of
+Both sides send what they like whenever they like; what they send is delivered in pieces of
 any size, late or at once.
 """
 

@@ -1,4 +1,4 @@
-"""Both ends of a connection, and what one of them says to the other."""
+"""Both ends of a connection, and what one of them sends to the other."""
 
 from __future__ import annotations
 

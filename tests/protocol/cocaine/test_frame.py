@@ -85,13 +85,13 @@ def test_strings_are_sent_as_workers_read_them(
 
 @pytest.mark.parametrize("head", [b"\xdb\0\0\0\x65", b"\xc6\0\0\0\x65"])
 def test_payload_that_is_too_long_is_refused(head: bytes) -> None:
-    """With the setting that says how long it may be."""
+    """With the setting that bounds it."""
     with pytest.raises(PayloadTooBig, match=r"longer than 100 bytes; see max_message"):
         list(Frames(100).feed(head + b"x" * 101))
 
 
 def test_payload_is_not_waited_for_that_is_much_too_long() -> None:
-    """What it says about its length costs nobody memory."""
+    """The length that it declares costs no memory."""
     frames = Frames(100)
 
     # msgpack 1.0.3 refuses the length itself, later ones what comes behind it.
@@ -102,7 +102,7 @@ def test_payload_is_not_waited_for_that_is_much_too_long() -> None:
 
 @pytest.mark.parametrize("size", [65536, 1024 * 1024])
 def test_frame_of_many_small_parts_is_too_long(size: int) -> None:
-    """Of nothing but elements that say nothing."""
+    """Of nothing but elements that mean nothing."""
     frames = Frames(100)
     data = (b"\xdc\x10\x00" + b"\xc0" * 4095) * (MiB // 4096)
 
@@ -281,7 +281,7 @@ def test_whole_sessions_are_what_their_frames_are_one_by_one(
 
 
 def test_what_is_about_the_connection_overtakes_but_not_the_end() -> None:
-    """A terminate is behind all that was said before."""
+    """A terminate is behind all that was sent before."""
     out = Outgoing(ONE, Encoding.RAW, packed=False)
     out.chunks(2, [b"x"])
     out.terminate(1, "no")

@@ -41,7 +41,7 @@ def test_logging_is_found() -> None:
     ids=["unknown", "no text", "method"],
 )
 def test_anything_else_is_refused_in_words(frame: list[object], text: str) -> None:
-    """Nobody waits for an answer for ever."""
+    """No one waits for an answer for ever."""
     [[channel, kind, [code, reason]]], lines = answers(frame)
     assert (channel, kind, code) == (1, 1, [10, 1])
     assert text in reason
@@ -69,12 +69,12 @@ def test_version_0_is_refused_in_its_own_frames() -> None:
     ],
 )
 def test_what_is_emitted_is_one_line(arguments: list[object], line: bytes) -> None:
-    """With its level first, and what is said beside it; nothing is answered."""
+    """With its level first, and what is sent beside it; nothing is answered."""
     assert answers([1, 0, arguments]) == ([], line)
 
 
 def test_everything_is_worth_logging() -> None:
-    """Whoever asks how much is wanted is told: from debug on."""
+    """Who asks how much is wanted is answered: from debug on."""
     assert answers([4, 1, []]) == ([[4, 0, [0]]], b"")
 
 
@@ -93,7 +93,7 @@ def test_nothing_asked_breaks_it(frames: list[object]) -> None:
 
 
 def test_what_is_no_frame_is_reported() -> None:
-    """There is no line for each of them that would say less."""
+    """There is no line for each of them that would show less."""
     assert (
         answers("x")[1] == b"WARNING locator: was asked what it does not understand\n"
     )

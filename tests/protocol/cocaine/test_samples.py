@@ -98,7 +98,7 @@ def test_first_heartbeat_makes_a_worker_ready_and_is_answered(
 
 @versions
 def test_first_frames_show_the_version(version: CocaineVersion) -> None:
-    """A worker that is told 1 speaks 0 all the same when it knows nothing else."""
+    """A worker that is given 1 speaks 0 all the same when it knows nothing else."""
     session = supervisor(version, CocaineVersion.AUTO)
 
     assert sent(session, Opened(1, [b"one"], each=False, event="echo")) == (

@@ -44,7 +44,7 @@ def frames(*frames: object) -> bytes:
 
 
 def failure(events: list[Event]) -> str:
-    """Return what the last event says that the peer did."""
+    """Return what the peer did, by the last event."""
     assert isinstance(events[-1], Failed)
     return str(events[-1].error)
 
@@ -59,7 +59,7 @@ def test_seam_is_kept_on_both_sides() -> None:
 
 
 def test_version_is_known_once_the_worker_has_sent_something() -> None:
-    """A supervisor that was told none does as the worker does (issue 15)."""
+    """A supervisor without a version takes the worker's (issue 15)."""
     session = CocaineSession(Side.SUPERVISOR)
     versions = [session.version]
     session.receive_data(b"\x93\x00\x00\x91\xa1u", 0.0)
@@ -113,7 +113,7 @@ def test_sessions_that_are_opened_at_once_are_sessions(version: CocaineVersion) 
 def test_sessions_are_opened_at_once_or_not_at_all(
     first: int, messages: list[bytes], said: str
 ) -> None:
-    """What stands in the way is told before anything is sent (issue 15)."""
+    """What stands in the way is reported before anything is sent (issue 15)."""
     session = supervisor(concurrency=3, limits=Limits(5))
     sent(session, opened(1))
     with pytest.raises((LocalProtocolError, InvalidMessage), match=said) as caught:
@@ -181,7 +181,7 @@ def test_chunks_of_a_session_that_goes_on_are_reported_at_once() -> None:
 
 
 def test_chunks_may_be_one_message() -> None:
-    """A head and slices of a body: told at the end, and of nothing there is none."""
+    """A head and slices of a body: reported at the end, and of nothing there is none."""
     session = supervisor(concat=True)
     session.send(opened(1))
     session.send(opened(2))
@@ -242,7 +242,7 @@ def test_message_is_as_long_as_it_may() -> None:
 
 
 def test_supervisor_may_send_a_session_in_parts() -> None:
-    """And read what the worker says meanwhile."""
+    """And read what the worker sends meanwhile."""
     ours, theirs = supervisor(), worker()
 
     data = sent(ours, opened(1, ended=False), Added(1, [b"a"]))
@@ -324,7 +324,7 @@ def test_session_numbers_may_be_long() -> None:
 
 
 def test_what_means_nothing_does_no_harm() -> None:
-    """Hidden controls of the last runtimes, and what a worker has not been told of."""
+    """Hidden controls of the last runtimes, and sessions that a worker does not know."""
     ours, theirs = supervisor(), worker()
     ours.send(opened(1))
 
@@ -360,7 +360,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_malformed_frame_ends_the_worker(what: str) -> None:
-    """What was whole before that counts; nothing behind it is read, or said."""
+    """What was whole before that counts; nothing behind it is read, or sent."""
     session = supervisor()
     session.send(opened(1))
     session.send(opened(2))
@@ -383,7 +383,7 @@ def test_malformed_frame_ends_the_worker(what: str) -> None:
 
 @pytest.mark.parametrize("data", [BEAT, frames([2, 0, [b"x"]]), frames([1, 0, []])])
 def test_worker_identifies_itself_first(data: bytes) -> None:
-    """Else nobody knows whose frames they are."""
+    """Else no one knows whose frames they are."""
     events = received(CocaineSession(Side.SUPERVISOR, CocaineVersion.ONE), data)
 
     assert isinstance(events[-1], Failed)
@@ -432,7 +432,7 @@ def test_worker_that_has_nothing_is_asked_to_terminate_at_once() -> None:
 
 
 def test_open_sessions_may_end_before_terminate() -> None:
-    """Frameworks drop what they have when they are told."""
+    """Frameworks drop what they have at a terminate."""
     session = supervisor()
     assert sent(session, opened(1), BYE) == frames([2, 0, [b"x"]], [2, 2, []])
     assert (session.state, session.room) == (ConnectionState.SEALED, 0)
@@ -447,7 +447,7 @@ def test_open_sessions_may_end_before_terminate() -> None:
 
 
 def test_open_sessions_have_so_long_to_end() -> None:
-    """Then the worker is told all the same, and may still end them."""
+    """Then the worker is notified all the same, and may still end them."""
     session = supervisor(deadlines=Deadlines(seal=3.0))
     sent(session, opened(1))
     received(session, BEAT, 10.0)
@@ -472,7 +472,7 @@ def test_cancelling_the_last_session_is_its_end() -> None:
 
 
 def test_worker_that_terminates_loses_its_sessions() -> None:
-    """As the protocol has it; nothing is said to it any more."""
+    """As the protocol has it; nothing is sent to it any more."""
     session = supervisor()
     session.send(opened(1))
     session.send(opened(2))
@@ -487,7 +487,7 @@ def test_worker_that_terminates_loses_its_sessions() -> None:
 
 
 def test_worker_that_terminates_may_end_its_sessions() -> None:
-    """If it is said so; it has a time for that, and another to go."""
+    """If that is set; it has a time for that, and another to go."""
     session = supervisor(soft=True, deadlines=Deadlines(seal=3.0, terminate=5.0))
     sent(session, opened(1), opened(2))
 
@@ -529,7 +529,7 @@ def test_worker_that_has_nothing_terminates() -> None:
 
 
 def test_worker_may_report_that_no_other_would_fare_better() -> None:
-    """It is code 2; to a worker it says nothing."""
+    """It is code 2; to a worker it means nothing."""
     said = frames([1, 1, [2, b"no license"]])
 
     assert received(supervisor(), said) == [Farewell(2, "no license", final=True)]
@@ -589,7 +589,7 @@ def test_worker_without_a_sign_of_life_is_at_fault() -> None:
 
 
 def test_heartbeat_may_come_when_it_likes() -> None:
-    """If nobody sets a time."""
+    """If no one sets a time."""
     session = supervisor(deadlines=Deadlines(heartbeat=None))
 
     assert session.get_timer() is None
@@ -612,7 +612,7 @@ def test_worker_beats_and_is_disowned_when_no_one_answers() -> None:
 
 
 def test_worker_may_beat_when_it_likes() -> None:
-    """And so may the supervisor, though nobody asks."""
+    """And so may the supervisor, though no one asks."""
     assert sent(worker(), Alive()) == BEAT
     assert sent(supervisor(), Alive()) == BEAT
 
@@ -678,7 +678,7 @@ def test_cancelling_where_nothing_is_known_yet_is_nothing() -> None:
 
 
 def test_nothing_is_sent_behind_a_terminate() -> None:
-    """A worker that has said so may be gone; one that was told may not read on."""
+    """A worker that has sent it may be gone; one that was sent it may not read on."""
     session = supervisor()
     sent(session, opened(1, ended=False), opened(2, ended=False))
     session.reading_paused(0.0)
@@ -723,7 +723,7 @@ def test_alarm_without_a_limit_never_rings() -> None:
 
 
 def test_clock_that_has_not_begun_is_asked_for_at_once() -> None:
-    """Nobody has told the time."""
+    """No time was given."""
     alarms = Alarms(Deadlines())
     assert alarms.next() == -math.inf
     alarms.begin()

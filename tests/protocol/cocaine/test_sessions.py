@@ -22,7 +22,7 @@ Talk = list[tuple[int, bytes | int | None]]
 
 @st.composite
 def talks(draw: st.DrawFn) -> Talk:
-    """Draw what a worker says to several exchanges: outputs, and an end of each."""
+    """Draw what a worker sends in several exchanges: outputs, and an end of each."""
     count = draw(st.integers(1, 4))
     said: dict[int, list[bytes | int | None]] = {
         id_: draw(st.lists(st.binary(max_size=80), max_size=3))
@@ -35,7 +35,7 @@ def talks(draw: st.DrawFn) -> Talk:
 
 
 def say(session: CocaineSession, talk: Talk) -> bytes:
-    """Return the bytes of what a worker says."""
+    """Return the bytes that a worker sends."""
     for id_, said in talk:
         if isinstance(said, bytes):
             session.send(Added(id_, [said]))

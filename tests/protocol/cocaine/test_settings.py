@@ -1,4 +1,4 @@
-"""What a stage says of dialect ``cocaine``, and what others are told of it."""
+"""What a stage sets of dialect ``cocaine``, and what others are given of it."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_options_have_other_names() -> None:
 
 
 def test_what_is_dropped_has_a_reason() -> None:
-    """Also what nobody knows."""
+    """Also what no one knows."""
     profile = {"crashlog-limit": 50, "idle-timeout": 0, "colour": "red"}
 
     keys, dropped = translated(profile, {**MANIFEST, "drivers": {}})

@@ -69,7 +69,7 @@ async def capitals(worker: CocaineWorker, request: SessionRequest) -> None:
 
 @pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
 def test_message_is_a_session(version: CocaineVersion) -> None:
-    """Whatever the worker speaks; it is told to terminate, and does."""
+    """Whatever the worker speaks; it is asked to terminate, and does."""
     scripted = answering(capitals, version=version)
 
     async def main() -> None:
@@ -175,7 +175,7 @@ async def test_batch_is_one_session() -> None:
 
 
 async def test_chunks_are_outputs_or_one_message() -> None:
-    """An HTTP response, say: a head, and slices of a body."""
+    """An HTTP response, for one: a head, and slices of a body."""
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
         for slice_ in (b"head ", b"body"):
@@ -208,7 +208,7 @@ async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
 
 
 async def test_extraction_waits_for_its_consumer_and_the_worker_for_no_one() -> None:
-    """Its heartbeats lie unread meanwhile: it is told that we live all the same.
+    """Its heartbeats lie unread meanwhile: ours are sent all the same.
 
     Nor does that time count for ``timeout.message`` (issue 15).
     """
@@ -440,7 +440,7 @@ async def test_worker_that_ignores_terminate_is_killed() -> None:
 
 
 async def test_worker_that_identifies_itself_late_is_asked_to_end() -> None:
-    """Its version is not known before, nor how to say that it is to go (issue 22)."""
+    """Its version is not known before, nor how to ask it to go (issue 22)."""
     told: list[Farewell | None] = []
     dialect = CocaineDialect()
     assert dialect.protocol is CocaineVersion.AUTO
@@ -464,7 +464,7 @@ async def test_worker_that_identifies_itself_late_is_asked_to_end() -> None:
 
 
 async def test_worker_that_never_identifies_itself_has_one_step_to_end() -> None:
-    """There is nothing that it could be told by the end of its input (issue 22)."""
+    """The end of its input means nothing to it (issue 22)."""
 
     async def silent(worker: ScriptedWorker) -> int:
         await anyio.sleep_forever()
@@ -480,7 +480,7 @@ async def test_worker_that_never_identifies_itself_has_one_step_to_end() -> None
 
 
 async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
-    """For so long as ``seal`` says; then the worker is told to terminate."""
+    """For so long as ``seal``; then the worker is asked to terminate."""
     order: list[str] = []
 
     async def answer(worker: CocaineWorker, request: SessionRequest) -> None:
@@ -532,7 +532,7 @@ async def test_worker_whose_session_does_not_end_is_notified_all_the_same() -> N
 def test_worker_that_terminates_loses_or_ends_its_sessions(
     terminate: str, tries: int
 ) -> None:
-    """As the stage says; what is lost another worker is given."""
+    """By the stage's settings; what is lost another worker is given."""
     asked = 0
 
     async def script(worker: ScriptedWorker) -> int:

@@ -1,4 +1,4 @@
-"""Lives of processors for tests: a session, and what is said on either side."""
+"""Lives of processors for tests: a session, and what is sent on either side."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Said: TypeAlias = tuple[object, ...]
 
 
 def status(action: str) -> bytes:
-    """Return what a processor says that is done with an action."""
+    """Return what a processor sends that is done with an action."""
     return b'{"action":"status","responseFor":"%b"}\n' % action.encode()
 
 
 def checkpoint(number: str | None = None) -> bytes:
-    """Return what a processor says that asks for a checkpoint."""
+    """Return what a processor sends that asks for a checkpoint."""
     text = "null" if number is None else f'"{number}"'
     return b'{"action":"checkpoint","sequenceNumber":%b}\n' % text.encode()
 

@@ -138,7 +138,7 @@ def test_positions_are_plain_json(value: object, position: ShardPosition) -> Non
 
 @pytest.mark.parametrize("value", [5, {"at": 5}, ["5"], "five", ["5", -1]])
 def test_other_positions_are_refused(value: object) -> None:
-    """Those of another dialect, say."""
+    """Those of another dialect, for one."""
     with pytest.raises(ValueError, match="is no position in a shard"):
         position_of(value)
     assert rank_of("five") is None

@@ -63,7 +63,7 @@ PLACE = [(456.0, 0)]
     ],
 )
 def test_initialize(row: Row, line: bytes) -> None:
-    """Since 1.7.2 it says where to begin."""
+    """Since 1.7.2 it has where to begin."""
     assert initialize_line(row, "s-1", ShardPosition("5", 1)) == line
 
 

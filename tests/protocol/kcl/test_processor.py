@@ -51,7 +51,7 @@ class Pair:
         self.theirs = ProcessorSession()
 
     def move(self, step: int = 2**31) -> None:
-        """Move what each side has to say, in pieces of so many bytes."""
+        """Move what each side has to send, in pieces of so many bytes."""
         for data in self.ours.data_to_send():
             if not data:
                 self.theirs.receive_eof(0.0)
@@ -348,7 +348,7 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.pair.theirs.turn is Turn.OURS)
     @rule()
     def answer(self) -> None:
-        """Say that the action is done."""
+        """Send that the action is done."""
         self.pair.theirs.send(Added(0, (), ended=True), 0.0)
         self.take()
 

@@ -118,7 +118,7 @@ def test_stream_is_the_extract_stage() -> None:
     ],
 )
 def test_where_a_stream_begins(lines: str, begin: str) -> None:
-    """As a daemon does: at its end, if nothing is said; an ARN counts before a name."""
+    """As a daemon does: at its end, by default; an ARN counts before a name."""
     stream = "streamArn = arn:aws:kinesis:r:1:stream/s\nstreamName = other\n"
     _, dropped, extract = translated(PROGRAM + stream + lines)
     assert extract["kinesis"]["from"] == begin
@@ -127,7 +127,7 @@ def test_where_a_stream_begins(lines: str, begin: str) -> None:
 
 
 def test_empty_lists_come_as_daemons_read() -> None:
-    """Every 1.5 s, if nothing else is said."""
+    """Every 1.5 s, by default."""
     asked = "callProcessRecordsEvenForEmptyRecordList = true"
     keys, _, _ = translation("kcl", PROGRAM + asked)
     assert keys["dialect"]["empty_after"] == "1.5s"

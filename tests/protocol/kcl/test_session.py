@@ -76,7 +76,7 @@ def test_one_action_is_in_flight() -> None:
 
 
 def test_an_action_has_so_many_records_at_most() -> None:
-    """As the batch says."""
+    """By the batch's settings."""
     session = begun(batch=2)
     assert session.room == 2
     with pytest.raises(LocalProtocolError, match="with room for 2"):
@@ -317,7 +317,7 @@ def test_answers_that_no_one_waits_for_are_our_mistake() -> None:
 
 
 def test_what_was_stored_for_a_processor_that_died_counts() -> None:
-    """It must not come again, though nobody is left to hear of it."""
+    """It must not come again, though no one is left to hear of it."""
     session = begun()
     given(session, 1, 2)
     session.receive_data(checkpoint("1"), 0.0)
@@ -439,7 +439,7 @@ def test_a_later_reason_overrides_an_earlier_one_upwards() -> None:
 
 @pytest.mark.parametrize("why", [FarewellReason.DRAIN, FarewellReason.LOST])
 def test_farewell_before_initialize_is_answered(why: FarewellReason) -> None:
-    """Nothing is said; its input ends, and what it still says is noise."""
+    """Nothing is sent; its input ends, and what it still sends is noise."""
     session = KclSession(Assignment("s-1"))
     session.data_to_send()
     session.send(Farewell(why=why), 0.0)
@@ -525,7 +525,7 @@ def test_surplus_status_after_a_quiet_time() -> None:
     ],
 )
 def test_end_of_stdout(reason: FarewellReason | None, action: str) -> None:
-    """Before the end of a life it names the action; how it exited will tell the rest."""
+    """Before the end of a life it names the action; how it exited will show the rest."""
     session = begun()
     if reason:
         session.send(Farewell(why=reason), 0.0)
@@ -643,7 +643,7 @@ def test_without_settings_of_time_there_is_no_timer() -> None:
 
 
 def test_empty_list_is_answered_in_time() -> None:
-    """Nobody else waits for that: it is no exchange."""
+    """No one else waits for that: it is no exchange."""
     session = begun(empty_after=1.0, answer=5.0)
     session.handle_timer(1.0)
     assert session.get_timer() == 6.0

@@ -1,4 +1,4 @@
-"""What a stage says of dialect ``kcl``, and what others are told of it."""
+"""What a stage sets of dialect ``kcl``, and what others are given of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_unknown_version_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [StageKind.EXTRACT, StageKind.TRANSFORM])
 def test_record_processors_only_load(kind: StageKind) -> None:
-    """They emit nothing but protocol; the text says what would do instead."""
+    """They emit nothing but protocol; the text names what would do instead."""
     problem = KclDialect().problem(kind)
 
     assert problem is not None
@@ -54,7 +54,7 @@ def test_record_processors_only_load(kind: StageKind) -> None:
 
 
 def test_sessions_of_both_sides() -> None:
-    """With the settings; a shard begins where it is told."""
+    """With the settings; a shard begins where these set it."""
     dialect = KclDialect(version=Version.V2, max_uncommitted=3)
     ours = dialect.open(
         Side.SUPERVISOR, Limits(), batch=2, assignment=Assignment("s-1", ["5", 0])

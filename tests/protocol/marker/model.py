@@ -79,7 +79,7 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """Return a process that counts can tell the truth about, honest or not."""
+    """Return a process that counts can judge, honest or not."""
     dice = random.Random(seed)  # noqa: S311 - a table, no secret
     mode = dice.choice(_MODES)
     kind = dice.choice(_KINDS)

@@ -1,4 +1,4 @@
-"""What is too big, and how it is told; where it is found, see the reader's tests."""
+"""What is too big, and how it is reported; where it is found, see the reader's tests."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def column(messages: list[bytes]) -> Column:
 
 
 def encoded(messages: list[bytes], markers: Markers, limit: int) -> object:
-    """Return what the list path in Python makes of messages, or says about them."""
+    """Return what the list path in Python makes of messages, or their error."""
     try:
         with using("in Python"):
             return framing.encode_run(messages, markers, limit=limit)
@@ -42,7 +42,7 @@ def encoded(messages: list[bytes], markers: Markers, limit: int) -> object:
 
 
 def split(data: bytes, markers: Markers) -> object:
-    """Return what the list path in Python makes of bytes, or says about them."""
+    """Return what the list path in Python makes of bytes, or their error."""
     try:
         with using("in Python"):
             return framing.split_groups(data, markers)

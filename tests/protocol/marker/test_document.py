@@ -1,4 +1,4 @@
-"""The page ``marker-protocol`` says of the protocol what the code does."""
+"""The page ``marker-protocol`` describes what the code does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_mode_has_a_dialogue() -> None:
 
 
 def test_markers_have_their_defaults() -> None:
-    """As the first table says (issue 27)."""
+    """As the first table has it (issue 27)."""
     shown = re.findall(r"^\| (\w+), .*? \(([0-9a-f]{2})\) \|", PAGE, re.MULTILINE)
     named = {name.upper(): value.hex() for name, value in Markers().named.items()}
     assert dict(shown) == named

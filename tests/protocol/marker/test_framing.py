@@ -51,7 +51,7 @@ def test_each_message_has_its_eom(run: Run, wire: bytes) -> None:
 
 
 def test_message_ends_with_eom_and_not_with_eop() -> None:
-    """The page says EOP where it defines the message; all its stages write EOM."""
+    """The page has EOP where it defines the message; all its stages write EOM."""
     assert encode_run([b"{}"], WORDS, limit=100) == b"{}EOM"
 
 
@@ -75,7 +75,7 @@ def test_each_reply_has_its_eop(groups: list[tuple[str, ...]], wire: bytes) -> N
 
 
 def test_reply_is_its_message_when_eop_is_eom() -> None:
-    """One marker says both: the message is complete, and so is the reply."""
+    """One marker means both: the message is complete, and so is the reply."""
     groups: Groups = [(b"a",), (b"",), (b"b",)]
     assert encode_groups(groups, ONE_TO_ONE, limit=100) == b"a\n\nb\n"
 
@@ -94,7 +94,7 @@ def test_reply_is_its_message_when_eop_is_eom() -> None:
 def test_message_with_a_marker_is_refused(
     message: bytes, name: str, marker: str, at: int
 ) -> None:
-    """The text says which marker and where; EOM is looked for first."""
+    """The text shows which marker and where; EOM is looked for first."""
     assert refused([message]) == (
         f"0: message contains marker {name} '{marker}' at offset {at};"
         " choose other markers, or encode the message"
@@ -102,14 +102,14 @@ def test_message_with_a_marker_is_refused(
 
 
 def test_refusal_names_the_first_bad_message_of_a_run() -> None:
-    """Its index says which of the run to leave out."""
+    """It has the index in the run of the one to leave out."""
     assert refused([b"a", b"", b"b\0", b"\n"]).startswith(
         r"2: message contains marker eop '\000' at offset 1;"
     )
 
 
 def test_refusal_does_not_show_the_message() -> None:
-    """What is in a message is nobody's business."""
+    """What is in a message is no one's business."""
     assert "secret" not in refused([b"secret\n"])
 
 
@@ -316,7 +316,7 @@ def test_fast_way_finds_what_the_slow_way_finds(
 
 
 def test_refusals_are_found_among_the_replies() -> None:
-    """Each with its place and all that was said before its ERR."""
+    """Each with its place and all that was written before its ERR."""
     found = split_replies(b"a\n\0no\x15b\n\0c\n\0\x15d", DEFAULT)
     assert found.groups == [(b"a",), (), (b"b",), (b"c",), ()]
     assert found[1:] == (b"d", 3, [(1, b"no"), (4, b"")], None)

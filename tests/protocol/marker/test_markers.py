@@ -119,7 +119,7 @@ def test_empty_marker_is_refused(name: str) -> None:
     ],
 )
 def test_equal_markers_are_refused(first: str, second: str) -> None:
-    """A marker says one thing."""
+    """A marker means one thing."""
     text = problem(**{first: b"\x1e", second: b"\x1e"})
     equal = rf"markers {first} and {second} are both '\036'"
     assert text == f"{equal}, expected them to differ"
@@ -155,7 +155,7 @@ ONE_WAY = [
 @pytest.mark.parametrize(("inner", "outer"), ONE_WAY)
 @pytest.mark.parametrize("whole", [b"x12", b"1x2", b"12x"])
 def test_marker_in_a_marker_is_refused(inner: str, outer: str, whole: bytes) -> None:
-    """Is it the short one, or the beginning of the long one? Nobody knows."""
+    """Is it the short one, or the beginning of the long one? No one knows."""
     text = problem(**{inner: b"x", outer: whole})
     assert text == (
         f"marker {inner} 'x' is a part of {outer} '{whole.decode()}':"

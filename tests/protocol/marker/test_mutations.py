@@ -121,7 +121,7 @@ def test_no_byte_can_be_lost_unseen(sound: Sound, data: st.DataObject) -> None:
 def test_no_two_markers_can_change_places_unseen(
     sound: Sound, data: st.DataObject
 ) -> None:
-    """Markers say in what order things happened."""
+    """Markers show in what order things happened."""
     tokens = list(sound.tokens)
     places = [n for n, token in enumerate(tokens) if token in sound.markers]
     i, k = (data.draw(st.sampled_from(places)) for _ in range(2))
@@ -188,7 +188,7 @@ def refusals(events: list[Typed]) -> int:
 def test_lost_eob_leaves_a_batch_open_or_joins_two(
     sound: Sound, data: st.DataObject
 ) -> None:
-    """The worker owes one EOP less, so that its supervisor waits for it."""
+    """The worker has one EOP less outstanding, so that its supervisor waits for it."""
     if sound.mode.batches:
         _, _, owed = sound.meaning()
         tokens = data.draw(sound.without(sound.markers.eob))

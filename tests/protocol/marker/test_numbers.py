@@ -127,7 +127,7 @@ def test_parts_of_a_reply_have_its_number() -> None:
 def test_other_numbers_are_not_sent(
     mode: Mode, side: Side, before: tuple[Event, ...], event: Event, text: str
 ) -> None:
-    """The error says which was expected; nothing of the event is queued."""
+    """The error shows which was expected; nothing of the event is queued."""
     protocol = MarkerProtocol(side, mode)
     sent(protocol, *before)
     with pytest.raises(LocalProtocolError, match=text):
@@ -241,7 +241,7 @@ def test_round_without_a_tail_ends_with_nothing() -> None:
 
 @pytest.mark.parametrize("data", [b"a", b"a\n\0"])
 def test_round_of_a_worker_that_failed_does_not_end(data: bytes) -> None:
-    """Nobody knows what it would have written; nor does one that broke the protocol."""
+    """No one knows what it would have written; nor does one that broke the protocol."""
     ours = MarkerProtocol(S, Mode.PLAIN)
     sent(ours, Opened(1, (), each=False))
     ours.receive_data(data)
@@ -260,7 +260,7 @@ def test_worker_is_notified_of_the_end() -> None:
 
 
 def test_supervisor_has_no_event_of_the_end() -> None:
-    """The exit tells; what is left of a reply is kept."""
+    """The exit decides; what is left of a reply is kept."""
     ours = MarkerProtocol(S, Mode.SINGLE)
     sent(ours, Opened(1, [b"a"]))
     ours.receive_data(b"r\n")

@@ -196,7 +196,7 @@ class Talk(RuleBasedStateMachine):
     @precondition(lambda self: self.may_answer and self.w.owed)
     @rule(data=st.data(), count=COUNT)
     def answer(self, data: st.DataObject, count: int) -> None:
-        """Complete replies, oldest first, and say no to some."""
+        """Complete replies, oldest first, and reject some."""
         groups: list[tuple[bytes, ...]] = []
         refusals = []
         for number in range(self.answered, self.answered + min(count, self.w.owed)):
@@ -271,7 +271,7 @@ class Talk(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "s"))
     @invariant()
     def nothing_is_lost_doubled_or_moved(self) -> None:
-        """What one end saw is the beginning of what the other said."""
+        """What one end saw is the beginning of what the other sent."""
         for side, other in ((S, W), (W, S)):
             assert self.seen[side] == self.sent[other][: len(self.seen[side])]
 

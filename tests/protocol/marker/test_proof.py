@@ -18,7 +18,7 @@ from tests.protocol.words import Eof, Messages, tell
 
 
 class Talk:
-    """A session at the supervisor's side, and what it says."""
+    """A session at the supervisor's side, and what it sends."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ DIES: Plan = Plan(count=2, fault=Fault("double_die", 0), eager=True, terms=Terms
 LEAVES: Plan = Plan(
     count=4, fault=Fault("double_die", 0, status=0), eager=True, terms=Terms(4)
 )
-"""The same, but it ends well, and owes two."""
+"""The same, but it ends well, and has two outstanding."""
 
 
 def nothing_proven(patch: Callable[[type, str, object], None]) -> None:
@@ -333,7 +333,7 @@ def test_block_is_released_when_its_probe_is_read() -> None:
 
 
 def test_answer_to_what_is_unread_is_one_too_many() -> None:
-    """All of the block goes back, and nobody is blamed."""
+    """All of the block goes back, and no one is blamed."""
     talk = Talk(terms=Terms(first=2))
     talk.give(b"a", b"b")
     talk.look(0)
@@ -348,7 +348,7 @@ def test_answer_to_what_is_unread_is_one_too_many() -> None:
 
 
 def test_reply_too_many_in_one_read_is_a_fault() -> None:
-    """The session says so, and not that the protocol was broken."""
+    """The session reports that, and not that the protocol was broken."""
     talk = Talk()
     talk.give(b"a")
     talk.look(0)
@@ -357,7 +357,7 @@ def test_reply_too_many_in_one_read_is_a_fault() -> None:
 
 
 def test_broken_reply_is_no_matter_of_pairing() -> None:
-    """Of a worker that owes one."""
+    """Of a worker that has one outstanding."""
     talk = Talk(terms=Terms(first=2))
     talk.give(b"a", b"b")
     talk.look(0)
@@ -453,7 +453,7 @@ def test_looks_are_rarer_with_time() -> None:
 
 
 def test_block_that_ends_asks_to_be_looked_at() -> None:
-    """At once: what is unread then tells of a reply too many."""
+    """At once: what is unread then shows a reply too many."""
     talk = Talk()
     talk.give(b"a")
     talk.look(0)
@@ -487,7 +487,7 @@ def test_lone_reply_is_released_at_the_end_of_output() -> None:
 
 @pytest.mark.parametrize("eof", [False, True])
 def test_several_are_released_at_a_clean_exit(eof: bool) -> None:
-    """It says that it has written all that it had to."""
+    """It has written all that it had to."""
     talk = answered(count=2)
     if eof:
         talk.session.receive_eof(0.0)
@@ -554,7 +554,7 @@ def test_all_that_was_given_is_written_before_the_end_of_input() -> None:
 
 
 def test_worker_that_counts_may_leave_the_end_of_its_batch_unread_at_exit() -> None:
-    """But not when it goes on: who counts is not told of full batches."""
+    """But not when it goes on: full batches are not reported to a count."""
     talk = Talk(Mode.BATCH_SUPERVISOR, terms=Terms(first=3))
     talk.proof.give(b"a\nb\nc\n\x17", 3, 0.0, idle=True, opens=True)
     assert talk.proof.input_unread(0, 0.0, owed=1)

@@ -93,7 +93,7 @@ def test_one_to_one_reply_is_its_message(chop: Chop) -> None:
 
 
 def test_unterminated_tail_of_a_reply_comes_with_the_end(chop: Chop) -> None:
-    """It was said, though it's no message; who reads it decides."""
+    """It was written, though it's no message; who reads it decides."""
     protocol = asked(1)
     assert receive(protocol, *chop(b"a\nb"), SEND_EOF) == typed([Eof(b"a\nb")])
     assert (protocol.state, protocol.owed) == (MarkerState.BUSY, 1)
@@ -159,7 +159,7 @@ def test_output_behind_the_last_reply_is_refused(chop: Chop) -> None:
 
 @pytest.mark.parametrize("markers", [WORDS, REPEATED])
 def test_half_an_eop_while_idle_is_waited_for(markers: Markers) -> None:
-    """What it is shows with its other half: output, or an EOP nobody asked for."""
+    """What it is shows with its other half: output, or an unsolicited EOP."""
     protocol = MarkerProtocol(S, Mode.SINGLE, markers)
     assert receive(protocol, markers.eop[:1]) == []
     assert failure(protocol, [b"x"]).startswith("can't handle output in state IDLE")

@@ -159,7 +159,7 @@ def test_echo_does_not_come_before_eop(chop: Chop) -> None:
 
 
 def test_without_eom_behind_eob_there_is_no_echo(chop: Chop) -> None:
-    """A BNC behind EOP is then one that nobody can answer."""
+    """A BNC behind EOP is then one that no one can answer."""
     protocol = supervisor(Mode.BATCH_WORKER, BatchEnd(), markers=PR399)
     text = failure(protocol, chop(b"\0BNC"), Answers([()]))
     assert text.startswith("can't handle BNC in state IDLE")

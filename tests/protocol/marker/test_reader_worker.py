@@ -126,7 +126,7 @@ def test_eom_that_does_not_come_behind_eob_is_not_missed(chop: Chop) -> None:
 
 
 def test_eom_behind_eob_counts_in_the_offset(chop: Chop) -> None:
-    """It was received, though nobody sees it."""
+    """It was received, though no one sees it."""
     protocol = MarkerProtocol(W, Mode.BATCH_WORKER, PR399, eob_then_eom=True)
     receive(protocol, *chop(b"EOB\n"))
     tell(protocol, Answers([()]))

@@ -1,4 +1,4 @@
-"""The worker says no: ERR in place of EOP, seen from both sides."""
+"""The worker rejects: ERR in place of EOP, seen from both sides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.protocol.words import Answers, BatchEnd, Messages, Output, Word, tell
 
 
 def refusal(reason: str) -> Answers:
-    """Return what says that one exchange was refused."""
+    """Return what shows that one exchange was refused."""
     return Answers([()], 0, [(0, reason)])
 
 
@@ -104,7 +104,7 @@ def test_refused_request_keeps_what_was_passed_on(chop: Chop) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_WORKER])
 def test_unsolicited_err_is_refused(chop: Chop, mode: Mode) -> None:
-    """There is nothing to say no to."""
+    """There is nothing to reject."""
     text = failure(supervisor(mode), chop(b"\x15"))
     assert text == (
         "can't handle ERR in state IDLE: no message is to be answered (offset 0"
@@ -138,7 +138,7 @@ def deliver(protocol: MarkerProtocol, chunks: list[bytes]) -> Word:
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR])
 def test_without_err_its_byte_is_like_any_other(chop: Chop, mode: Mode) -> None:
-    """Then no worker can say no."""
+    """Then no worker can reject."""
     before: list[Word] = [MESSAGE]
     if mode.batches:
         before.append(BatchEnd())

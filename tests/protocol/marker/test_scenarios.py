@@ -1,7 +1,7 @@
 """
 The scenarios of the page, both sides at once, byte by byte.
 
-Where the page and the stages written for it differ, the docstring says which of
+Where the page and the stages written for it differ, the docstring shows which of
 them is followed.
 """
 
@@ -37,7 +37,7 @@ def test_extract_plain() -> None:
 
 
 def test_extract_plain_with_closed_input() -> None:
-    """A plain worker is told nothing, so its stdin may be closed at once."""
+    """A plain worker is given nothing, so its stdin may be closed at once."""
     pair = ConnectionPair(Mode.PLAIN)
     assert pair.send(S, Eof()) == SEND_EOF
     assert pair.send(W, Output([b"a"]), Eof()) == b"a\n"
@@ -56,7 +56,7 @@ def test_extract_cyclic_with_offsets_at_the_worker() -> None:
 
 
 def test_extract_cyclic_with_offsets_at_the_supervisor() -> None:
-    """The message says from where to where; nobody defines its format but us."""
+    """The message has from where to where; its format is ours alone."""
     pair = ConnectionPair(Mode.CYCLIC)
     asked = '{"start": 0, "end": 100}'
     assert pair.send(S, messages(asked)) == asked.encode() + b"\n"
@@ -108,7 +108,7 @@ def test_reply_in_parts_is_one_reply() -> None:
 
 
 def test_output_of_a_load_stage_is_output() -> None:
-    """The page says there is none, stage 071 has some: it's for who reads it."""
+    """The page has none, stage 071 has some: it's for who reads it."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, messages("row"))
     assert pair.send(W, reply("differs from what is stored")) == (

@@ -104,7 +104,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "session"))
     @invariant()
     def agrees(self) -> None:
-        """The state says what the model returned."""
+        """The state shows what the model returned."""
         assert self.session.owed == self.owed >= 0
         if self.mode is Mode.PLAIN:
             expected = MarkerState.STREAMING

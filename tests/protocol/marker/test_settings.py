@@ -49,13 +49,13 @@ def test_modes_of_extraction_fit_extract_stages_alone(
     [({}, Mode.PLAIN), ({"mode": "cyclic"}, Mode.CYCLIC)],
 )
 def test_extraction_has_a_mode(given: dict[str, object], mode: Mode) -> None:
-    """Plain unless it is said."""
+    """Plain by default."""
     read = MarkerDialect.section(StageKind.EXTRACT).read(given)
     assert read == MarkerDialect(mode=mode)
 
 
 def test_mode_follows_whether_there_are_batches() -> None:
-    """Closed by the worker, where it is said so; else by us."""
+    """Closed by the worker, where that is set; else by us."""
     for mode in (Mode.SINGLE, Mode.BATCH_WORKER):
         dialect = MarkerDialect(mode=mode)
         assert dialect.fitted(batches=False, heartbeat=None).mode is Mode.SINGLE
@@ -103,7 +103,7 @@ def test_worker_is_given_the_markers() -> None:
 
 
 def test_silence_names_the_marker_that_lacks() -> None:
-    """Or says that there was nothing at all."""
+    """Or that there was nothing at all."""
     assert ODD.silence(12) == (
         r"it wrote 12 bytes without the marker eop '\000\377' behind its reply"
     )

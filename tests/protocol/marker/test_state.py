@@ -98,7 +98,7 @@ def test_nothing_is_allowed_after_a_failure(mode: Mode, token: Token) -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_every_state_of_the_table_can_be_reached(mode: Mode) -> None:
-    """A row that can't be reached would be a row that nobody has thought through."""
+    """A row that can't be reached would be a row that no one has thought through."""
     reached, new = set(), {(TokenMachine(mode).state, 0)}
     while new:
         reached |= new
@@ -265,7 +265,7 @@ def test_each_message_is_owed_an_eop(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC])
 def test_more_eop_than_owed_are_refused_as_a_whole(mode: Mode) -> None:
-    """Which of them was the wrong one can't be said."""
+    """Which of them was the wrong one can't be known."""
     tested = TokenMachine(mode)
     tested.handle(M, 2)
     assert refusal(tested, EOP, 3) == "can't handle EOP in state BUSY"
