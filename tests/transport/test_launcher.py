@@ -61,7 +61,7 @@ def start(
 async def output_of(
     *command: str, env: Mapping[str, str] = ENV, terms: LaunchTerms | None = None
 ) -> str:
-    """Return what a program says on stdout; it must end well."""
+    """Return what a program prints on stdout; it must end well."""
     wire, child = start(*command, stdin=False, env=env, terms=terms)
     said = b""
     try:
@@ -78,7 +78,7 @@ async def output_of(
 
 
 async def output_of_shell(script: str, *, terms: LaunchTerms | None = None) -> str:
-    """Return what a shell script says."""
+    """Return what a shell script prints."""
     return (await output_of("sh", "-c", script, terms=terms)).strip()
 
 
@@ -96,7 +96,7 @@ def is_quick(
 
 
 def bare(*command: str, env: Mapping[str, str] = ENV) -> bytes:
-    """Return what a program says that nobody wraps."""
+    """Return what a program prints that is not wrapped."""
     return subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout
 
 
@@ -124,7 +124,7 @@ async def test_program_sees_no_wrapper(wrapper: str, more: Mapping[str, str]) ->
 
 
 async def output_bytes(*command: str, env: Mapping[str, str]) -> bytes:
-    """Return the bytes that a program says."""
+    """Return the bytes that a program prints."""
     text = await output_of("sh", "-c", '"$@" | od -An -v -tx1', "sh", *command, env=env)
     # The shell adds one of its own.
     lines = bytes.fromhex(text.replace("\n", "")).splitlines()
@@ -572,7 +572,7 @@ def test_terms_that_no_one_may_set(terms: LaunchTerms, what: str, number: int) -
     "setting", ["groups=0", "user=0", "group=0", "nice=-1", "limit=7,1048576,1048576"]
 )
 def test_terms_that_only_root_may_set(setting: str) -> None:
-    """Somebody else is told which of them it was."""
+    """The error of another user names which of them it was."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -236,7 +236,7 @@ class Pipe(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_was_not_read(self) -> None:
-        """Also when nobody will."""
+        """Also when no one will."""
         assert len(self.pipe) == len(self.model)
 
 

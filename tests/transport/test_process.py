@@ -74,7 +74,7 @@ async def test_what_is_written_can_be_read() -> None:
 
 
 async def test_full_pipe_takes_a_part_and_then_nothing() -> None:
-    """Nobody is blocked; when it is read there is room again."""
+    """No one is blocked; when it is read there is room again."""
     with started("sleep", "3600") as (wire, _child):
         written = wire.write(b"x" * 10_000_000)
         assert 0 < written < 10_000_000
@@ -188,7 +188,7 @@ async def test_status_is_a_file_that_any_program_can_write_to() -> None:
 
 
 async def test_worker_without_status() -> None:
-    """It is not told of one, and inherits none."""
+    """It is given none, and inherits none."""
     with started("echo $ETLSTAGE_STATUS; ls /proc/self/fd") as (wire, child):
         assert child.status is None
         assert (await read_all(wire)).split() == [b"0", b"1", b"2", b"3"]
@@ -231,7 +231,7 @@ async def test_who_waits_for_the_status_can_be_woken() -> None:
     ],
 )
 async def test_status(script: str, status: int, text: str) -> None:
-    """Negative for a signal; None as long as it runs; ``repr`` says it."""
+    """Negative for a signal; None as long as it runs; ``repr`` shows it."""
     with started(f"read x; {script}") as (wire, child):
         assert child.returncode is None
         assert repr(child) == f"<PipeChild pid={child.pid} running>"
@@ -355,7 +355,7 @@ async def test_daemon_may_outlive_a_worker_that_ends_by_itself() -> None:
 
 
 async def test_kill_is_complete() -> None:
-    """Safe to call twice; a dead worker's number is nobody's business any more."""
+    """Safe to call twice; a dead worker's number is no one's business any more."""
     wire, child = launch_over_pipes(LaunchRequest(("sleep", "3600"), ENV, stdin=False))
     assert child.pid in WATCHDOG._groups
     child.kill()

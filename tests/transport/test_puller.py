@@ -72,7 +72,7 @@ async def test_error_is_that_of_who_waits(pipe: tuple[int, int]) -> None:
 
 @pytest.mark.anyio
 async def test_who_is_called_off_is_called_no_more(pipe: tuple[int, int]) -> None:
-    """By whom it is told to stop, or by a scope (issue 13)."""
+    """By whom it is asked to stop, or by a scope (issue 13)."""
     reading, writing = pipe
     puller, calls = Puller(), []
 
@@ -111,7 +111,7 @@ def test_anyio_knows_the_loop(pipe: tuple[int, int]) -> None:
 
 
 def test_trio_waits_for_what_can_be_read(pipe: tuple[int, int]) -> None:
-    """It calls nobody (issue 13)."""
+    """It calls no one (issue 13)."""
     reading, writing = pipe
 
     def calls() -> bool:

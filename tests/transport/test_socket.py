@@ -172,7 +172,7 @@ def test_workers_of_one_listener_are_distinguished(
 async def test_stranger_is_refused(
     data: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its connection is closed, it is told why to who reads the log, and no more."""
+    """Its connection is closed, the reason is logged, and no more."""
     with listening() as (listener, wire), connected(listener, data) as stranger:
         for _ in range(3):
             assert wire.read(10) is None
@@ -183,7 +183,7 @@ async def test_stranger_is_refused(
 
 
 async def test_worker_comes_once() -> None:
-    """Who says the same again is nobody whom we wait for."""
+    """Another of the same name is not the one that we wait for."""
     with listening() as (listener, wire), connected(listener, hello(wire.token)) as one:
         assert wire.read(100) == hello(wire.token)
         with connected(listener, hello(wire.token)) as other:
@@ -195,7 +195,7 @@ async def test_worker_comes_once() -> None:
 
 
 async def test_strangers_do_not_pile_up() -> None:
-    """Who says nothing has to go when there are too many of them; a worker gets in."""
+    """Who sends nothing has to go when there are too many of them; a worker gets in."""
     with listening() as (listener, wire):
         silent = []
         for _ in range(65):
@@ -335,7 +335,7 @@ async def test_worker_that_ends_before_it_is_met_has_sent_all() -> None:
 
 
 async def test_what_is_unread_is_known() -> None:
-    """While it lives the kernel tells; when it ended, that it left something."""
+    """While it lives the kernel knows; when it ended, that it left something."""
     with listening() as (listener, wire):
         assert wire.unread() == 0
         worker = connected(listener, hello(wire.token))
@@ -354,7 +354,7 @@ async def test_what_is_unread_is_known() -> None:
 
 
 async def test_full_socket_takes_a_part_and_then_nothing() -> None:
-    """Nobody is blocked; when it is read there is room again."""
+    """No one is blocked; when it is read there is room again."""
     with listening() as (listener, wire):
         worker = connected(listener, hello(wire.token))
         wire.read(100)
@@ -488,7 +488,7 @@ async def test_desk_takes_so_many_visitors() -> None:
 
 
 async def test_end_of_stderr_is_the_end() -> None:
-    """Whoever still visits; before there is one, and behind the end, nobody waits."""
+    """Whoever still visits; before there is one, and behind the end, no one waits."""
     desk = LocatorServer(CONNECTOR)
     assert desk.read(1) == b""
     desk.stop_waiting()

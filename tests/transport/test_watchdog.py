@@ -66,7 +66,7 @@ class Kennel:
         return stdout.readline()
 
     def hear(self) -> None:
-        """Wait until the watchdog has said something."""
+        """Wait until the watchdog has written something."""
         assert self.watchdog._line is not None
         assert select.select([self.watchdog._line], [], [], 10)[0]
 
@@ -256,7 +256,7 @@ def test_dead_watchdog_is_replaced_when_it_is_looked_for(
 def test_stopped_watchdog_is_replaced_when_its_answer_is_overdue(
     kennel: Kennel,
 ) -> None:
-    """Until then it has time, and nobody is asked twice (issue 10)."""
+    """Until then it has time, and no one is asked twice (issue 10)."""
     group = kennel.registered(kennel.start())
     before = kennel.watchdog.pid
     assert before is not None
@@ -283,7 +283,7 @@ def test_watchdog_that_answers_is_kept(kennel: Kennel) -> None:
     assert kennel.watchdog.pid == pid
     kennel.end()
 
-    assert ends(group)  # although nobody read the last answer
+    assert ends(group)  # although no one read the last answer
 
 
 def test_somebody_elses_watchdog_is_not_looked_for(
@@ -331,7 +331,7 @@ def test_killed_watchdog_is_replaced(kennel: Kennel) -> None:
 def test_replacement_knows_all_before_it_is_there(
     kennel: Kennel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """We may be killed before we could tell it anything (issue 10)."""
+    """We may be killed before we could send it anything (issue 10)."""
     group = kennel.registered(kennel.start())
     kennel.watchdog.add_folder("/gone")
     said: list[bytes] = []
@@ -434,7 +434,7 @@ def test_lines_may_be_cut_anywhere() -> None:
 
 
 def test_program_in_a_zip_is_given_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark ships packages so; Python can't be told to run such a file."""
+    """Spark ships packages so; Python can't be asked to run such a file."""
     ((path,),) = [program("guard")]
     assert os.path.isfile(path)
     monkeypatch.setattr(os.path, "isfile", lambda _: False)
@@ -461,7 +461,7 @@ def test_program_that_embeds_python_is_not_run_as_python(
 
 
 def test_watchdog_that_somebody_else_has_reaped_is_replaced(kennel: Kennel) -> None:
-    """Its number may be another's by now, so nobody is killed."""
+    """Its number may be another's by now, so no one is killed."""
     kennel.watchdog.start()
     pid = kennel.watchdog.pid
     assert pid is not None
@@ -565,7 +565,7 @@ def test_what_others_left_is_theirs(tmp_path: Path) -> None:
 
 
 def test_table_in_a_warehouse_is_the_users(tmp_path: Path) -> None:
-    """An empty warehouse is nobody's."""
+    """An empty warehouse is no one's."""
     full = folder(tmp_path, NOBODY, 1, kind="warehouse")
     empty = folder(tmp_path, NOBODY, 2, kind="warehouse")
     (empty / "message").unlink()
