@@ -1,5 +1,5 @@
 """
-Workers with a planted bug each: one program, told by its first argument which.
+Workers with a planted bug each: one program, whose first argument names which.
 
 It imports no more than it must, and nothing of etlstage: a test starts it many times.
 """
@@ -181,7 +181,7 @@ def brackets() -> None:
 
 
 def counts() -> None:
-    """Say how many messages are not empty, so far."""
+    """Return how many messages are not empty, so far."""
     count = 0
     for message in messages():
         count += bool(message)

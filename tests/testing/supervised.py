@@ -50,7 +50,7 @@ WITHIN: Final = 60.0
 PATIENT: Final = Timeouts(message=2 * WITHIN, stop=0.1)
 """For faults that are noticed without a clock: a run that waits for it fails."""
 QUICK: Final = Timeouts(start=2 * WITHIN, message=0.25, stop=0.1)
-"""For those that only a clock notices; for stages that say when they are ready."""
+"""For those that only a clock notices; for stages that report when they are ready."""
 RUN: Final = "ETLSTAGE_TEST_RUN"
 """Name of the variable that holds the word of a run."""
 
@@ -97,7 +97,7 @@ def hostile(
 
 
 def numbers(count: int) -> list[bytes]:
-    """Return messages that can be told apart."""
+    """Return messages that can be distinguished."""
     return [b"%d" % n for n in range(count)]
 
 

@@ -26,7 +26,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 async def test_a_day_takes_no_time() -> None:
-    """It is over for who sleeps, and for nobody else."""
+    """It is over for who sleeps, and for no one else."""
     began, clock = time.monotonic(), anyio.current_time()
     await anyio.sleep(86400)
     assert anyio.current_time() - clock == pytest.approx(86400)
@@ -173,7 +173,7 @@ def test_order_of_what_is_cancelled_is_drawn() -> None:
 
 
 async def wait_forever() -> None:
-    """Wait for what nobody does, and at the end, too."""
+    """Wait for what no one does, and at the end, too."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait_stubbornly)
         await anyio.Event().wait()

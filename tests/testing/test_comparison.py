@@ -27,7 +27,7 @@ def said(*turns: tuple[bytes, bytes], **more: object) -> Recording:
 
 
 def answered(*messages: bytes) -> Recording:
-    """Return a recording of a worker that says what it is told."""
+    """Return a recording of a worker that echoes."""
     return said(*((message + b"\n", message + b"\n\0") for message in messages))
 
 
@@ -43,7 +43,7 @@ def test_replies_are_compared_one_by_one() -> None:
 
 
 def test_reply_that_is_not_complete_is_compared() -> None:
-    """A worker that dies in the middle of it has said something."""
+    """A worker that dies in the middle of it has written something."""
     was = said((b"a\n", b"A\n\0"), (b"b\n", b"B"))
     now = said((b"a\n", b"A\n\0"), (b"b\n", b"B\n\0"))
     assert list(differences(was, now)) == [Difference(2, b"b\n", b"B", b"B\n\0")]

@@ -112,7 +112,7 @@ async def test_worker_that_streams_has_no_stdin() -> None:
 
 
 async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  # noqa: ASYNC109
-    """Return what is said when these messages are handed over."""
+    """Return the error when these messages are handed over."""
     try:
         async with WorkerUnderTest(stage, timeout=timeout) as worker:
             await worker.exchange(messages)
@@ -218,14 +218,14 @@ async def test_signals_and_stdin_are_ours_to_send_and_close() -> None:
 
 
 async def test_no_one_is_left_behind() -> None:
-    """A worker that is not told to end is killed at the end of the block (issue 12)."""
+    """A worker that is not asked to end is killed at the end of the block (issue 12)."""
     async with WorkerUnderTest(hostile()) as worker:
         pass
     assert worker.status == -SIGKILL
 
 
 async def test_ready_worker_is_waited_for(tmp_path: Path) -> None:
-    """Where the stage says that it tells (issue 12)."""
+    """Where the stage declares that it reports so (issue 12)."""
     mark = tmp_path / "mark"
     program = (
         "import os, pathlib\n"

@@ -22,7 +22,7 @@ words = stage("words", name="words")
 
 
 async def test_stage_between_two_ends_in_memory() -> None:
-    """What goes in, what comes out, and what the report says of it."""
+    """What goes in, what comes out, and what the report has of it."""
     source = MemorySource([[b"a b"], Position(1), [b"c"], Position(2)])
     sink = MemorySink()
     report = await Pipeline(name="p", source=source, stages=[words], sink=sink).run()

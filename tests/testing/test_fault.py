@@ -30,7 +30,7 @@ KINDS = st.sampled_from([FaultKind.KILL, FaultKind.HUGE, FaultKind.STOP])
 def test_moment_is_that_of_the_kind_unless_it_is_given(
     fault: Fault, at: Moment
 ) -> None:
-    """So that a plan says only what is special."""
+    """So that a plan has only what is special."""
     assert fault.at is at
 
 
@@ -131,7 +131,7 @@ def test_plan_survives_the_way_through_text(plan: FaultPlan, fault: Fault) -> No
     ],
 )
 def test_other_text_is_refused(text: str) -> None:
-    """It says what it can't read."""
+    """The error names what it can't read."""
     with pytest.raises(ConfigError, match="can't read the fault plan"):
         FaultPlan.from_json(text)
 

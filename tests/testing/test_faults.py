@@ -534,7 +534,7 @@ async def test_leaking_worker_is_recycled() -> None:
     assert [e.lost for e in outcome.of(WorkerExited) if e.lost] == []
 
 
-# --- what nobody can notice -----------------------------------------------------------
+# --- what no one can notice -----------------------------------------------------------
 
 
 @every_mode

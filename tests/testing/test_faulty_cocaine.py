@@ -53,7 +53,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 async def answer(worker: ScriptedWorker) -> int:
-    """Answer in capitals, in two chunks, and say so when it is told to terminate."""
+    """Answer in capitals, in two chunks, and answer when it is asked to terminate."""
     dialect = worker.request.dialect
     assert isinstance(dialect, CocaineDialect)
     version = (
@@ -88,9 +88,9 @@ class Account:
     outputs: list[tuple[bytes, ...]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     exits: list[tuple[int, bool]] = field(default_factory=list)
-    """Status of each worker, and whether it was told to end."""
+    """Status of each worker, and whether it was asked to end."""
     failed: list[str] = field(default_factory=list)
-    """What is told of workers that failed."""
+    """What is reported of workers that failed."""
     starts: int = 0
     signals: list[int] = field(default_factory=list)
     happened: int = 0
@@ -244,7 +244,7 @@ async def test_session_that_ends_with_an_error_is_refused(
 
 
 async def test_what_is_no_frame_ends_the_worker() -> None:
-    """And is told (issue 15)."""
+    """And is notified (issue 15)."""
     found = await account(Fault(FaultKind.GARBAGE, message=2, start=1))
     assert found.outputs == ALL
     assert "broke the protocol: a frame is no array" in found.failed[0]
@@ -272,7 +272,7 @@ async def test_worker_whose_heart_is_never_heard_is_not_ready() -> None:
 
 
 async def test_worker_that_thinks_itself_abandoned_leaves() -> None:
-    """Nobody told it to: that is a failure, though its status is 0 (issue 15)."""
+    """No one asked it to: that is a failure, though its status is 0 (issue 15)."""
     found = await account(Fault(FaultKind.LOSE_ANSWERS, message=1, start=1), wait=LATER)
     assert found.outputs == ALL
     assert found.exits[0] == (0, False)
@@ -280,7 +280,7 @@ async def test_worker_that_thinks_itself_abandoned_leaves() -> None:
 
 
 async def test_terminate_that_is_not_answered_is_no_failure() -> None:
-    """Its exit says the same (issue 15)."""
+    """Its exit means the same (issue 15)."""
     found = await account(Fault(FaultKind.LOSE_TERMINATE))
     assert (found.outputs, found.exits, found.failed) == (ALL, [ENDED], [])
     assert (found.happened, found.signals) == (1, [])

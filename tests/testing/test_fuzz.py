@@ -201,7 +201,7 @@ def test_what_was_not_asked_is_reported() -> None:
 def test_what_a_stage_promises_is_a_property(
     name: str, contract: ReplyContract, kind: FailureKind, shortest: Case
 ) -> None:
-    """Nobody has to say it once more (issue 26)."""
+    """It need not be set once more (issue 26)."""
     (found,) = search(name, expect=contract)
     assert (found.failure.kind, found.case) == (kind, shortest)
 

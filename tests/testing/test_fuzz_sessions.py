@@ -74,7 +74,7 @@ class _TakesReadsForFrames(Worker):
 
 
 class _BreaksWhenCancelled(Worker):
-    """An error for what is cancelled begins a session that nobody asked for."""
+    """An error for what is cancelled begins a session that was not asked for."""
 
     async def take(self, first: int, second: int, *rest: Any) -> None:  # noqa: ANN401
         if second == self.words.error and first in self.open:
@@ -157,7 +157,7 @@ class _Leaves(Worker):
 
 
 async def test_worker_that_has_left_is_at_fault() -> None:
-    """What comes next can't be said to it; that is no mistake of who says it."""
+    """What comes next can't be sent to it; that is no mistake of the sender."""
     stage = Stage(name="worker", worker=("none",), dialect=CocaineDialect())
     launch = ScriptedLaunch(_Leaves.script)
     async with WorkerUnderTest(stage, launch=launch, timeout=5.0) as worker:

@@ -1,4 +1,4 @@
-"""The hostile worker alone, byte by byte: what it does is what its plan says."""
+"""The hostile worker alone, byte by byte: what it does is what its plan has."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_batch_that_the_supervisor_closes() -> None:
 
 
 def test_batch_that_the_worker_closes() -> None:
-    """It asks until it has two, unless EOB says that there are no more."""
+    """It asks until it has two, unless EOB means that there are no more."""
     wire = b"oneEOMtwoEOMthreeEOMEOB"
     replies = b"BNConeEOMtwoEOMEOPBNCthreeEOMEOP"
     assert converse(wire, markers=WORDS, mode=Mode.BATCH_WORKER) == (replies, 0)
@@ -295,7 +295,7 @@ def test_nothing_happens_when_a_condition_does_not_hold(fault: Fault) -> None:
 
 
 def test_one_start_of_one_worker() -> None:
-    """The supervisor says who we are, and the how many-th."""
+    """The supervisor passes our name, and the number of the start."""
     fault = Fault(FaultKind.EXIT, at=Moment.START, start=3, worker="t-1")
 
     for start, status in ((1, 0), (2, 0), (3, 1), (4, 0)):
@@ -512,7 +512,7 @@ def test_spin_at_the_end_of_the_input() -> None:
 
 
 def test_closed_stdout_ends_what_we_read_but_not_the_worker() -> None:
-    """It reads on, says nothing, and does not go when its input ends."""
+    """It reads on, writes nothing, and does not go when its input ends."""
     with started(Fault(FaultKind.CLOSE_STDOUT, message=2)) as process:
         say(process, THREE)
         assert hear(process, 100) == b"one\n\0"

@@ -41,7 +41,7 @@ def found(
     stage: dict[str, Any] | None = None,
     **oracles: Any,  # noqa: ANN401
 ) -> tuple[FailureKind, str] | None:
-    """Return what is found in a worker, and how it is told."""
+    """Return what is found in a worker, and how it is reported."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR if batches else Mode.SINGLE)
     made = Stage(name="w", worker=("w",), dialect=dialect, **(stage or {}))
     launch = ScriptedLaunch(script)
@@ -97,7 +97,7 @@ def test_sound_worker_stands_all() -> None:
 
 
 def test_one_output() -> None:
-    """Neither none nor two; of which message is told."""
+    """Neither none nor two; of which message is reported."""
     said = "gave 2 outputs for b'a'"
     assert found(each(twice), A, one_output=True) == (FailureKind.OUTPUTS, said)
 

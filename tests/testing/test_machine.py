@@ -47,7 +47,7 @@ class Upper(WorkerMachine):
     tested = hostile_worker(REFUSES, transform="upper")
 
     def model(self, asked: bytes | list[bytes]) -> Iterable[bytes]:
-        """Say what it does, to messages and to batches."""
+        """Return what it does, to messages and to batches."""
         messages = asked if isinstance(asked, list) else [asked]
         if any(b"x" in message for message in messages):
             raise sdk.Refuse("x")
@@ -97,7 +97,7 @@ class Remembering(WorkerMachine):
     keeps_state = True
 
     def model(self, asked: bytes) -> Iterable[bytes]:
-        """Say what it should do."""
+        """Return what it should do."""
         return [asked]
 
 
@@ -177,7 +177,7 @@ def started(machine: Played) -> Iterator[Played]:
 
 
 def test_worker_that_is_killed_is_a_new_one() -> None:
-    """And the model is told (issue 12)."""
+    """And the model is notified (issue 12)."""
     data = cast("st.DataObject", Given(b"a"))
     with started(Knowing()) as machine:
         machine.ask_some(data)
@@ -213,7 +213,7 @@ class Halving(WorkerMachine):
     options = Batches.options
 
     def model(self, asked: list[bytes]) -> Iterable[bytes]:
-        """Say what is to come of a batch."""
+        """Return what is to come of a batch."""
         return [message.upper() for message in asked]
 
 

@@ -1,7 +1,7 @@
 """
 Faults from outside, in memory and in virtual time.
 
-What a worker has said already, or does meanwhile, must not show.
+What a worker has sent already, or does meanwhile, must not show.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Talk:
         self.status = await self.child.wait()
 
     async def hear(self, seconds: float = 1.0) -> tuple[bytes, bool]:
-        """Return what it says within that time, and whether that was all."""
+        """Return what it writes within that time, and whether that was all."""
         heard = b""
         with anyio.move_on_after(seconds):
             while (data := self.wire.read(65536)) != b"":
@@ -101,7 +101,7 @@ async def suffering(
 
 
 async def silent(worker: ScriptedWorker) -> None:
-    """Read, and say nothing."""
+    """Read, and write nothing."""
     while await worker.read():
         pass
 
@@ -220,7 +220,7 @@ async def test_only_the_reply_that_it_is_about_is_spoiled() -> None:
 
 
 async def test_worker_that_works_is_not_idle() -> None:
-    """Only when it owes nothing (issue 12)."""
+    """Only when it has nothing outstanding (issue 12)."""
 
     async def work(worker: ScriptedWorker) -> None:
         await worker.read()
@@ -251,7 +251,7 @@ async def test_end_happens_once() -> None:
 async def test_worker_that_has_closed_a_pipe_does_not_end_with_its_input(
     kind: FaultKind,
 ) -> None:
-    """It lives on until it is told to end (issue 12)."""
+    """It lives on until it is asked to end (issue 12)."""
     async with suffering(echo, Fault(kind)) as talk:
         talk.wire.write(b"one\n")
         said = await talk.hear()
@@ -267,7 +267,7 @@ async def test_worker_that_has_closed_a_pipe_does_not_end_with_its_input(
 
 
 async def test_signal_that_comes_too_late_is_none() -> None:
-    """The account tells how the worker ended (issue 12)."""
+    """The account shows how the worker ended (issue 12)."""
     fault = Fault(FaultKind.EXIT, status=3)
     async with suffering(silent, fault, Fault(FaultKind.STDERR, size=10)) as talk:
         talk.wire.write(b"one\n")

@@ -51,6 +51,6 @@ def test_sound_processor_passes() -> None:
     ],
 )
 def test_bug_is_found(bug: str, said: str) -> None:
-    """And told in the words of who plays the daemon (issue 25)."""
+    """And reported in the words of who plays the daemon (issue 25)."""
     with pytest.raises(WorkerMisbehaved, match=said):
         run_state_machine_as_test(machine(bug), settings=MANY)

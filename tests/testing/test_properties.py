@@ -115,7 +115,7 @@ def test_worker_that_writes_more_at_its_end() -> None:
 
 
 def test_worker_that_takes_too_long() -> None:
-    """How long it may take is for the test to say (issue 12)."""
+    """How long it may take is for the test to set (issue 12)."""
 
     async def stuck(_worker: ScriptedWorker) -> None:
         await anyio.sleep_forever()

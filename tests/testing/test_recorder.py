@@ -68,7 +68,7 @@ async def test_conversation_is_kept_byte_for_byte(tmp_path: Path) -> None:
 
 
 async def test_recording_plays_equal(tmp_path: Path) -> None:
-    """The same worker says the same."""
+    """The same worker answers the same."""
     stage = upper()
     await recorded(RecordingFolder(tmp_path), stage)
     recording = Recording.load(tmp_path / "clean-1.1.rec")
@@ -123,7 +123,7 @@ async def test_long_conversation_is_cut_and_reported(tmp_path: Path) -> None:
 
 
 async def test_file_that_is_there_is_kept(tmp_path: Path) -> None:
-    """It is told; the conversation goes on, and is not recorded."""
+    """It is reported; the conversation goes on, and is not recorded."""
     stage = upper()
     (tmp_path / "clean-1.1.rec").write_text("mine")
     folder = RecordingFolder(tmp_path)
@@ -136,7 +136,7 @@ async def test_file_that_is_there_is_kept(tmp_path: Path) -> None:
 async def test_recording_that_can_not_go_on_ends_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full, say: it is told once; the conversation goes on."""
+    """A disk that is full, for one: it is reported once; the conversation goes on."""
     stage = upper()
     reading, writing = os.pipe()
     monkeypatch.setattr(
@@ -175,7 +175,7 @@ def noted(script: Script, size: int = 100) -> tuple[Wire, Child, Notebook]:
 
 
 async def read_all(worker: ScriptedWorker) -> None:
-    """Read, and say a word at the end."""
+    """Read, and write a word at the end."""
     while await worker.read():
         pass
     await worker.write(b"bye")

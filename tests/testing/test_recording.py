@@ -125,7 +125,7 @@ def test_damaged_last_line_is_left_out_and_reported(path: Path) -> None:
 
 
 def test_file_without_its_last_line_is_not_complete(path: Path) -> None:
-    """Nobody knows how the worker ended."""
+    """No one knows how the worker ended."""
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
     found = Recording.load(path)

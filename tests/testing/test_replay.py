@@ -47,7 +47,7 @@ import os
 while chunk := os.read(0, 9999):
     os.write(1, repr(chunk).encode() + b"\\n" + b"\\0" * chunk.count(b"\\n"))
 """
-"""Tells what each read gave it."""
+"""Reports what each read gave it."""
 
 
 async def test_input_is_cut_as_it_was() -> None:
@@ -80,7 +80,7 @@ async def test_input_waits_for_replies() -> None:
     "kind", [FaultKind.SKIP, FaultKind.STALL, FaultKind.CLOSE_STDOUT]
 )
 async def test_waiting_for_a_reply_is_bounded(kind: FaultKind) -> None:
-    """A worker that does not answer is stopped, and what it has said is kept."""
+    """A worker that does not answer is stopped, and what it has written is kept."""
     recording = asked(b"one\n", b"two\n", b"three\n")
     command = hostile_worker(FaultPlan.of(Fault(kind, message=2)))
     played = await play(recording, quick(command), grace=0.5)
@@ -130,7 +130,7 @@ async def test_reply_without_end_is_bounded() -> None:
 
 
 async def test_worker_that_dies_ends_it() -> None:
-    """What comes behind is not written; nobody waits for more."""
+    """What comes behind is not written; no one waits for more."""
     fault = Fault(FaultKind.EXIT, message=2, status=7)
     played = await play(
         asked(b"one\n", b"two\n", b"three\n"), hostile_worker(FaultPlan.of(fault))

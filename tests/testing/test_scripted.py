@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401
-    """Return a stage whose command nobody runs."""
+    """Return a stage whose command no one runs."""
     return staged(("no-such-program",), **settings)
 
 
@@ -135,7 +135,7 @@ async def test_exception_is_what_it_is_to_a_program() -> None:
 
 
 async def test_worker_that_stalls_is_signalled() -> None:
-    """After as many virtual seconds as the stage says."""
+    """After as many virtual seconds as the stage sets."""
 
     async def stall(_worker: ScriptedWorker) -> None:
         await anyio.sleep_forever()
@@ -212,7 +212,7 @@ async def test_recycled_worker_is_ended_by_its_stdin() -> None:
 
 
 async def test_script_may_close_its_ends_and_live_on() -> None:
-    """What it closes first is told."""
+    """What it closes first is reported."""
 
     async def close_both(worker: ScriptedWorker) -> None:
         await worker.read()
@@ -236,7 +236,7 @@ async def stay(_worker: ScriptedWorker) -> None:
 
 
 async def test_first_signal_counts() -> None:
-    """Also before the script has begun; behind it there is nobody (issue 12)."""
+    """Also before the script has begun; behind it there is no one (issue 12)."""
     for begun in (True, False):
         _, child = started(stay)
         async with anyio.create_task_group() as tasks:
@@ -251,7 +251,7 @@ async def test_first_signal_counts() -> None:
 
 
 async def test_no_one_ignores_sigkill() -> None:
-    """Whatever a script says (issue 12)."""
+    """Whatever a script does (issue 12)."""
 
     async def ignore(worker: ScriptedWorker) -> None:
         worker.ignored |= {SIGTERM, SIGKILL}
@@ -287,7 +287,7 @@ async def test_worker_that_is_given_no_stdin_sees_its_end() -> None:
 
 
 async def test_end_of_a_long_traceback_is_kept() -> None:
-    """There it says what was wrong (issue 12)."""
+    """There it reports what was wrong (issue 12)."""
 
     async def fail(_worker: ScriptedWorker) -> None:
         raise ValueError("x" * 200_000 + " the end")
@@ -300,7 +300,7 @@ async def test_end_of_a_long_traceback_is_kept() -> None:
 
 
 async def test_status_is_there_where_it_is_asked_for() -> None:
-    """Else what a worker says there is lost; at its exit it ends (issue 12)."""
+    """Else what a worker writes there is lost; at its exit it ends (issue 12)."""
 
     async def tell(worker: ScriptedWorker) -> None:
         worker.show_life()

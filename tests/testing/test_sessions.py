@@ -93,7 +93,7 @@ def _chunks(said: Sequence[Event]) -> dict[int, list[bytes]]:
 def test_no_frame_is_more_than_a_fault_of_the_peer(
     data: st.DataObject, version: CocaineVersion, side: Side
 ) -> None:
-    """Whatever it says, and when: nothing is raised (issue 15)."""
+    """Whatever it sends, and when: nothing is raised (issue 15)."""
     session = CocaineDialect(protocol=version).open(side, Limits())
     if side is Side.WORKER:
         session.send(Ready("u"))
@@ -114,7 +114,7 @@ class Shouting(SessionMachine):
     tested = shouts
 
     def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
-        """Say what it does."""
+        """Return what it does."""
         return [chunk.upper() for chunk in chunks]
 
 
@@ -149,6 +149,6 @@ def test_worker_that_does_as_its_model() -> None:
 def test_worker_that_does_not(
     machine: type[SessionMachine], error: type[Exception], text: str
 ) -> None:
-    """It is told what the worker said, or did (issue 15)."""
+    """The error has what the worker sent, or did (issue 15)."""
     with pytest.raises(error, match=text):
         run_state_machine_as_test(machine, settings=MANY)

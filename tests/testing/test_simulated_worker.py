@@ -83,7 +83,7 @@ async def run(
     ],
 )
 async def test_fault_of_a_message(kind: FaultKind, why: str) -> None:
-    """It is lost or refused, and nobody else is."""
+    """It is lost or refused, and no one else is."""
     told: list[str] = []
     fault = Fault(kind, equals=X)
     results = await run(fault, messages=[b"a", X, b"c"], told=told)
@@ -122,7 +122,7 @@ async def test_fault_that_costs_nothing(
 
 
 async def test_worker_without_heartbeat_is_replaced() -> None:
-    """As one that never says that it is ready."""
+    """As one that never reports that it is ready."""
     silent = Fault(FaultKind.NEVER_READY, start=1)
     timeout = Timeouts(start=2.0, heartbeat=1.0, stop=0.1)
     (result,) = await run(silent, ready=True, timeout=timeout)
@@ -152,7 +152,7 @@ async def test_what_its_work_raises_is_a_refusal() -> None:
 
 
 async def test_without_err_it_dies_of_what_its_work_raises() -> None:
-    """It can't say no."""
+    """It can't reject anything."""
     dialect = MarkerDialect(markers=Markers(err=None))
     (result,) = await run(messages=[b"bad"], dialect=dialect)
     assert "exited with status 1" in str(result.error)

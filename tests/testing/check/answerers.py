@@ -46,13 +46,13 @@ async def has_no_eop(worker: ScriptedWorker, message: bytes) -> None:
 
 
 async def greets(worker: ScriptedWorker) -> int | None:
-    """Say that it is there."""
+    """Report that it is there."""
     await worker.write(b"ready\n")
     return await echo(worker)
 
 
 async def has_no_eop_without_output(worker: ScriptedWorker, message: bytes) -> None:
-    """Answer only if there is something to say."""
+    """Answer only if there is something to send."""
     if message:
         await worker.reply(message)
 

@@ -57,7 +57,7 @@ class Ranges:
                 await self.give(request["start"], request["end"])
 
     async def say_latest(self) -> None:
-        """Say where the last line ends."""
+        """Return where the last line ends."""
         await self.worker.reply(b"%d" % self.latest())
 
     def latest(self) -> int:
@@ -126,7 +126,7 @@ class UnknownLatest(Ranges):
 
 
 class NoInitial(Ranges):
-    """Has no bug: it is asked for that only where a pipeline says so."""
+    """Has no bug: it is asked for that only where a pipeline asks for it."""
 
     async def do(self, request: dict[str, Any]) -> None:
         if request == {"offsets": "initial"}:
@@ -197,7 +197,7 @@ class RefusesMany(Ranges):
 
 
 class Resumes(Ranges):
-    """Goes on where it was killed, although nobody has what it wrote before."""
+    """Goes on where it was killed, although no one has what it wrote before."""
 
     async def give(self, start: int, end: int) -> None:
         before = self.disk.get((start, end), start)

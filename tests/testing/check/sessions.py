@@ -35,7 +35,7 @@ class Worker:
 
     @property
     def version(self) -> CocaineVersion:
-        """As it is told: what is auto is 1."""
+        """As it is given: what is auto is 1."""
         dialect = self.worker.request.dialect
         assert isinstance(dialect, CocaineDialect)
         auto = dialect.protocol is CocaineVersion.AUTO
@@ -64,7 +64,7 @@ class Worker:
         await self.worker.write(data)
 
     async def hello(self) -> None:
-        """Say who it is, and that it is ready."""
+        """Identify itself, and report that it is ready."""
         await self.say(self.words.control, self.words.handshake, "uuid")
         await self.say(self.words.control, self.words.heartbeat)
 
@@ -76,7 +76,7 @@ class Worker:
     async def take(
         self, first: int, second: int, arguments: tuple[Any, ...], *_: object
     ) -> None:
-        """Do what a frame says."""
+        """Do what a frame asks for."""
         words = self.words
         number, kind = (first, second) if words.channel_first else (second, first)
         if number == words.control:

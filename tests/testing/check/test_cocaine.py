@@ -27,7 +27,7 @@ def found(
 
 @pytest.mark.parametrize("version", [v for v in CocaineVersion if v.words is not None])
 def test_worker_that_keeps_to_the_protocol_passes(version: CocaineVersion) -> None:
-    """In each of the versions, each of which it is told (issue 15)."""
+    """In each of the versions, each of which it is given (issue 15)."""
     dialect = CocaineDialect(protocol=version)
     findings = found(Worker, dialect=dialect)
     assert failures(findings) == {}
@@ -55,7 +55,7 @@ def test_worker_that_keeps_to_the_protocol_passes(version: CocaineVersion) -> No
 def test_worker_of_another_kind_passes(
     worker: type[Worker], kind: StageKind, ranges: bool, why_not: dict[str, str]
 ) -> None:
-    """What makes no sense there is not made, and it is said why (issue 15)."""
+    """What makes no sense there is not made, and it is shown why (issue 15)."""
     dialect = CocaineDialect()
     findings = scripted(worker.script, dialect=dialect, kind=kind, ranges=ranges)
     assert failures(findings) == {}
@@ -91,7 +91,7 @@ def test_what_frameworks_do_is_advice(
 
 
 def test_heart_that_stops_is_a_failure_where_there_is_time_to_see_it() -> None:
-    """Else it is told how much there would have to be (issue 15)."""
+    """Else the text has how much there would have to be (issue 15)."""
     check = "sends heartbeats"
     findings = found(Worker, check)
     assert failures(findings) == {}

@@ -113,7 +113,7 @@ SLOW = [
         for size, mode in BATCHES
     ),
 ]
-# It is silent about markers that it does not speak, or says so and exits.
+# It is silent about markers that it does not speak, or reports them and exits.
 FEWER_MARKERS = {"sh", "start", "demo"}
 
 

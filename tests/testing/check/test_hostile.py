@@ -98,7 +98,7 @@ ADVISES = [
     (Fault(K.FLOOD, message=6, size=2), "keeps no state", "depends on those before it"),
 ]
 
-# A worker may take its time, and what it replies is its own matter: nobody can tell
+# A worker may take its time, and what it replies is its own matter: no one can know
 # these from a worker that is as it should be.
 PASSES = [
     (Fault(K.PAUSE, seconds=0.01), Fault(K.CUT), Fault(K.LEAK, size=1000)),

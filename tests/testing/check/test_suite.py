@@ -80,7 +80,7 @@ def test_planted_bug_is_found(script: Script, name: str, reason: str) -> None:
 
 
 def test_worker_that_collects_its_replies_in_a_buffer_is_found() -> None:
-    """It is told what to do (issue 12)."""
+    """The text has what to do (issue 12)."""
     program = r'awk "{ printf \"%s\n%c\", \$0, 0 }"'
     findings = checked(["sh", "-c", program], timeout=2)
     reason = failures(findings)["answers"]
@@ -142,7 +142,7 @@ def test_chosen_markers_are_those_of_all_checks() -> None:
 
 
 def test_counting_worker_keeps_to_the_protocol() -> None:
-    """What it replies is its own matter; that it counts is told (issue 12)."""
+    """What it replies is its own matter; that it counts is reported (issue 12)."""
 
     async def count(worker: ScriptedWorker) -> None:
         number = 0
@@ -170,7 +170,7 @@ def test_worker_that_knows_a_message_again_is_reported() -> None:
 
 
 def test_random_worker_keeps_to_the_protocol() -> None:
-    """Nothing that it says again is compared; it is told (issue 12)."""
+    """Nothing that it repeats is compared; that is reported (issue 12)."""
 
     async def draw(worker: ScriptedWorker, _: bytes) -> None:
         await worker.reply(uuid4().bytes.hex().encode())
@@ -182,7 +182,7 @@ def test_random_worker_keeps_to_the_protocol() -> None:
 
 
 def test_refusing_worker_goes_on() -> None:
-    """What it refuses is no failure, and a silent refusal is told (issue 12)."""
+    """What it refuses is no failure, and a silent refusal is reported (issue 12)."""
 
     async def refuse(worker: ScriptedWorker, message: bytes) -> None:
         await (worker.reply(message) if message else worker.refuse(""))
@@ -250,7 +250,7 @@ def test_worker_that_refuses_nothing_is_not_asked_to_go_on() -> None:
 
 
 def test_worker_of_one_language_may_die_of_another() -> None:
-    """Where a sample says what it can process, that is advice (issue 12)."""
+    """Where a sample has what it can process, that is advice (issue 12)."""
 
     async def take_objects(worker: ScriptedWorker, message: bytes) -> None:
         assert message.startswith(b"{")
@@ -333,7 +333,7 @@ def test_batch_that_never_fills_is_advice() -> None:
 
 
 def test_load_worker_with_outputs_is_reported() -> None:
-    """Nobody reads them (issue 12)."""
+    """No one reads them (issue 12)."""
     name = "load workers output nothing"
     findings = scripted(echo, kind=StageKind.LOAD)
     assert failures(findings) == {}
@@ -374,7 +374,7 @@ def test_workers_that_may_disturb_each_other_run_alone() -> None:
 
 
 def test_sample_that_can_not_be_sent_is_refused() -> None:
-    """It says which message (issue 12)."""
+    """It shows which message (issue 12)."""
     with pytest.raises(ConfigError, match=r"message 2 of the sample: .*marker"):
         scripted(echo, sample=[b"a", b"b\0"])
     with pytest.raises(ConfigError, match="for workers that are given messages"):
@@ -388,7 +388,7 @@ def test_program_that_does_not_exist_is_no_finding() -> None:
 
 
 def test_one_call_checks_a_worker_in_a_suite() -> None:
-    """It passes, or says all that ``etlstage check`` says (issue 12)."""
+    """It passes, or has all that ``etlstage check`` prints (issue 12)."""
     assert_conforms(python(ECHO), timeout=10)
     command = python("exit(7)")
     with pytest.raises(AssertionError) as caught:

@@ -162,7 +162,7 @@ def test_raw_is_a_session_as_a_worker_reads_it() -> None:
 
 @pytest.mark.parametrize("version", CocaineVersion)
 def test_what_was_sent_is_cut_behind_each_session(version: CocaineVersion) -> None:
-    """And told by session, without what differs each time (issue 15)."""
+    """And listed by session, without what differs each time (issue 15)."""
     dialect = CocaineDialect(protocol=version)
     ours, theirs = (dialect.open(side, Limits()) for side in Side)
     theirs.send(Ready("u"))

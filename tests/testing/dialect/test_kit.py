@@ -1,4 +1,4 @@
-"""A dialect that nobody knows better, and one of another package that has a kit."""
+"""A dialect that no one knows better, and one of another package that has a kit."""
 
 from __future__ import annotations
 
