@@ -34,7 +34,7 @@ def test_messages_written_ahead_are_answered_in_order(start: Start) -> None:
 
 
 def test_no_input_is_no_output(start: Start) -> None:
-    """There is no EOP that no one asked for."""
+    """There is no unsolicited EOP."""
     assert start(UPPER).finish() == (b"", 0)
 
 
