@@ -23,7 +23,8 @@ from etlstage.supervisor.process import spawn
 from etlstage.testing.transcript import Channel, Entry, Transcript
 from etlstage.transport import Child, Launch, Readable, Wire
 from etlstage.transport.base import describe_status
-from etlstage.transport.process import descendants, lives
+from etlstage.transport.guard import lives
+from etlstage.transport.process import descendants
 
 __all__ = ("DRAIN", "Process", "waits_for_stdin")
 

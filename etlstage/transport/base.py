@@ -36,15 +36,12 @@ class Readable(Protocol):
 
     def read(self, size: int, /) -> bytes | None:
         """Return what is there, ``b""`` at the end, None when reading would block."""
-        ...
 
     async def readable(self) -> None:
         """Wait until reading would not block, or :meth:`stop_waiting`."""
-        ...
 
     def stop_waiting(self) -> None:
         """Wake the tasks that wait: the process is gone, though the end may stay open."""
-        ...
 
 
 @runtime_checkable
@@ -53,7 +50,6 @@ class Pulled(Protocol):
 
     async def pull(self, take: Callable[[], bool], /) -> None:
         """Wait as :meth:`Readable.readable`, or call ``take`` until that is False."""
-        ...
 
 
 class ClosableReadable(Readable, Protocol):
@@ -61,7 +57,6 @@ class ClosableReadable(Readable, Protocol):
 
     def close(self) -> None:
         """Close it; no task may be waiting."""
-        ...
 
 
 class Wire(Readable, Protocol):
@@ -75,27 +70,21 @@ class Wire(Readable, Protocol):
             BrokenPipeError: If the worker, or we, closed this direction.
 
         """
-        ...
 
     async def writable(self) -> None:
         """Wait until there is room, or until writing would fail."""
-        ...
 
     def close_write(self) -> None:
         """Send the worker an end of input; safe to call twice."""
-        ...
 
     def unread(self) -> int:
         """Return how many bytes wait for the worker, or 0 if that is unknown."""
-        ...
 
     def mismatch_hint(self) -> str:
         """Return what connected in place of a worker that has not, if anything did."""
-        ...
 
     def close(self) -> None:
         """Close both directions; no task may be waiting."""
-        ...
 
 
 class Child(Protocol):
@@ -104,46 +93,36 @@ class Child(Protocol):
     @property
     def pid(self) -> int:
         """Its number."""
-        ...
 
     @property
     def returncode(self) -> int | None:
         """Exit status once it is gone, negative for a signal, else None."""
-        ...
 
     @property
     def stderr(self) -> Readable:
         """Its diagnostics."""
-        ...
 
     @property
     def status(self) -> Readable | None:
         """Where it reports that it is ready, and alive; None if it was given no such."""
-        ...
 
     def signal(self, number: Signals, /) -> None:
         """Send a signal to it and to what it started in its group; SIGKILL to all."""
-        ...
 
     async def wait(self) -> int:
         """Return the exit status; what it has left in its group and session lives."""
-        ...
 
     async def deserted(self) -> None:
         """Wait, behind its exit, until nothing is left of its group and session."""
-        ...
 
     def kill(self) -> int:
         """Kill it and its session, reap it; return how many others that killed."""
-        ...
 
     def kill_heirs(self) -> int:
         """Kill what it has left behind elsewhere, once it is gone; return how many."""
-        ...
 
     def close(self) -> None:
         """Close stderr and status; no task may be waiting."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -185,7 +164,6 @@ class Launch(Protocol):
             OSError: If it can't be started.
 
         """
-        ...
 
 
 def describe_status(status: int) -> str:

@@ -38,7 +38,7 @@ import signal
 import sys
 from time import sleep
 
-__all__ = ("STARTED", "Guard", "remove")
+__all__ = ("STARTED", "Guard", "lives", "remove", "stat_of")
 
 STARTED = "started"
 """In a folder for Java: its pid, and the file by which PySpark waits for it."""
@@ -110,21 +110,20 @@ class Guard:
             with open(f"/proc/{pid}/environ", "rb") as environment:
                 known = f"_PYSPARK_DRIVER_CONN_INFO_PATH={file}".encode()
                 ours = known in environment.read().split(b"\0")
-            with open(f"/proc/{pid}/stat", "rb") as stat:
-                start = stat.read().rpartition(b")")[2].split()[19]
+            stat = stat_of(int(pid))
         except (OSError, ValueError):
             return ""
-        if ours:  # its number may be another's by now
-            self.java.add((int(pid), int(start)))
+        if ours and stat is not None:  # its number may be another's by now
+            self.java.add((int(pid), stat[1]))
         return file
 
     def _end_java(self) -> None:  # pragma: no cover
         """End the Java processes; what they have started is in their sessions."""
-        found = left = [java for java in self.java if _lives(java)]
+        found = left = [java for java in self.java if lives(*java)]
         for pid, _ in found:
             _kill(pid, signal.SIGTERM)
         for _ in range(_JAVA):
-            left = [java for java in left if _lives(java)]
+            left = [java for java in left if lives(*java)]
             if not left:
                 break
             sleep(_PAUSE)
@@ -187,10 +186,7 @@ class Guard:
         try:
             if os.getsid(pid) in self.groups:
                 # A zombie is in its session until it is reaped.
-                # The state is behind the name, which may hold blanks and parentheses
-                # itself: proc_pid_stat(5).
-                with open(f"/proc/{pid}/stat", "rb") as stat:
-                    return stat.read().rpartition(b")")[2].split()[0] not in b"ZX"
+                return lives(pid)
             with open(f"/proc/{pid}/environ", "rb") as environment:
                 return self._variable in environment.read().split(b"\0")
         except OSError:
@@ -239,15 +235,27 @@ def _kill(pid: int, number: int) -> None:  # pragma: no cover
         return
 
 
-def _lives(process: tuple[int, int]) -> bool:  # pragma: no cover
-    """Return whether a process that was started then is there, and no zombie."""
-    pid, start = process
+def stat_of(pid: int) -> tuple[bytes, int] | None:
+    """
+    Return the state of a process, and when it was started, in ticks since the boot.
+
+    None: it is gone, or that is not known here.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
+            # Behind the name, which may hold anything: proc_pid_stat(5).
             fields = stat.read().rpartition(b")")[2].split()
     except OSError:
+        return None
+    return fields[0], int(fields[19])
+
+
+def lives(pid: int, start: int | None = None) -> bool:
+    """Return whether a process, which was started then, has not ended; a zombie has."""
+    stat = stat_of(pid)
+    if stat is None or stat[0] in (b"Z", b"X"):
         return False
-    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start
+    return start is None or stat[1] == start
 
 
 def main(variable: bytes) -> None:  # pragma: no cover

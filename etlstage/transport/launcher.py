@@ -16,9 +16,6 @@ processor time, a Python worker that costs 40 ms to start costs 41 ms by ``setpr
 
 The parent-death signal is that of the *thread* that starts the worker: a worker dies
 with it, although the process lives on.
-
-Who a program runs as is looked up here, too: names of users and groups, and what they
-stand for.
 """
 
 from __future__ import annotations
@@ -247,12 +244,10 @@ def _is_program(path: str, *, nested: bool = False) -> bool:
         line, end, _ = head[2:128].partition(b"\n")
         interpreter = os.fsdecode(line.strip(b" \t").partition(b" ")[0])
         # One that is a script itself would need more care than it is worth.
-        return bool(end) and not nested and _is_absolute(interpreter)
+        if nested or not end or not os.path.isabs(interpreter):
+            return False
+        return _is_program(interpreter, nested=True)
     return _is_binary(head)
-
-
-def _is_absolute(interpreter: str) -> bool:
-    return os.path.isabs(interpreter) and _is_program(interpreter, nested=True)
 
 
 def _is_binary(head: bytes) -> bool:

@@ -37,6 +37,7 @@ from typing import IO, Final, Literal
 import anyio
 
 from etlstage.transport.base import ClosableReadable, LaunchRequest, describe_status
+from etlstage.transport.guard import lives
 from etlstage.transport.launcher import Launcher, LaunchTerms
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 
@@ -48,7 +49,6 @@ __all__ = (
     "clock",
     "descendants",
     "launch_over_pipes",
-    "lives",
     "resident_bytes",
     "session_members",
     "start_program",
@@ -242,13 +242,7 @@ class PipeChild:
             await _look_again(others[0])
 
     def kill(self) -> int:
-        """
-        Kill it at once, with its session, and reap it; safe to call twice.
-
-        Returns:
-            How many others were killed.
-
-        """
+        """Kill it at once, with its session, and reap it; return how many others."""
         if self._popen.returncode is not None:
             return 0
         # To be looked for first: the dead have no children.
@@ -308,16 +302,9 @@ def start_program(
     """
     Start a program with more words behind its command, and talk to it elsewhere.
 
-    Its stdout goes where its stderr goes, and there is nothing on its stdin.
-
-    Args:
-        request: What to start.
-        words: Behind its command.
-        join: Returns what is read for its stderr, given the pipe.
-
-    Raises:
-        OSError: As :func:`launch_over_pipes`.
-
+    Its stdout goes where its stderr goes, and there is nothing on its stdin. ``join``
+    returns what is read for its stderr, given the pipe. It raises as
+    :func:`launch_over_pipes`.
     """
     command = (*request.command, *words)
     request = replace(request, command=command, stdin=False)
@@ -458,16 +445,6 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def lives(pid: int) -> bool:
-    """Return whether a process has not ended; a zombie has."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    # Behind the name, which may hold anything: proc_pid_stat(5).
-    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-
-
 def resident_bytes(pid: int) -> int | None:
     """Return what a process has in memory, None if it is gone."""
     try:
@@ -564,11 +541,8 @@ class Puller:
         """
         Wait until a descriptor can be read, or :meth:`stop`.
 
-        Args:
-            fd: The descriptor.
-            take: On asyncio it is called instead, as often as there is something to
-                read, until it returns False; what it raises is raised here.
-
+        On asyncio ``take`` is called instead, as often as there is something to read,
+        until it returns False; what it raises is raised here.
         """
         if not _is_ours():
             with suppress(anyio.ClosedResourceError):

@@ -27,7 +27,6 @@ import logging
 import os
 import selectors
 import socket
-import sys
 import termios
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -74,12 +73,8 @@ class SocketWire:
     """
     The conversation with a worker that connects to us, before and after it does.
 
-    Until then nothing is to be read, and there is no room to write.
-
-    Args:
-        listener: Where it connects.
-        token: By which it identifies itself there.
-
+    Until then nothing is to be read, and there is no room to write. By its ``token`` the
+    worker identifies itself at the listener.
     """
 
     def __init__(self, listener: Listener, token: str) -> None:
@@ -201,7 +196,11 @@ class SocketWire:
         """
         if self._socket is None:
             return 0
-        return self._last if self._reset or self._queued(self._socket) else 0
+        queued = self._reset
+        with suppress(OSError):
+            fd = self._socket.fileno()
+            queued = queued or any(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0" * 4))
+        return self._last if queued else 0
 
     def mismatch_hint(self) -> str:
         """Return what connected in place of a worker that has not, if anything did."""
@@ -235,13 +234,6 @@ class SocketWire:
     def _wake(self) -> None:
         self._connected.set()
         anyio.notify_closing(self._wakeup_fd)
-
-    @staticmethod
-    def _queued(connection: socket.socket) -> int:
-        with suppress(OSError):
-            answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0" * 4)
-            return int.from_bytes(answer, sys.byteorder)
-        return 0
 
 
 class Listener:
@@ -386,13 +378,7 @@ class Listener:
 
 
 class LocatorServer:
-    """
-    A worker's stderr, and what it sends to the services that it finds.
-
-    Args:
-        connector: Of what the worker speaks.
-
-    """
+    """A worker's stderr, and what it sends to the services that it finds."""
 
     def __init__(self, connector: Connector) -> None:
         self._services = connector.services

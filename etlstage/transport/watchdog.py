@@ -39,7 +39,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Final
 
-from etlstage.transport.guard import remove
+from etlstage.transport.guard import remove, stat_of
 
 __all__ = (
     "VARIABLE",
@@ -153,13 +153,7 @@ class Watchdog:
             self._add(b"*%d %d\n" % (pid, start))
 
     def check(self, now: float) -> None:
-        """
-        Replace it if it is gone, or has not answered for a while.
-
-        Args:
-            now: The time, in seconds.
-
-        """
+        """Replace it if it is gone, or has not answered for a while."""
         if self._owner != os.getpid() or now < self._checked + _ASK_EVERY:
             return
         with self._lock:
@@ -227,11 +221,8 @@ class Watchdog:
 
 def started_at(pid: int) -> int | None:
     """Return when a process was started, in ticks since the boot; None: not known."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    return int(stat.rpartition(b")")[2].split()[19])
+    stat = stat_of(pid)
+    return None if stat is None else stat[1]
 
 
 def _kill_child(pid: int) -> None:
