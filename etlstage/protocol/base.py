@@ -77,7 +77,6 @@ class DialectSession(Protocol):
 
         The time of each begins with its turn then, and none can be cancelled alone.
         """
-        ...
 
     @property
     def unprompted(self) -> bool:
@@ -87,12 +86,10 @@ class DialectSession(Protocol):
         Else :meth:`data_to_send` need only be asked behind :meth:`send`, and there is
         no timer.
         """
-        ...
 
     @property
     def sends_farewell(self) -> bool:
         """Whether a worker is asked to end before its input ends."""
-        ...
 
     @property
     def owed(self) -> int:
@@ -101,24 +98,19 @@ class DialectSession(Protocol):
 
         What it has answered may be open all the same, until it is proven or committed.
         """
-        ...
 
     @property
     def room(self) -> float:
         """How many exchanges may be opened now; where the worker asks, messages."""
-        ...
 
     def receive_data(self, data: bytes, now: float, /) -> None:
         """Take bytes that the peer sent; they may be cut anywhere."""
-        ...
 
     def reading_paused(self, now: float, /) -> None:
         """Expect no sign of the peer before the next bytes: it is not read."""
-        ...
 
     def receive_eof(self, now: float, /) -> None:
         """Take the end of what the peer sends."""
-        ...
 
     def peer_exited(self, clean: bool, now: float) -> None:
         """
@@ -129,11 +121,9 @@ class DialectSession(Protocol):
             now: The time, in seconds.
 
         """
-        ...
 
     def events_received(self) -> list[Event]:
         """Return, once, what has been received since the last call."""
-        ...
 
     def send(self, event: Event, now: float, /) -> None:
         """
@@ -145,7 +135,6 @@ class DialectSession(Protocol):
                 queued then, and no number was used.
 
         """
-        ...
 
     def data_to_send(self) -> list[bytes]:
         """
@@ -155,15 +144,12 @@ class DialectSession(Protocol):
         again as soon as what it returned is written, until there is nothing: so it may
         return a part, and control come before the rest.
         """
-        ...
 
     def get_timer(self) -> float | None:
         """Return when :meth:`handle_timer` wants to be called, in seconds, or None."""
-        ...
 
     def handle_timer(self, now: float) -> None:
         """Do what is due by now, in seconds on the caller's clock."""
-        ...
 
 
 @runtime_checkable
@@ -177,26 +163,21 @@ class Paired(DialectSession, Protocol):
 
     def go_in_step(self, step: bool, /) -> None:
         """Have one exchange at a time, each shown to add up, or no longer."""
-        ...
 
     def bound_replies(self, size: float, /) -> None:
         """Let so many bytes of replies wait until they are shown to add up."""
-        ...
 
     @property
     def wants_unread(self) -> bool:
         """Whether :meth:`input_unread` is of use now."""
-        ...
 
     @property
     def ahead(self) -> bool:
         """Whether the worker lacks a part of what it was given last."""
-        ...
 
     @property
     def unproven(self) -> int:
         """Messages that were released, and may yet turn out to have others' replies."""
-        ...
 
     def input_unread(self, left: int, now: float) -> bool:
         """
@@ -207,15 +188,12 @@ class Paired(DialectSession, Protocol):
             :meth:`output_dry`.
 
         """
-        ...
 
     def output_dry(self, now: float) -> None:
         """Judge what is held back: all that the peer had written was received."""
-        ...
 
     def give_whole(self) -> None:
         """Queue the rest of what the worker has a part of: it gets nothing more."""
-        ...
 
 
 class Services(Protocol):
@@ -229,11 +207,9 @@ class Services(Protocol):
             ProtocolError: If the connection is to be closed.
 
         """
-        ...
 
     def lines(self) -> bytes:
         """Return, once, the lines that are for the log."""
-        ...
 
 
 class Connector(Protocol):
@@ -248,7 +224,6 @@ class Connector(Protocol):
         They name the stage, what the worker has to call itself when it connects, where
         it connects to, and where it asks for services.
         """
-        ...
 
     def identity(self, data: bytes, /) -> str | None:
         """
@@ -258,11 +233,9 @@ class Connector(Protocol):
             RemoteProtocolError: If it wrote something else.
 
         """
-        ...
 
     def services(self, host: str, port: int) -> Services | None:
         """Return what answers a connection to the locator there; None: there is none."""
-        ...
 
 
 class Shape(Enum):
@@ -356,9 +329,9 @@ class Dialect(ABC):
         """Return the settings as plain JSON; :meth:`from_plain` reads them again."""
 
     @classmethod
-    @abstractmethod
     def from_plain(cls, settings: Mapping[str, object]) -> Self:
         """Return the dialect with settings that :meth:`plain` has made."""
+        return cls(**{key: item for key, item in settings.items() if key != "name"})
 
     @classmethod
     @abstractmethod

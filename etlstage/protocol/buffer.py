@@ -46,14 +46,7 @@ class ReceiveBuffer:
         return found
 
     def end_of_last(self, marker: bytes, before: int | None = None) -> int:
-        """
-        Return where the last ``marker`` ends, or 0 when there is none.
-
-        Args:
-            marker: What to look for.
-            before: Where it may end, at most; None: anywhere.
-
-        """
+        """Return where the last ``marker`` ends, ``before`` at most; 0: there is none."""
         if self.find(marker) < 0:
             return 0
         at = self._data.rfind(marker, 0, before)

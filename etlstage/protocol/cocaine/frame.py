@@ -103,13 +103,7 @@ class Encoding(Enum):
 
 
 class Packer:
-    """
-    Makes frames.
-
-    Args:
-        encoding: Of strings.
-
-    """
+    """Makes frames, with strings in an encoding."""
 
     def __init__(self, encoding: Encoding) -> None:
         packer = _msgpack().Packer
@@ -122,13 +116,7 @@ class Packer:
 
 
 class Frames:
-    """
-    Cuts what was received into frames, and holds what does not make one yet.
-
-    Args:
-        max_payload: Bytes of a payload, at most.
-
-    """
+    """Cuts what was received into frames, and holds what does not make one yet."""
 
     def __init__(self, max_payload: int) -> None:
         msgpack = _msgpack()
@@ -288,13 +276,7 @@ class HeaderTable:
         self._size = 0
 
     def read(self, headers: object) -> Headers:
-        """
-        Return the headers of one frame.
-
-        Raises:
-            RemoteProtocolError: If they are none.
-
-        """
+        """Return the headers of one frame; a RemoteProtocolError if they are none."""
         if headers == ():
             return ()
         if type(headers) is not tuple:
@@ -376,13 +358,7 @@ class Outgoing:
 
     @property
     def said(self) -> Words:
-        """
-        The forms of frames here.
-
-        Raises:
-            LocalProtocolError: If that is not known yet.
-
-        """
+        """The forms of frames here; a LocalProtocolError if they are not known yet."""
         if self.words is None:
             raise LocalProtocolError(
                 "the protocol version of the worker is not known yet"
@@ -424,7 +400,11 @@ class Outgoing:
         pack, payload = self._packer.pack, self._payload
         whole = self._whole
         if whole is None or whole[:2] != (self.said, event):
-            self._whole = whole = self._around(self.said, event)
+            words, name = self.said, pack(event.encode()).replace(b"%", b"%%")
+            begun = self._head(words.invoke, _ONE + name)
+            begun += self._head(words.chunk, _ONE)
+            whole = words, event, begun, self._head(words.choke, _NONE)
+            self._whole = whole
         _, _, begin, end = whole
         pieces: list[bytes] = []
         for number, message in enumerate(messages, first):
@@ -466,11 +446,6 @@ class Outgoing:
                 return [b"".join(pieces), data.popleft()]
             pieces.append(data.popleft())
         return pieces if len(pieces) < 2 else [b"".join(pieces)]
-
-    def _around(self, words: Words, event: str) -> _Whole:
-        name = self._packer.pack(event.encode()).replace(b"%", b"%%")
-        begin = self._head(words.invoke, _ONE + name) + self._head(words.chunk, _ONE)
-        return words, event, begin, self._head(words.choke, _NONE)
 
     def _packed_twice(self, message: bytes) -> bytes:
         packed = _msgpack().packb(message, use_bin_type=False)

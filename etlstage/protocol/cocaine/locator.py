@@ -34,14 +34,7 @@ _API: Final = {
 
 
 class Locator:
-    """
-    One connection, without I/O; see :class:`~etlstage.protocol.base.Services`.
-
-    Args:
-        host: Where it is.
-        port: The same.
-
-    """
+    """One connection, without I/O; see :class:`~etlstage.protocol.base.Services`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._at = (host, port)

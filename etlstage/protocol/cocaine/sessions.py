@@ -39,16 +39,10 @@ WORKER_CATEGORY: Final = 42
 
 class Sessions:
     """
-    Opens sessions, and reports what comes of them.
+    Opens sessions with what is ``outgoing``; reports in ``events`` what comes of them.
 
-    Args:
-        ours: We are the supervisor.
-        outgoing: What we send.
-        events: Where to report.
-        limits: How much the peer may make us hold.
-        concat: All chunks of a session are one message.
-        packed: What a worker sends is packed once more.
-
+    The other arguments are those of the connection, see ``session.py``; ``ours``: we are
+    the supervisor.
     """
 
     def __init__(
@@ -86,10 +80,7 @@ class Sessions:
         """
         Understand plain chunks and chokes, as nearly all frames are.
 
-        Args:
-            frames: What has come.
-            other: Understands any frame: one that is something else, or may be wrong.
-
+        ``other`` understands any frame: one that is something else, or may be wrong.
         """
         theirs, mine, outgoing = self._theirs, self._mine, self._outgoing
         plain, most = not (self._concat or self._packed), self._limits.max_message_bytes
@@ -159,7 +150,10 @@ class Sessions:
                     self._theirs[number] = []
         if self._ends:
             ends, self._ends = self._ends, []
-            self._events += _in_runs(ends) if self._ours else _ended_halves(ends)
+            if self._ours:
+                self._events += _in_runs(ends)
+            else:
+                self._events += [Added(id_, group, ended=True) for id_, group in ends]
 
     def _drop(self, kind: int, number: int) -> None:
         self._events.append(Noise(b"frame %d for session %d" % (kind, number)))
@@ -305,10 +299,7 @@ class Sessions:
         """
         Forget a session, if it is open: what still comes of it is late.
 
-        Args:
-            event: Which, and why.
-            silent: Whether nothing is sent to the worker any more.
-
+        ``silent``: nothing is sent to the worker any more.
         """
         if self._outgoing.words is None:
             return
@@ -357,11 +348,6 @@ def _in_runs(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Event]:
             groups.append(group)
         behind = number + 1
     return found
-
-
-def _ended_halves(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Event]:
-    """Return that the supervisor has ended its halves of sessions."""
-    return [Added(number, group, ended=True) for number, group in ends]
 
 
 def code_of(arguments: tuple[object, ...]) -> tuple[int, int, str]:

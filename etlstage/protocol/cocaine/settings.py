@@ -23,7 +23,6 @@ from etlstage.protocol.cocaine.frame import (
 )
 from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.session import CocaineSession, Deadlines
-from etlstage.protocol.events import Assignment
 from etlstage.settings.definition import (
     Definition,
     Section,
@@ -173,12 +172,8 @@ class CocaineDialect(Definition, Dialect):
         side: Side,
         limits: Limits,
         *,
-        batch: int = 1,
         kind: StageKind = StageKind.TRANSFORM,
-        assignment: Assignment | None = None,
-        window: int | None = None,
-        life: float | None = None,
-        answer: float | None = None,
+        **_others: object,
     ) -> CocaineSession:
         """Return a fresh session."""
         return CocaineSession(
@@ -216,11 +211,6 @@ class CocaineDialect(Definition, Dialect):
     def plain(self) -> dict[str, object]:
         """Return the settings as plain JSON."""
         return {"name": self.name, **super().plain()}
-
-    @classmethod
-    def from_plain(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the dialect with settings that :meth:`plain` has made."""
-        return cls(**{key: item for key, item in settings.items() if key != "name"})
 
 
 def _driver_rules(given: Mapping[str, Any]) -> Iterable[Problem]:

@@ -6,9 +6,8 @@ No worker imports this file: dataclasses take longer to import than the dialect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
@@ -146,8 +145,3 @@ class KclDialect(Definition, Dialect):
     def plain(self) -> dict[str, object]:
         """Return the settings as plain JSON."""
         return {"name": self.name, **super().plain()}
-
-    @classmethod
-    def from_plain(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the dialect with settings that :meth:`plain` has made."""
-        return cls(**{key: item for key, item in settings.items() if key != "name"})

@@ -48,13 +48,11 @@ class BlockSizing:
     """
     Counts what a process is given and answers, a block at a time.
 
-    Args:
-        terms: Of the stage.
-
     Attributes:
         step: Set it while the stage goes in lock-step: each message is a block.
         bound: Set it to bytes of replies that may wait for their consumer.
         total: Messages that the process was given in its life.
+        given: Those of this block.
 
     """
 
@@ -62,21 +60,16 @@ class BlockSizing:
         self.step: bool = False
         self.bound: float = math.inf
         self.total: int = 0
+        self.given: int = 0
         self._life = terms.life
         self._alone = terms.alone
         self._limit = terms.first
         self._count = 0  # blocks that have ended
-        self._given = 0  # messages of this block
-        self._bytes = 0  # and their bytes, with those of the replies to them
+        self._bytes = 0  # of these messages, with those of the replies to them
         self._replies = 0  # bytes of replies that wait
         self._began = 0.0  # when its first message was given
         self._turn = 0.0  # when the oldest exchange that is owed became it
         self._longest = 0.0  # seconds that an exchange took, at most
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything was given in this block, answered or not."""
-        return self._given > 0
 
     @property
     def pace(self) -> float:
@@ -86,17 +79,17 @@ class BlockSizing:
     def room(self, now: float) -> int:
         """Return how many messages may still be given before this block ends."""
         limit = 1 if self.step or self._alone else self._limit
-        if self._given >= limit:
+        if self.given >= limit:
             return 0
-        if self._given and (self._bytes >= _BYTES or now - self._began >= _SECONDS):
+        if self.given and (self._bytes >= _BYTES or now - self._began >= _SECONDS):
             return 0
-        return limit - self._given
+        return limit - self.given
 
     def give(self, messages: int, size: int, now: float) -> None:
         """Count messages that are given to the worker, and their bytes."""
-        if not self._given:
+        if not self.given:
             self._began = now
-        self._given += messages
+        self.given += messages
         self._bytes += size
         self.total += messages
 
@@ -124,15 +117,9 @@ class BlockSizing:
 
     def quiet(self, now: float, *, several: bool) -> float:
         """
-        Return how long the worker must be quiet if there is nothing to give it.
+        Return for how many seconds the worker must be quiet if it is given nothing.
 
-        Args:
-            now: The time, in seconds.
-            several: Whether more than one exchange is held back.
-
-        Returns:
-            Seconds; 0 to release the block at once.
-
+        ``several`` exchanges may be held back. 0: the block is released at once.
         """
         if self._count < _YOUNG:
             return self.pace
@@ -147,7 +134,7 @@ class BlockSizing:
         self._count += 1
         share = max(1.0, max(self._life, self.total) / _OF_LIFE)
         self._limit = int(min(_MOST, self._limit * _GROWTH, share))
-        self._given = self._bytes = 0
+        self.given = self._bytes = 0
 
     def release(self) -> None:
         """Count no reply as waiting any more."""

@@ -46,13 +46,7 @@ def encode_column(messages: Run, markers: Markers, *, limit: int) -> bytes:
 
 
 def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
-    """
-    Do as :func:`~etlstage.protocol.marker.framing.split_groups`, in bulk.
-
-    Raises:
-        Unterminated: If an EOP follows a message that has no EOM.
-
-    """
+    """Do as :func:`~etlstage.protocol.marker.framing.split_groups`, in bulk."""
     eom, eop = markers.eom, markers.eop
     if speedups.compiled and (found := speedups.compiled.split(data, eom, eop, True)):
         return _as_found(data, *found)

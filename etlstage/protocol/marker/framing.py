@@ -39,13 +39,7 @@ _FEW: Final = 8  # replies
 
 
 class Unterminated(RemoteProtocolError):
-    """
-    Raised when an EOP follows a message that has no EOM.
-
-    Attributes:
-        groups: The sound replies before it.
-
-    """
+    """Raised when an EOP follows a message that has no EOM, behind sound ``groups``."""
 
     def __init__(self, groups: list[tuple[bytes, ...]]) -> None:
         super().__init__("message without EOM before EOP")

@@ -121,12 +121,14 @@ class Proof:
 
     Args:
         terms: Of the stage.
-        markers: Of the dialect.
+        markers: Those of its dialect.
         out: Where to put the bytes for the worker.
         batches: Whether exchanges are batches: a worker that counts its messages
             answers one before it has read EOB.
         slack: Bytes behind EOB that a worker need not read.
         hint: Ends the error of a worker that has written what is not due.
+
+    ``owed`` is, wherever it is passed, how many exchanges the worker has not answered.
 
     Attributes:
         stand: Where it stands.
@@ -205,13 +207,8 @@ class Proof:
         """
         Take what is to be written for messages, or for the end of a batch.
 
-        Args:
-            wire: The bytes.
-            messages: How many begin in it.
-            now: The time, in seconds.
-            idle: Whether the worker owed nothing before it.
-            opens: Whether exchanges begin with it; else it is more of a batch.
-
+        ``messages`` of them begin in it. The worker owed nothing before it if it was
+        ``idle``; exchanges begin with what ``opens``, else it is more of a batch.
         """
         self._owed_bytes += len(wire)
         if self._batches and opens:
@@ -244,16 +241,7 @@ class Proof:
     # --- what comes from the worker -------------------------------------------
 
     def hold(self, answer: Ended, size: int, now: float, *, owed: int) -> None:
-        """
-        Hold back the answer to the oldest exchanges.
-
-        Args:
-            answer: What is to be passed on.
-            size: Bytes of memory that it takes.
-            now: The time, in seconds.
-            owed: Exchanges that are not answered behind it.
-
-        """
+        """Hold back the answer to the oldest exchanges; it takes ``size`` bytes."""
         count = len(answer.groups)
         self._owed_bytes = self._owed_bytes * owed // (owed + count)
         self.answered += count
@@ -292,27 +280,14 @@ class Proof:
     # --- the three facts --------------------------------------------------------
 
     def wants_unread(self, owed: int) -> bool:
-        """
-        Return whether it matters how much of its input the worker has read.
-
-        Args:
-            owed: Exchanges that the worker has not answered.
-
-        """
+        """Return whether it matters how much of its input the worker has read."""
         if self._stopped or self._whole is not None:
             return False
-        idle = self.stand is Stand.OPEN and not owed and self.blocks.begun
+        idle = self.stand is Stand.OPEN and not owed and self.blocks.given > 0
         return idle or self.stand in (Stand.QUIET, Stand.PROBED)
 
     def input_unread(self, left: int, now: float, *, owed: int) -> bool:
-        """
-        Take how many bytes the worker has left unread.
-
-        Returns:
-            Whether all that it wrote is to be received now; then call
-            :meth:`output_dry`.
-
-        """
+        """Take how much is unread; return whether all it wrote is to be received now."""
         self._left = left
         if not self.wants_unread(owed):
             return False
@@ -372,27 +347,13 @@ class Proof:
         return now + min(max(shortest, _EIGHTH * (now - self._since)), longest)
 
     def receive_eof(self, *, owed: int) -> None:
-        """
-        Take the end of the worker's output.
-
-        Args:
-            owed: Exchanges that the worker has not answered.
-
-        """
+        """Take the end of the worker's output."""
         if self.stand is not Stand.OVER:
             self._whole = self.proving or not owed
             self._conclude(clean=False)  # of what it dies is known only at its exit
 
     def peer_exited(self, now: float, *, clean: bool, owed: int) -> None:
-        """
-        Release what a worker has answered that is gone, if that is known to be right.
-
-        Args:
-            now: The time, in seconds.
-            clean: Whether it ended as it should.
-            owed: Exchanges that the worker has not answered.
-
-        """
+        """Release what a worker has answered that is gone, if it is known to be right."""
         if self.stand is Stand.OVER:
             return
         if not (owed or self.held):

@@ -247,14 +247,7 @@ class MarkerProtocol:
         return 0 if self.proof is None else self.proof.unproven
 
     def input_unread(self, left: int, now: float) -> bool:
-        """
-        Take how many bytes the peer has not read of what was written to it.
-
-        Returns:
-            Whether to receive all that it has written now, whatever comes; then call
-            :meth:`output_dry`.
-
-        """
+        """Take how much the peer has not read; return whether to read it dry now."""
         self._now = now
         if self.proof is None:
             return False
@@ -290,16 +283,7 @@ class MarkerProtocol:
             self._count()
 
     def send(self, event: Event, now: float = 0.0, /) -> None:
-        """
-        Queue an event for the peer.
-
-        Raises:
-            LocalProtocolError: If the state, or our side, does not allow it, or it has
-                another number than is due.
-            InvalidMessage: If a message contains a marker or is too long; nothing
-                of the event has been queued then, and no number was used.
-
-        """
+        """Queue an event for the peer."""
         self._now = now
         ours = self.side is Side.SUPERVISOR
         # One message at a time is the case that counts, and of those most pass here.
@@ -343,7 +327,6 @@ class MarkerProtocol:
     # --- sending ------------------------------------------------------------
 
     def _open(self, event: Opened) -> None:
-        """Begin exchanges of one message each."""
         first, messages, each = event[:3]
         session = self._session
         if self._batches or self._plain:
@@ -352,20 +335,21 @@ class MarkerProtocol:
         self._expect("open", first, session.answered + session.owed + 1)
         if not each:
             self._pass(Token.EOB)
-        messages = plain(messages)  # what is beside them does not travel
-        framing = self._framing(messages)
-        wire = self._encode(framing.encode_run, messages)
+        wire, framing = self._framed(messages)
         if wire:
             idle, count = not session.owed, len(messages)
             self._pass(Token.MESSAGE, count)
             self._reader.framing = framing
             self._write(wire, count, idle=idle)
 
-    def _framing(self, messages: Run) -> ByteFraming:
-        found = self._framings.get(type(messages))
-        if found is None:
-            found = self._framings[type(messages)] = self._framing_of(messages)
-        return found
+    def _framed(self, messages: Run) -> tuple[bytes, ByteFraming]:
+        """Return messages as they are written, and how replies to them are found."""
+        messages = plain(messages)  # what is beside them does not travel
+        framing = self._framings.get(type(messages))
+        if framing is None:
+            framing = self._framings[type(messages)] = self._framing_of(messages)
+        limit = self._limits.max_message_bytes
+        return framing.encode_run(messages, self._unsendable, limit=limit), framing
 
     def _open_round(self, event: Opened) -> None:
         if len(event.messages) or event.each:
@@ -400,9 +384,7 @@ class MarkerProtocol:
         self, messages: Run, held: int, *, ended: bool, idle: bool = False
     ) -> None:
         """Add messages to a batch that holds so many, and EOB."""
-        messages = plain(messages)
-        framing = self._framing(messages)
-        wire, count = self._encode(framing.encode_run, messages), len(messages)
+        (wire, framing), count = self._framed(messages), len(messages)
         if ended and count and self._asks:
             raise LocalProtocolError("can't send EOB behind a message: BNC comes first")
         if count:
@@ -438,7 +420,8 @@ class MarkerProtocol:
             raise LocalProtocolError(
                 "can't end an exchange with its output: send Ended"
             )
-        wire = self._encode(LISTS.encode_run, event.messages)
+        limit = self._limits.max_message_bytes
+        wire = LISTS.encode_run(event.messages, self._unsendable, limit=limit)
         if self.markers.eop == self.markers.eom and not self._plain:
             raise LocalProtocolError(
                 "can't send part of a reply when eop is eom: a reply is one message"
@@ -460,7 +443,8 @@ class MarkerProtocol:
         wire = encode_replies(groups, refusals, self._unsendable, limit=limit)
         if groups:
             self._pass(Token.EOP, len(groups))
-            self._out.append(wire + self._echoes())
+            self._out.append(wire + self._reader.echoes_owed * self.markers.bnc)
+            self._reader.echoes_owed = 0
 
     def _ask(self, event: Wanted) -> None:
         wanted = event[0]
@@ -468,10 +452,6 @@ class MarkerProtocol:
             raise LocalProtocolError(f"can't ask for {wanted} messages: BNC is for one")
         self._pass(Token.BNC)
         self._out.append(self.markers.bnc)
-
-    def _echoes(self) -> bytes:
-        echoes, self._reader.echoes_owed = self._reader.echoes_owed, 0
-        return echoes * self.markers.bnc
 
     def _send_eof(self) -> None:
         if self.side is Side.SUPERVISOR:
@@ -482,9 +462,6 @@ class MarkerProtocol:
             raise LocalProtocolError(f"can't end: {self.owed} EOP are still owed")
         self._ended = True
         self._out.append(SEND_EOF)
-
-    def _encode(self, encode: Callable[..., bytes], what: object) -> bytes:
-        return encode(what, self._unsendable, limit=self._limits.max_message_bytes)
 
     def _pass(self, token: Token, count: int = 1) -> None:
         if self._ended:
@@ -528,4 +505,5 @@ class MarkerProtocol:
             room = min(room, proof.room(self._now))
         self.room = room
         idle = proof.proving or not self.owed
-        self.wants_unread = idle and proof.wants_unread(self._due)
+        due = self.owed + (self._closes and session.filling)
+        self.wants_unread = idle and proof.wants_unread(due)

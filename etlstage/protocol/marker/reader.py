@@ -101,13 +101,7 @@ class MarkerReader:
         self._bounds.check_rest(self._buffer, self.framing.overhead)
 
     def tail(self) -> bytes:
-        """
-        Remove and return what is not complete.
-
-        Raises:
-            PayloadTooBig: If a complete message in it is too long.
-
-        """
+        """Return what is not complete; a PayloadTooBig for what is, and too long."""
         tail = self._buffer.take(len(self._buffer))
         self._bounds.check_tail(tail)
         return tail
@@ -452,13 +446,7 @@ class ReceiveBounds:
 
     A message is as long as it is; a reply costs what it takes in memory, where each
     message has an overhead: the bytes that were read are the smaller part of short
-    ones.
-
-    Args:
-        limits: How much the peer may make us hold.
-        markers: Those of the session.
-        replies: Whether replies are held until they are complete.
-
+    ones. ``replies`` may be held until they are complete.
     """
 
     def __init__(self, limits: Limits, markers: Markers, *, replies: bool) -> None:
@@ -485,12 +473,8 @@ class ReceiveBounds:
         """
         Return how many replies come before the first that is too big.
 
-        Args:
-            groups: The replies.
-            size: Bytes in all of them, with their markers.
-            count: Messages in all of them.
-            overhead: Bytes of memory that each takes beside its own.
-
+        In all of them there are ``size`` bytes, with their markers, and ``count``
+        messages, each of which takes ``overhead`` bytes of memory beside its own.
         """
         # Nearly always it takes no look at each of them.
         if size <= self._message and (

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
-from etlstage.protocol.events import Assignment
 from etlstage.protocol.marker.blocks import Terms, Window
 from etlstage.protocol.marker.framing import LISTS, ByteFraming
 from etlstage.protocol.marker.markers import Markers, escape
@@ -138,10 +137,9 @@ class MarkerDialect(Definition, Dialect):
         *,
         batch: int = 1,
         kind: StageKind = StageKind.TRANSFORM,
-        assignment: Assignment | None = None,
         window: int | None = None,
         life: float | None = None,
-        answer: float | None = None,
+        **_others: object,
     ) -> MarkerProtocol:
         """Return a fresh session; where a stage's are opened, replies are proven."""
         ours, alone = side is Side.SUPERVISOR, kind is not StageKind.TRANSFORM
@@ -197,11 +195,6 @@ class MarkerDialect(Definition, Dialect):
             "bnc_after_last": self.bnc_after_last,
             "eob_after_full": self.eob_after_full,
         }
-
-    @classmethod
-    def from_plain(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the dialect with settings that :meth:`plain` has made."""
-        return cls(**{key: item for key, item in settings.items() if key != "name"})
 
 
 def _batch_rules(given: Mapping[str, Any]) -> Iterable[Problem]:

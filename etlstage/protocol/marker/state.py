@@ -260,7 +260,7 @@ class TokenMachine:
         Move on by ``count`` tokens of one kind.
 
         Raises:
-            Refused: If the state does not allow the token, or not so many of them;
+            TransitionDenied: If the state does not allow the token, or not so many of them;
                 nothing has changed then.
 
         """

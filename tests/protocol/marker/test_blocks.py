@@ -127,11 +127,11 @@ def test_there_is_always_room_in_a_fresh_block(
     blocks = BlockSizing(Terms(first=first, life=life))
     for count in taken:
         assert blocks.room(0.0) >= 1
-        assert not blocks.begun
+        assert not blocks.given
         count = min(count, blocks.room(0.0))
         room = blocks.room(0.0)
         blocks.give(count, 0, 0.0)
         assert blocks.room(0.0) == room - count
-        assert blocks.begun
+        assert blocks.given
         blocks.end()
     assert blocks.room(0.0) >= 1
