@@ -264,7 +264,10 @@ class Throttle:
 
     def allows(self, size: int, now: float) -> bool:
         """Return whether a line of ``size`` bytes may pass, and count it if so."""
-        self._refill(now)
+        if self._at is not None and now > self._at:
+            more = (now - self._at) * self._rate
+            self._tokens = min(self._burst, self._tokens + more)
+        self._at = now if self._at is None else max(now, self._at)
         if self._closed and self._tokens < self._reopen:
             return False
         # What costs more than there ever is passes when the bucket is full.
@@ -274,13 +277,6 @@ class Throttle:
             return False
         self._tokens -= cost
         return True
-
-    def _refill(self, now: float) -> None:
-        if self._at is not None and now > self._at:
-            self._tokens = min(
-                self._burst, self._tokens + (now - self._at) * self._rate
-            )
-        self._at = now if self._at is None else max(now, self._at)
 
 
 _ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?")

@@ -29,7 +29,8 @@ class Backlog:
 
     def __init__(self, checker: Checker | None = None) -> None:
         self.checker: Checker | None = checker
-        self._submissions: deque[Submission] = deque()
+        self.submissions: deque[Submission] = deque()
+        """Of all callers; only the backlog changes it."""
         self._owners: dict[int, int] = {}  # number of the worker, by id of the lane
         self._dead: EtlstageError | None = None
         self._workers: set[int] = set()
@@ -60,13 +61,13 @@ class Backlog:
 
     def open(self, submission: Submission) -> None:
         """Let the workers take from ``submission``."""
-        self._submissions.append(submission)
+        self.submissions.append(submission)
         if self._dead is not None:
             submission.fail(self._dead)
 
     def drop(self, submission: Submission) -> None:
         """Forget a submission: its caller is gone, or it is finished."""
-        self._submissions.remove(submission)
+        self.submissions.remove(submission)
         self._owners.pop(id(submission), None)
         submission.abandon()
         if self.suspects:
@@ -76,31 +77,25 @@ class Backlog:
     @property
     def occupied(self) -> bool:
         """Whether anything that was submitted is not finished."""
-        return bool(self._submissions)
+        return bool(self.submissions)
 
     @property
     def pending(self) -> int:
         """How many messages have not ended."""
-        return sum(s.waiting + s.in_flight for s in self._submissions)
+        return sum(s.waiting + s.in_flight for s in self.submissions)
 
     @property
     def messages(self) -> int:
         """How many messages wait for a worker."""
         suspects = sum(s.left for s in self.suspects)
-        return suspects + sum(s.waiting for s in self._submissions)
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing waits for a worker, as always between two single calls."""
-        for submission in self._submissions:  # a generator is dearer
-            if submission.waiting:
-                return False
-        return not self.suspects
+        return suspects + sum(s.waiting for s in self.submissions)
 
     @property
     def exhausted(self) -> bool:
         """Whether nothing waits for a worker, nor is still to come."""
-        return self.empty and all(s.closed for s in self._submissions)
+        if self.suspects:
+            return False
+        return all(s.closed and not s.waiting for s in self.submissions)
 
     @property
     def demand(self) -> int:
@@ -109,7 +104,7 @@ class Backlog:
         suspects = sum(s.left for s in self.suspects if not s.submission.keyed)
         return suspects + sum(
             s.waiting
-            for s in self._submissions
+            for s in self.submissions
             if not s.keyed or self._is_free(s, lanes)
         )
 
@@ -137,9 +132,9 @@ class Backlog:
 
     def in_turn(self, worker: int) -> list[Submission]:
         """Return what a worker may take messages from; callers are first by turns."""
-        self._submissions.rotate(-1)
+        self.submissions.rotate(-1)
         turn: list[Submission] = []
-        for s in self._submissions:
+        for s in self.submissions:
             if s.waiting and s.takeable and (not s.keyed or self._may_take(worker, s)):
                 turn.append(s)  # noqa: PERF401 - a comprehension is a call more
         return turn
@@ -161,7 +156,7 @@ class Backlog:
         self._dead = error
         while self.suspects:
             self.suspects.popleft().fail(error)
-        for submission in self._submissions:
+        for submission in self.submissions:
             submission.fail(error)
 
     def _may_take(self, worker: int, submission: Submission) -> bool:

@@ -71,12 +71,6 @@ class Dispatcher:
     """
     Has the exchanges of one worker, from the first to the last of its life.
 
-    Args:
-        stage: Of the worker.
-        backlog: Where to take messages from.
-        number: The worker's.
-        in_order: Whether exchanges end in the order in which they were opened.
-
     Attributes:
         open: What has not ended.
         dialogues: What callers keep open, by number; they have turns.
@@ -167,7 +161,7 @@ class Dispatcher:
             before, culprit = batch.exchange.split(len(batch.exchange.messages) - 1)
             batch.exchange = before
             self.given -= 1
-            self.giving.end_in_front()
+            self.giving.cut = True  # what came next can't be sent
         else:
             range_ = self.open.pop()
             self._last = range_.first - 1  # nothing was sent: no number was used
@@ -356,20 +350,14 @@ class Dispatcher:
             return Loss(1, 0, 1)
         if self._stage.kind is StageKind.EXTRACT:
             return self._lose_rounds([exchange], attempt, error)
-        found = judge(
-            [exchange],
-            attempt,
-            retries=self._stage.on_error.retries,
-            batches=self._batches,
-            first=True,
-        )
+        retries, batches = self._stage.on_error.retries, self._batches
+        found = judge([exchange], attempt, retries=retries, batches=batches, first=True)
         # No fresh worker need come for it: this one lives, and others don't suffer.
         return carry_out(found, exchange.left, error, self.giving.retried)
 
     # --- inside -------------------------------------------------------------------
 
     def _begin(self, exchange: Exchange, now: float) -> Opened:
-        """Open an exchange, or one for each of its messages."""
         first, caller, messages = self._last + 1, exchange.submission, exchange.messages
         self._adding = False
         self.given += len(messages)
@@ -395,7 +383,6 @@ class Dispatcher:
         return Opened(first, (), each=False)
 
     def _fill(self, now: float) -> Added | None:
-        """Go on with the batch that the worker asks for."""
         range_ = self.open.ranges[-1]
         more = self.giving.more(range_.exchange, now)
         self._adding = more is not None
@@ -454,14 +441,12 @@ class Dispatcher:
     def _checked(
         self, exchange: Exchange, outcome: Outcome, slow: Mapping[int, float]
     ) -> Outcome:
-        """Return an outcome, with those refused whose replies break the contract."""
         checker = self._backlog.checker
         if checker is None or isinstance(exchange.submission, Round):
             return outcome
         return outcome.checked(checker, self._stage, slow)
 
     def _with_begun(self, part: RangePart, groups: Groups) -> Groups:
-        """Return groups with what came of them before, in front of each."""
         whole = list(groups)
         for place in range(part.many):
             begun = self._begun.pop(part.first + place, None)

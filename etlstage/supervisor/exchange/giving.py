@@ -44,6 +44,7 @@ class Giving:
         retiring: Set it to begin nothing new.
         filled: As much was given last as there was room for: nothing more can be.
         full: The batch that the worker asks for is to end.
+        cut: Set it to have that end, although the worker may have more.
         alone: What is owed is a suspect, or a refused batch that is tried again.
         again: What was taken, and not sent yet.
         retried: What was refused, or cancelled, and is to be sent once more.
@@ -58,6 +59,7 @@ class Giving:
         self.retiring: bool = False
         self.filled: bool = False
         self.full: bool = False
+        self.cut: bool = False
         self.alone: bool = False
         self.again: deque[Exchange] = deque()
         self.retried: deque[Exchange] = deque()
@@ -73,14 +75,18 @@ class Giving:
         self._fresh = True  # it was given nothing but suspects
         self._closes_at = 0.0  # a batch that is filled
         self._rest: Exchange | None = None  # of what is tried alone, by who asks
-        self._cut = False  # the batch ends, although the worker may have more
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to give or to end, however much room there is."""
         if self._batches or not self._in_order:
             return False  # time alone ends what is open
-        return self._backlog.empty and not (self.again or self.retried)
+        if self.again or self.retried or self._backlog.suspects:
+            return False
+        for submission in self._backlog.submissions:  # noqa: SIM110 - quicker
+            if submission.waiting:
+                return False
+        return True
 
     def next(self, now: float, owed: int, opened: int, room: float) -> Exchange | None:
         """
@@ -103,7 +109,9 @@ class Giving:
         if self.again:
             return self._first(self.again, count)
         backlog = self._backlog
-        if backlog.suspects and self._may_try and backlog.has_suspect(self._number):
+        may_try = not (self.retiring or self.alone)
+        may_try = may_try and (self._fresh or backlog.orphaned)
+        if backlog.suspects and may_try and backlog.has_suspect(self._number):
             if opened:
                 return None  # it gets idle: no other may come to try it
             self.alone = True
@@ -113,7 +121,7 @@ class Giving:
         if self.retried:
             self.alone = self._asks
             return self._begun(self.retried.popleft())
-        return None if self.retiring else self._begun(self._take(count, now))
+        return None if self.retiring else self._take(count, now)
 
     def more(self, batch: Exchange, now: float) -> Exchange | None:
         """
@@ -123,7 +131,7 @@ class Giving:
         """
         self.due, self.filled, self.full = None, False, True
         waiting = batch.submission
-        if self._cut or len(batch.messages) >= self._policy.size:
+        if self.cut or len(batch.messages) >= self._policy.size:
             return None
         if self.alone:
             if self._rest is None:
@@ -158,10 +166,6 @@ class Giving:
         self.alone = self.alone and bool(parts)
         return culprit
 
-    def end_in_front(self) -> None:
-        """Have the batch end that the worker asks for: what came next can't be sent."""
-        self._cut = True
-
     def lost(self, owed: list[Exchange]) -> None:
         """Join what a lost worker was to be given next to what it had not answered."""
         self.alone = False
@@ -187,6 +191,7 @@ class Giving:
             callers = [caller for caller in callers if not caller.in_flight]
         if self._asks:
             self._closes_at = now + self._policy.seconds
+            self.cut = False
             taken = callers[0].take(1, SLICE) if callers else None
         elif self._batches:
             taken, self.due = take_ripe(callers, self._policy, now)
@@ -207,7 +212,7 @@ class Giving:
         """Keep all but the first message of what a worker asks for."""
         if exchange is None or not self._asks:
             return exchange
-        self._cut = False
+        self.cut = False
         if len(exchange.messages) == 1:
             return exchange
         first, self._rest = exchange.split(1)
@@ -226,12 +231,6 @@ class Giving:
         rest, self._rest = self._rest, None
         if rest is not None:
             rest.submission.give_back(rest)
-
-    @property
-    def _may_try(self) -> bool:
-        if self.retiring or self.alone:
-            return False
-        return self._fresh or self._backlog.orphaned
 
 
 def take_ripe(

@@ -80,14 +80,7 @@ class Lanes:
         return sum(lane.held_bytes for lane in self.lanes)
 
     def feed(self, messages: Run, now: float) -> None:
-        """
-        Append messages, each to the lane of its key.
-
-        Raises:
-            LocalProtocolError: If the messages have no keys, and the stage has no
-                pointer to them either.
-
-        """
+        """Append messages, each to the lane of its key; raises as :func:`keys_of`."""
         runs: list[list[bytes]] = [[] for _ in self.lanes]
         keys = keys_of(self._stage, messages)
         if self._stage.key is not None:

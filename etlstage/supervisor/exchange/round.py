@@ -238,7 +238,6 @@ class _Knows(Protocol):
 
     def fingerprint(self, before: tuple[int, int]) -> tuple[int, int]:
         """Return a checksum of these messages, continued from that of those before."""
-        ...
 
 
 def _fingerprint(messages: Run, before: tuple[int, int]) -> tuple[int, int]:

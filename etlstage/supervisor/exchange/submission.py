@@ -204,12 +204,6 @@ class Submission:
         """When the longest waiting message was fed, in seconds."""
         return self._waiting[0].since
 
-    @property
-    def next_size(self) -> int:
-        """Bytes of the message whose turn it is."""
-        first = self._waiting[0]
-        return len(first.messages[first.at])
-
     def feed(self, messages: Run, now: float) -> None:
         """Append messages."""
         if not len(messages) or self.withheld:
@@ -278,9 +272,9 @@ class Submission:
 
     def can_follow(self, batch: Exchange, size: int) -> bool:
         """Return whether the next message can join a batch of up to ``size`` bytes."""
-        end = batch.start + len(batch.messages)
-        adjacent = self._waiting[0].next == end and end not in self._cuts
-        return adjacent and batch.size + self.next_size <= size
+        end, first = batch.start + len(batch.messages), self._waiting[0]
+        adjacent = first.next == end and end not in self._cuts
+        return adjacent and batch.size + len(first.messages[first.at]) <= size
 
     def extend(self, batch: Exchange, more: Exchange) -> None:
         """Join what follows a batch to it."""

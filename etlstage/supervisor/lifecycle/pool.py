@@ -77,13 +77,9 @@ class Silence(NamedTuple):
 
 class PoolState:
     """
-    Decides over the workers of a stage.
+    Decides over the workers of a stage; ``random`` gives jitter, from 0 to 1.
 
-    Args:
-        stage: The stage.
-        random: Gives jitter, from 0 to 1.
-        name: Of the workers, in front of their numbers; by default that of the stage.
-
+    ``name`` is in front of their numbers; by default that of the stage.
     """
 
     def __init__(
@@ -114,7 +110,6 @@ class PoolState:
         return f"<PoolState {list(self._lives.values())}>"
 
     def __getitem__(self, worker: str) -> WorkerState:
-        """Return the state of a worker."""
         return self._lives[worker].state
 
     @property
@@ -161,7 +156,10 @@ class PoolState:
                 if isinstance(event, WorkerTimerRang):
                     self._spare(life, event.idle_since, now)
                 if isinstance(event, WorkerFailed) and event.cause == "abnormal":
-                    self._break(life, now)
+                    # None of the others could work. They end what they have.
+                    for other in self._wanted():
+                        if other is not life:
+                            other.dismiss(now)
                 self._retire_one(now)
                 self._give_up(life)
         return self._drain()
@@ -240,7 +238,6 @@ class PoolState:
             self._start_one()
 
     def _spare(self, life: WorkerLife, idle_since: float | None, now: float) -> None:
-        """Let a worker go that has had nothing to do for long enough."""
         policy = self._stage.pool
         if (
             policy.varies
@@ -269,12 +266,6 @@ class PoolState:
             worn = next((life for life in others if life.worn is not None), None)
             if worn is not None:
                 worn.retire(now)
-
-    def _break(self, broken: WorkerLife, now: float) -> None:
-        """Let all others go, too: none of them could work. They end what they have."""
-        for life in self._wanted():
-            if life is not broken:
-                life.dismiss(now)
 
     def _give_up(self, last: WorkerLife) -> None:
         wanted = self._wanted()

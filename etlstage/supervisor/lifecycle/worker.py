@@ -259,11 +259,7 @@ class WorkerLife:
     @property
     def alive(self) -> bool:
         """Whether there is a process, or is about to be."""
-        return self.state in (
-            WorkerState.STARTING,
-            WorkerState.RUNNING,
-            WorkerState.STOPPING,
-        )
+        return self.state in {_S.STARTING, _S.RUNNING, _S.STOPPING}
 
     @property
     def finished(self) -> bool:
