@@ -18,11 +18,7 @@ def with_schema(stage: Stage, folder: Path = Path()) -> Stage:
     """
     Return a stage with the schema of its contract in place of the file's path.
 
-    Executors have it then, whatever files they have.
-
-    Args:
-        stage: The stage.
-        folder: From which a path is seen.
+    Executors have it then, whatever files they have. A path is seen from ``folder``.
 
     Raises:
         ConfigError: If it can't be read, or is no JSON.

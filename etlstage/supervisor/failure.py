@@ -19,6 +19,7 @@ from etlstage.errors import (
     WorkerRefusal,
 )
 from etlstage.messages import StageKind, counted
+from etlstage.protocol.events import Refusal
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.diagnostic import cause_of, traceback_of
 from etlstage.supervisor.exchange.retry import LastError
@@ -74,16 +75,16 @@ class WorkerErrors:
         """Return the error of a worker that broke the protocol."""
         return self._with_story(RemoteProtocolError(self._describe(fate, tries)))
 
-    def refused(self, code: int, category: int, reason: str) -> WorkerRefusal:
+    def refused(self, refusal: Refusal) -> WorkerRefusal:
         """Return the error of a message that the worker refused."""
-        name = self._stage.name
         # A bad column is bad in every row, for the same reason.
-        key = (code, category, reason)
+        key = code, category, reason = refusal[1:]
         if key not in self._refusal_cache:
             if len(self._refusal_cache) == _REFUSALS:
                 self._refusal_cache.clear()
             self._refusal_cache[key] = self._describe_refusal(*key)
         text, attempts = self._refusal_cache[key]
+        name = self._stage.name
         error = WorkerRefusal(
             text, stage=name, code=code, reason=reason, category=category
         )
@@ -106,17 +107,6 @@ class WorkerErrors:
             return error
 
         return self.attempt(reason), last_error
-
-    def fate(self, closed: str = "") -> str:
-        """
-        Return what became of a worker that has ended without being stopped.
-
-        A pipe that it ``closed`` before is what it died of, if it went no further by itself.
-        """
-        assert self.status is not None
-        if closed and self.signalled:
-            return f"closed its {closed}, but did not exit, and was stopped"
-        return describe_status(self.status)
 
     def end(self) -> str:
         """Return how a worker that was stopped has ended."""

@@ -52,7 +52,6 @@ from etlstage.protocol.events import (
     Noise,
     Opened,
     Ready,
-    Refusal,
     Wanted,
 )
 from etlstage.supervisor.deadlines import Deadline, ResponseDeadlines
@@ -168,7 +167,8 @@ class Link:
         self._retiring = False
         self._identified = False  # the worker has identified itself, where it does
         self._farewell: Farewell | None = None  # to be sent as soon as it can be
-        self._output_ended = False
+        self._all_read = self._output_ended = False
+        self._chunk = _CHUNK  # bytes to read next
         self._left = 0  # bytes in its stdin when its process was gone
         self._unwritable = 0  # bytes for which that was closed already
         self._concluding = False  # its process is gone, and all it wrote was read
@@ -208,14 +208,12 @@ class Link:
         """Whether a farewell waits for the worker to identify itself."""
         return self._farewell is not None and not self._identified
 
-    def exited(self, left: int) -> None:
-        """
-        Record that the process is gone; what it wrote may still have to be read.
-
-        ``left`` are the bytes that it left in its stdin, which can't be measured once
-        that is closed; none if we had closed it before.
-        """
-        self._left = left
+    def exited(self) -> None:
+        """Record that the process is gone; what it wrote may still have to be read."""
+        # It can't be measured any more once its stdin is closed.
+        self._left = self._wire.unread()
+        if self._extracts and self._going_on is not None:
+            self._going_on.set()  # no consumer is waited for
 
     def _unread(self) -> int:
         return max(self._left, self._wire.unread()) + self._unwritable
@@ -249,8 +247,10 @@ class Link:
     def pump_all(self, now: float) -> None:
         """Give the worker all that it may have now, and write what there is to send."""
         # More than once: of what was taken, all may have been refused.
+        giving = self.dispatch.giving
         while self.pump(now, many=True):
-            if self.dispatch.giving.filled:
+            # Who reads for a round that has begun now is woken in the next turn.
+            if giving.filled or (giving.idle and not self._extracts):
                 return  # what there was is written
         self._flush()
 
@@ -309,7 +309,6 @@ class Link:
         return True
 
     def _write_added(self) -> None:
-        """Write what callers add to exchanges that they keep open."""
         self._flush()
         # What there is no room for stays with the caller, who waits then.
         while not self._unsent and (added := self.dispatch.next_added()) is not None:
@@ -329,12 +328,6 @@ class Link:
             self._worker.stop(patient=False)
         if self._going_on is not None and not self.dispatch.stalled:
             self._going_on.set()
-
-    def _cancel(self, id_: int, reason: str) -> None:
-        now = anyio.current_time()
-        self._session.send(Cancelled(id_, 0, reason), now)
-        self._note_wear()
-        self.pump_all(now)  # there is room for another one
 
     def _stop_if_retired(self) -> None:
         # What was answered and is not committed, it may commit when it is to end.
@@ -360,10 +353,8 @@ class Link:
         """Write all of what the worker was given a part of: it gets nothing more."""
         if self._paired is None or self._worker.failed:
             return
-        ahead = self._paired.ahead
         self._paired.give_whole()
-        if ahead:
-            self._write(self._session.data_to_send())
+        self._write(self._session.data_to_send())
 
     # --- bytes to the worker ----------------------------------------------------
 
@@ -420,41 +411,29 @@ class Link:
         # A dialect may have something to send first.
         self._settle(anyio.current_time())
         await self._read_all()
-        self._receive_eof()
+        if not self._worker.failed:
+            self._receive_eof()
 
     async def _read_all(self) -> None:
-        wire, chunk, turn = self._wire, _CHUNK, 0
-        read, pull = wire.read, wire.pull if isinstance(wire, Pulled) else None
-        while True:
-            if self.dispatch.stalled:
-                await self._wait_for_consumer()
-            data = read(chunk)
-            if data is None:
-                turn = 0
+        wire = self._wire
+        pull = wire.pull if isinstance(wire, Pulled) else None
+        while not self._all_read:
+            await self._wait_for_consumer()
+            if self._pull():
                 await (wire.readable() if pull is None else pull(self._pull))
-                continue
-            if not data:
-                return
-            chunk = _BIG_CHUNK if len(data) >= _CHUNK else _CHUNK
-            self._take(data)
-            turn += 1
-            if turn == _TURN:
-                turn = 0
-                await anyio.lowlevel.checkpoint()
 
     def _pull(self) -> bool:
-        """Take what has come; return False for all that :meth:`read` has to do."""
+        """Take what has come; return whether more is waited for, and nothing else."""
+        read = self._wire.read
         for _ in range(_TURN):
-            if self.dispatch.stalled:
+            if self.dispatch.stalled and not self._worker.exited:
                 return False
-            data = self._wire.read(_CHUNK)
-            if data is None:
-                return True
+            data = read(self._chunk)
             if not data:
-                return False
+                self._all_read = data is not None
+                return data is None
+            self._chunk = _BIG_CHUNK if len(data) >= _CHUNK else _CHUNK
             self._take(data)
-            if len(data) == _CHUNK:
-                return False
         return True
 
     async def _wait_for_consumer(self) -> None:
@@ -471,11 +450,6 @@ class Link:
             if not self._in_order:
                 self.dispatch.postpone(now - self._paused_at, now)
             self._arm_deadlines(now)
-
-    def read_on(self) -> None:
-        """Wait for no consumer any more: the process is gone."""
-        if self._going_on is not None:
-            self._going_on.set()
 
     def catch_up(self) -> None:
         """Read what a dead process has written, without waiting for more."""
@@ -531,8 +505,6 @@ class Link:
             self._arm_deadlines(now)  # nothing: it asks, and waits for us
 
     def _receive_eof(self) -> None:
-        if self._output_ended or self._worker.failed:
-            return
         self._output_ended = True
         now = anyio.current_time()
         if self._paired is not None:
@@ -568,7 +540,9 @@ class Link:
                 else:
                     self._act(event, now)
             if self._farewell is not None:
-                self._send_farewell(now)
+                with suppress(LocalProtocolError):  # not yet, or it is beyond that
+                    self._session.send(self._farewell, now)
+                    self._farewell = None
             self.pump_all(now)
             if self._paired is None or not self._paired.wants_unread:
                 break
@@ -641,13 +615,14 @@ class Link:
         if refusals:
             if self._metrics is not None:
                 self._metrics.refused(self._worker.name, len(refusals))
-            refused = Refusals([r.place for r in refusals], refusals, self._refusal)
+            places, error = [r.place for r in refusals], self._worker.errors.refused
+            refused = Refusals(places, refusals, error)
         if not self._in_order:
             self.dispatch.time_each(event, now)
         answered = self.dispatch.ended(event, size, refused)
         self.answered += answered.messages
         if not self.dispatch.open.count:
-            self._arm_deadlines(now)  # nothing: from now on it is idle
+            self.deadlines.arm(now, None, busy=False)
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._worker.name, *answered)
             if (checker := self._backlog.checker) is not None:
@@ -664,10 +639,6 @@ class Link:
             reason = f"answered {counted(max(self.answered, total), 'message')}"
             self._pool.handle(WorkerWorn(self._worker.name, reason))
 
-    def _refusal(self, refusal: Refusal) -> EtlstageError:
-        _, code, category, reason = refusal
-        return self._worker.errors.refused(code, category, reason)
-
     def _fail_protocol(self, error: EtlstageError) -> None:
         self._worker.fail(f"broke the protocol: {error}", "protocol", error)
 
@@ -681,14 +652,10 @@ class Link:
         error = RemoteProtocolError(found.what)
         self._worker.fail(f"broke the protocol: {found.what}", "pairing", error)
 
-    def _send_farewell(self, now: float) -> None:
-        assert self._farewell is not None
-        with suppress(LocalProtocolError):  # not yet, or the session is beyond that
-            self._session.send(self._farewell, now)
-            self._farewell = None
-
     def _answer_commit(self, position: object, error: str | None) -> None:
         now = self._clock()
+        if self._metrics is not None:
+            self._metrics.committed(self._worker.name, stored=error is None)
         self._storing -= 1
         if not self._storing:
             if not self._in_order:
@@ -832,5 +799,7 @@ class Link:
         for id_ in self.dispatch.expired(now, limit):
             reason = f"did not answer a {what} within {limit} s, and it was cancelled"
             self.dispatch.lose_one(id_, *self._worker.errors.cancelled(reason))
-            self._cancel(id_, reason)
+            self._session.send(Cancelled(id_, 0, reason), now)
+            self._note_wear()
+            self.pump_all(now)  # there is room for another one
         self._arm_deadlines(now)

@@ -70,7 +70,7 @@ from etlstage.supervisor.worker import WorkerProcess
 from etlstage.telemetry import StageMetrics
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
-from etlstage.transport.process import resident_bytes
+from etlstage.transport.process import clock, resident_bytes
 
 __all__ = ("CommitRequest", "Commits", "StoreCommit", "WorkerPool")
 
@@ -107,9 +107,7 @@ class Commits:
         stage: Of the workers.
         store: Stores a position; None: no checkpoint store is configured.
         assignment: The share of the input that the worker has; None: all that comes.
-
-    Attributes:
-        assignment: The same, with the position that was stored last.
+            As an attribute it has the position that was stored last.
 
     """
 
@@ -142,15 +140,7 @@ class Commits:
         asked: CommitAsked,
         answer: Callable[[str | None], None],
     ) -> None:
-        """
-        Store a position, then call ``answer``, with the error if it failed.
-
-        Args:
-            worker: Who asks.
-            asked: For what.
-            answer: What to do then.
-
-        """
+        """Store a position, then call ``answer``, with the error if it failed."""
         self._expected = False
         if self._store is None:
             answer(f"no checkpoint store configured for stage {self._stage.name}")
@@ -220,7 +210,9 @@ class WorkerPool:
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
         self._drained: anyio.Event | None = None  # somebody waits for the last caller
-        self._clock = _Clock()
+        self.time: Callable[[], float] = anyio.current_time
+        """Returns the time of the event loop, in seconds, quickly."""
+        self.clock: PoolClock = PoolClock()
         self._last_errors: dict[str, EtlstageError] = {}
         self._doubtful = 0  # of workers that have ended
         self.doubt: StageError | None = None
@@ -251,7 +243,8 @@ class WorkerPool:
 
         """
         self._tasks = tasks
-        self._clock.start()
+        self.time = clock()
+        self.clock.start()
         self.launch = traced(self.launch)
         if self.stage.recycle.max_rss is not None:
             tasks.start_soon(self._watch_memory, self.stage.recycle.max_rss)
@@ -273,6 +266,16 @@ class WorkerPool:
             self._clear_remains(0)
         while self._served or not (self.state.finished or self._broken):
             await self._gone.wait()
+
+    async def close(self, *, patient: bool) -> None:
+        """Stop the workers; then end what is submitted, whoever is cancelled."""
+        try:
+            if patient:
+                await self.stop()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.stop(patient=False)
+                self.backlog.fail(self.closed())
 
     def open(self, submission: Submission) -> None:
         """Let the workers take what is submitted."""
@@ -307,16 +310,9 @@ class WorkerPool:
         """Publish an event that does not change the lifecycle."""
         self._observers.publish(event, alive=self.state.alive)
 
-    def fail_stage(self, reason: str, cause: Exception | None = None) -> None:
-        """End all that is submitted, now and later, with an error."""
-        name = self.stage.name
-        error = StageFailed(f"stage {name}: {reason}", stage=name)
-        error.__cause__ = cause
-        self.backlog.fail(error)
-
     def slowest(self) -> Silence | None:
         """Return for whose answer it is waited longest; from any thread."""
-        now = self._clock.now()
+        now = self.clock.now()
         found = [
             Silence(running.name, *silence)
             for running in list(self._running.values())
@@ -324,25 +320,15 @@ class WorkerPool:
         ]
         return max(found, key=lambda silence: silence.seconds, default=None)
 
-    @property
-    def busy(self) -> float:
-        """Seconds in which any worker held a message; from any thread."""
-        return self.busy_time.until(self._clock.now())
-
     def health(self) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""
-        health = self.state.health(self._clock.now())
+        health = self.state.health(self.clock.now())
         if health.state == "ready" and self.backlog.in_step:
             reason = (
                 "messages are sent one at a time: replies could not be matched to them"
             )
             return Health("degraded", reason)
         return health
-
-    @property
-    def workers_ready(self) -> bool:
-        """Whether all workers run that are wanted."""
-        return self.state.health(self._clock.now()).state == "ready"
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on; who is too many finishes what it has."""
@@ -351,36 +337,27 @@ class WorkerPool:
         for worker in before:
             # Who waited to be started again is gone now, without a word.
             if not self.state.wanted(worker) and worker not in self._running:
-                self._miss(worker)
+                self._leave(worker, failed=bool(self.backlog.suspects))
         self.kick()
 
     def kick(self) -> None:
         """Let the workers take what is there, the least busy first; one alone, all."""
-        now = anyio.current_time()
-        connections = [running.link for running in self._running.values()]
-        moved = True
+        now = self.time()
+        links = [running.link for running in self._running.values()]
+        if len(links) == 1:
+            links[0].pump_all(now)
+        moved = len(links) > 1
         while moved:
-            if len(connections) > 1:
-                connections.sort(key=lambda c: c.owed)
-            moved = False
-            for connection in connections:
-                moved = connection.pump(now, many=len(connections) == 1) or moved
+            links.sort(key=lambda link: link.owed)
+            pumped = [link.pump(now) for link in links]
+            moved = any(pumped)
         self._tell_demand()
 
     def commit(
-        self,
-        worker: str,
-        asked: CommitAsked,
-        answer: Callable[[str | None], None],
+        self, worker: str, asked: CommitAsked, answer: Callable[[str | None], None]
     ) -> None:
         """Have :attr:`commits` store a position; ``answer`` is called later."""
-
-        def count(error: str | None) -> None:
-            if self.metrics is not None:
-                self.metrics.committed(worker, stored=error is None)
-            answer(error)
-
-        self._tasks.start_soon(self.commits.store, worker, asked, count)
+        self._tasks.start_soon(self.commits.store, worker, asked, answer)
 
     def complete(self, why: FarewellReason) -> None:
         """Let the workers end once all is answered: nothing more will come."""
@@ -430,9 +407,15 @@ class WorkerPool:
             case Retire(worker):
                 self._running[worker].link.retire()
             case StopWorker(worker, patient):
-                self._stop(worker, patient=patient)
+                if (running := self._running.get(worker)) is not None:
+                    running.stop(patient=patient)
+                else:
+                    self._never_started(worker)
             case SetTimer(worker, at):
-                self._timer(worker).set(at)
+                if worker not in self._timers:
+                    self._timers[worker] = Deadline(partial(self._ring, worker))
+                    self._tasks.start_soon(self._timers[worker].run)
+                self._timers[worker].set(at)
             case Publish(event):
                 self._note(event)
             case GiveUp(worker, reason):
@@ -473,7 +456,10 @@ class WorkerPool:
         except Exception as error:
             # Ours: nothing that a worker does is raised. Who waits must not hang.
             self._broken = error
-            self.fail_stage(f"internal error: {error!r}", error)
+            name = self.stage.name
+            failed = StageFailed(f"stage {name}: internal error: {error!r}", stage=name)
+            failed.__cause__ = error
+            self.backlog.fail(failed)
             raise
         finally:
             if self._running.get(running.name) is running:
@@ -491,13 +477,6 @@ class WorkerPool:
     def _tell_demand(self) -> None:
         if self._elastic and self.state.may_grow and (demand := self.backlog.demand):
             self.handle(DemandSeen(demand))
-
-    def _stop(self, worker: str, *, patient: bool) -> None:
-        running = self._running.get(worker)
-        if running is not None:
-            running.stop(patient=patient)
-        else:
-            self._never_started(worker)
 
     def _never_started(self, worker: str) -> None:
         """Report a worker that was about to be started when all were to stop."""
@@ -529,28 +508,19 @@ class WorkerPool:
             if self._complete and self.state.stopping and self.state.finished:
                 self.backlog.fail(self.closed())
             if not self.state.wanted(event.worker):
-                self._miss(event.worker)
+                self._leave(event.worker, failed=bool(self.backlog.suspects))
             elif self.state[event.worker] in {WorkerState.EXITED, WorkerState.FATAL}:
-                self._bury(event.worker)
+                self._leave(event.worker)
         elif isinstance(event, WorkerFailedPermanently):
-            self._bury(event.worker)
+            self._leave(event.worker)
         self._observers.publish(event, alive=self.state.alive)
 
-    def _miss(self, worker: str) -> None:
-        """Have others do what a worker was to do that was let go."""
-        self.backlog.leave(_number(worker), failed=bool(self.backlog.suspects))
-
-    def _bury(self, worker: str) -> None:
-        self.backlog.leave(_number(worker))
+    def _leave(self, worker: str, *, failed: bool = True) -> None:
+        """Have others do what a worker was to do; one that was let go is not missed."""
+        self.backlog.leave(_number(worker), failed=failed)
         self._kick_due = True
 
     # --- time -----------------------------------------------------------------
-
-    def _timer(self, worker: str) -> Deadline:
-        if worker not in self._timers:
-            self._timers[worker] = Deadline(partial(self._ring, worker))
-            self._tasks.start_soon(self._timers[worker].run)
-        return self._timers[worker]
 
     def _ring(self, worker: str, _now: float) -> None:
         running = self._running.get(worker)
@@ -573,7 +543,7 @@ def _number(worker: str) -> int:
     return int(worker.rpartition("-")[2]) - 1
 
 
-class _Clock:
+class PoolClock:
     """The time of the event loop, for other threads too."""
 
     def __init__(self) -> None:
@@ -581,7 +551,7 @@ class _Clock:
         self._ahead = 0.0  # of the machine's clock
 
     def start(self) -> None:
-        """Take the loop that runs in this thread."""
+        """Take the time of the loop that runs in this thread."""
         self._thread = get_ident()
         self._ahead = anyio.current_time() - time.monotonic()
 

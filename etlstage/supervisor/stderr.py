@@ -41,9 +41,6 @@ class LineLog:
     Args:
         event: The log's event for a line.
         what: The log's event for lines that come too fast.
-        stage: Name of the stage.
-        worker: Name of the worker.
-        pid: Number of its process.
         rate: Lines a second that are logged in the long run.
         burst: Lines that are logged at once after a time of silence.
         counted: Called with numbers of lines, logged or not.

@@ -39,6 +39,7 @@ from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.round import Dialogue, Repeat, Round
 from etlstage.supervisor.exchange.submission import AnyOrder, InputOrder, Submission
+from etlstage.telemetry.trace import Span
 
 if TYPE_CHECKING:
     from etlstage.supervisor.pool import WorkerPool
@@ -48,9 +49,9 @@ __all__ = (
     "Signal",
     "WorkerSession",
     "as_run",
+    "extraction",
     "in_runs",
     "results_of",
-    "round_for",
     "submission_for",
 )
 
@@ -320,11 +321,11 @@ def submission_for(
     return Lanes(stage, count, wake, max_unread=max_bytes, max_reply=stage.max_reply)
 
 
-def round_for(
-    stage: Stage, wake: Callable[[], None], start: object, end: object, text: str | None
-) -> Round:
+async def extraction(
+    pool: WorkerPool, start: object, end: object, text: str | None
+) -> AsyncGenerator[Run, None]:
     """
-    Return what asks for one round of extraction and has its outputs.
+    Ask for one round of extraction and yield its outputs.
 
     ``text`` is the template of the request; the default is JSON.
     """
@@ -335,15 +336,28 @@ def round_for(
     else:
         text = json.dumps({"start": start, "end": end})
     repeat = Repeat.ANEW if start is None and end is None else Repeat.BEHIND
-    if stage.dialect.shape is Shape.STREAM:
+    if pool.stage.dialect.shape is Shape.STREAM:
         repeat = Repeat.NEVER
-    return Round(
-        wake,
-        text.encode(),
-        max_unread=_ROUND_UNREAD,
-        repeat=repeat,
-        stage=stage.name,
+    changed, request, name = Signal(), text.encode(), pool.stage.name
+    asked = Round(
+        changed.set, request, max_unread=_ROUND_UNREAD, repeat=repeat, stage=name
     )
+    pool.open(asked)
+    try:
+        with Span("extract", stage=name):
+            while True:
+                finished = asked.finished
+                for run in asked.outputs():
+                    yield run
+                if finished:
+                    break
+                pool.kick()
+                await changed.wait()
+            if asked.error is not None:
+                raise asked.error
+    finally:
+        pool.drop(asked)
+        pool.kick()
 
 
 def results_of(outcome: Outcome) -> list[Result]:

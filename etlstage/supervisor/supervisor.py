@@ -54,9 +54,9 @@ from etlstage.supervisor.stream import (
     Signal,
     WorkerSession,
     as_run,
+    extraction,
     in_runs,
     results_of,
-    round_for,
     submission_for,
 )
 from etlstage.telemetry import Meter, StageMetrics
@@ -126,8 +126,6 @@ class AsyncSupervisor:
                 " supervisor for each share"
             )
         self.stage = stage
-        # Only real processes have a program: others may call it what they like.
-        self._looks = launch is launch_worker
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._observers = Observers(stage, self._metrics)
         commits = Commits(stage, commit, assignment)
@@ -144,13 +142,14 @@ class AsyncSupervisor:
         return f"<AsyncSupervisor {self.stage.name!r} workers={self._pool.state.alive}>"
 
     async def __aenter__(self) -> Self:
-        """Start the workers."""
         if self._tasks is not None:
             raise InvalidState(
                 f"{self!r} was entered already: its workers are those of one block;"
                 " make another supervisor"
             )
-        if self._looks and (flaw := missing(self.stage)) is not None:
+        # Only real processes have a program: others may call it what they like.
+        real = self._pool.launch is launch_worker
+        if real and (flaw := missing(self.stage)) is not None:
             raise WorkerStartFailed(
                 f"stage {self.stage.name}: can't start its workers: {flaw};"
                 f" command: {command_line(self.stage)}",
@@ -194,7 +193,8 @@ class AsyncSupervisor:
             intake.scope.cancel()
         with anyio.move_on_after(drain):
             await self._pool.drain()
-        await self._stop(patient=True)
+        if self._tasks is not None:
+            await self._pool.close(patient=True)
 
     def finish(self, *, why: FarewellReason = FarewellReason.ENDED) -> None:
         """
@@ -220,17 +220,6 @@ class AsyncSupervisor:
         self._withheld = True
         for intake in self._intakes:
             intake.submission.withhold()
-
-    async def _stop(self, *, patient: bool) -> None:
-        if self._tasks is None:
-            return
-        try:
-            if patient:
-                await self._pool.stop()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._pool.stop(patient=False)
-                self._pool.backlog.fail(self._pool.closed())
 
     def scale(self, workers: int) -> None:
         """
@@ -263,7 +252,9 @@ class AsyncSupervisor:
     @property
     def workers_ready(self) -> bool:
         """Whether all its workers run; messages may go one at a time for all that."""
-        return self._tasks is not None and self._pool.workers_ready
+        pool = self._pool
+        health = pool.state.health(pool.clock.now())
+        return self._tasks is not None and health.state == "ready"
 
     @property
     def faults(self) -> Faults:
@@ -273,7 +264,7 @@ class AsyncSupervisor:
     @property
     def busy(self) -> float:
         """Seconds in which any of its workers held a message."""
-        return self._pool.busy
+        return self._pool.busy_time.until(self._pool.clock.now())
 
     @property
     def slowest(self) -> Silence | None:
@@ -340,18 +331,15 @@ class AsyncSupervisor:
         results: dict[int, list[Result]] = {}
         failed = 0
         with self._submission("submit") as (submission, changed, noted):
-            submission.feed(run, anyio.current_time())
+            submission.feed(run, self._pool.time())
             submission.close()
             self._pool.kick()
             while not submission.finished:
                 await changed.wait()
-                stalled = submission.stalled
                 for outcome in self._collect(submission):
                     assert isinstance(outcome, Outcome), "no positions were submitted"
                     results[outcome.start] = results_of(outcome)
                     failed += outcome.failed
-                if stalled:
-                    self._pool.kick()
             noted.note(messages=len(run), failed=failed)
         return [result for start in sorted(results) for result in results[start]]
 
@@ -417,7 +405,7 @@ class AsyncSupervisor:
     def answers(
         self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
     ) -> AsyncGenerator[Collected, None]: ...
-    def answers(
+    async def answers(
         self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
     ) -> AsyncGenerator[Collected, None]:
         """
@@ -426,7 +414,31 @@ class AsyncSupervisor:
         A position among the runs is yielded when all messages before it have ended,
         whatever the order of the others; no position overtakes another.
         """
-        return self._answers(items, self._running())
+        tasks = self._running()
+        with self._submission("stream") as (submission, changed, _):
+            room = self._max_messages, self._max_bytes
+            intake = Intake(self._pool, submission, items, *room)
+            self._intakes.add(intake)
+            if self._withheld:
+                submission.withhold()
+            tasks.start_soon(intake.run)
+            try:
+                while True:
+                    collected = self._collect(submission)
+                    intake.room.set()
+                    for item in collected:
+                        yield item
+                    if submission.finished:
+                        break
+                    await changed.wait()
+                if intake.error is not None:
+                    raise intake.error
+            finally:
+                self._intakes.remove(intake)
+                intake.scope.cancel()
+                # Who closes the stream may close its input next: leave it alone.
+                with anyio.CancelScope(shield=True):
+                    await intake.ended.wait()
 
     async def extract(
         self, *, start: object = None, end: object = None
@@ -474,7 +486,7 @@ class AsyncSupervisor:
                 f"stage {self.stage.name} is of kind {self.stage.kind.value}:"
                 " it can't extract"
             )
-        return self._extract(start, end, template)
+        return extraction(self._pool, start, end, template)
 
     def session(self, event: str = "") -> AbstractAsyncContextManager[WorkerSession]:
         """
@@ -504,61 +516,6 @@ class AsyncSupervisor:
         return self._observers.listen(self._pool.running())
 
     # --- inside -------------------------------------------------------------
-
-    async def _answers(
-        self,
-        items: Iterable[Run | Position] | AsyncIterable[Run | Position],
-        tasks: TaskGroup,
-    ) -> AsyncGenerator[Collected, None]:
-        with self._submission("stream") as (submission, changed, _):
-            room = self._max_messages, self._max_bytes
-            intake = Intake(self._pool, submission, items, *room)
-            self._intakes.add(intake)
-            if self._withheld:
-                submission.withhold()
-            tasks.start_soon(intake.run)
-            try:
-                while True:
-                    stalled = submission.stalled
-                    collected = self._collect(submission)
-                    if stalled:
-                        self._pool.kick()
-                    intake.room.set()
-                    for item in collected:
-                        yield item
-                    if submission.finished:
-                        break
-                    await changed.wait()
-                if intake.error is not None:
-                    raise intake.error
-            finally:
-                self._intakes.remove(intake)
-                intake.scope.cancel()
-                # Who closes the stream may close its input next: leave it alone.
-                with anyio.CancelScope(shield=True):
-                    await intake.ended.wait()
-
-    async def _extract(
-        self, start: object, end: object, template: str | None
-    ) -> AsyncGenerator[Run, None]:
-        changed = Signal()
-        asked = round_for(self.stage, changed.set, start, end, template)
-        self._pool.open(asked)
-        try:
-            with Span("extract", stage=self.stage.name):
-                while True:
-                    finished = asked.finished
-                    for run in asked.outputs():
-                        yield run
-                    if finished:
-                        break
-                    self._pool.kick()
-                    await changed.wait()
-                if asked.error is not None:
-                    raise asked.error
-        finally:
-            self._pool.drop(asked)
-            self._pool.kick()
 
     @asynccontextmanager
     async def _session(self, event: str) -> AsyncIterator[WorkerSession]:
@@ -609,8 +566,8 @@ class AsyncSupervisor:
                 self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
 
     def _admit(self, count: int) -> None:
-        pending, most = self._pool.backlog.pending, self._max_pending
-        if most is not None and pending + count > most:
+        most = self._max_pending
+        if most is not None and (pending := self._pool.backlog.pending) + count > most:
             name = self.stage.name
             raise Overloaded(
                 f"stage {name}: {counted(pending, 'message')} pending, {count:,} more"
@@ -620,7 +577,9 @@ class AsyncSupervisor:
             )
 
     def _collect(self, submission: Submission | Lanes) -> list[Collected]:
-        collected = submission.collect()
+        stalled, collected = submission.stalled, submission.collect()
+        if stalled:
+            self._pool.kick()  # what waited for its consumer can go on now
         if self._metrics is not None:
             for item in collected:
                 if isinstance(item, Outcome) and item.failed:
@@ -630,7 +589,7 @@ class AsyncSupervisor:
     async def _finish(self, *, patient: bool) -> None:
         assert self._tasks is not None
         try:
-            await self._stop(patient=patient)
+            await self._pool.close(patient=patient)
         finally:
             # A stream that was left open would read its input forever.
             self._tasks.cancel_scope.cancel()

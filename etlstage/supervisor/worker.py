@@ -50,6 +50,7 @@ from etlstage.supervisor.process import spawn
 from etlstage.supervisor.stderr import LineLog, StderrLog
 from etlstage.telemetry.log import Log
 from etlstage.transport import Readable
+from etlstage.transport.base import describe_status
 
 if TYPE_CHECKING:
     from etlstage.supervisor.pool import WorkerPool
@@ -71,7 +72,7 @@ class WorkerProcess:
     Starts one worker, and serves it until it is gone.
 
     Args:
-        pool: Where it belongs.
+        pool: Of the stage.
         name: Such as ``clean-1``.
         number: The same, from 0.
         start: How often it was started, this time included.
@@ -151,7 +152,7 @@ class WorkerProcess:
         self._ignored = False  # it had read nothing of what it did not answer
         self._all_read = False
         self._late = 0  # bytes that had come too late at its end
-        self._unproven_reported = False  # what it has answered may not be loaded
+        self._doubted = False  # that what it has answered is loaded
 
     def __repr__(self) -> str:
         owed = self.link.owed
@@ -180,8 +181,7 @@ class WorkerProcess:
         if self.exited:
             return
         # In the middle of a round there is nothing that it could finish.
-        extracts = self._stage.kind is StageKind.EXTRACT
-        busy = extracts and self.link.busy
+        busy = self._stage.kind is StageKind.EXTRACT and self.link.busy
         self._end_process(patient=patient and not busy)
         self.link.give_whole()
 
@@ -231,8 +231,14 @@ class WorkerProcess:
                 self._child.close()
         late = self.link.late - self._late
         if killed or late:
-            doubt = self._unproven_by_remains(killed) if killed else None
-            doubtful = self._unproven if doubt is not None else 0
+            doubt, doubtful = None, 0
+            if killed and self._unproven and not self._doubted:
+                left = counted(killed, "process", "processes")
+                after = f"killed after timeout.stop ({self._timeout:g} s)"
+                doubtful, doubt = (
+                    self._unproven,
+                    self._doubt(f"left {left} behind, {after}"),
+                )
             self._pool.handle(
                 RemainsEnded(self.name, self.pid, killed, late, doubtful, doubt)
             )
@@ -376,7 +382,7 @@ class WorkerProcess:
     def _note_exit(self, status: int) -> None:
         self.errors.status = status
         self._note_unread()
-        self.link.exited(self._wire.unread())
+        self.link.exited()
         # One that is asked for nothing has perhaps written all of a round that is to
         # begin now.
         if not self._streams:
@@ -388,8 +394,6 @@ class WorkerProcess:
         if self._by_us:
             # We have ended it: that goes for its whole group.
             self._child.kill()
-        if self._stage.kind is StageKind.EXTRACT:
-            self.link.read_on()
 
     async def _read_rest(self, status: int, until: float) -> None:
         """Read what it has written, and what others write on its behalf."""
@@ -468,17 +472,22 @@ class WorkerProcess:
                     f" {self._timeout:g} s"
                 )
         self.link.conclude(clean=clean)
-        fate = self._fate() + held_open
+        if self._closed and self.error is None and self.errors.signalled:
+            fate = f"closed its {self._closed}, but did not exit, and was stopped"
+        else:
+            fate = self._with_hint(describe_status(status))
+        fate += held_open
         if self.error is None:
             self._reason = "was stopped" if self._stop_requested else fate
         stopped = self._stop_requested and self.error is None
-        doubt = self._unproven_by_exit(status) if stopped else None
         untouched = self._untouched
-        doubtful = self.link.doubtful
+        doubtful, doubt = self.link.doubtful, None
         if self._unexplained(status, untouched=untouched):
             doubtful = max(doubtful, self.link.unproven)
-        if doubt is not None:
-            stopped, doubtful, fate = False, self._unproven, self.errors.end()
+        unproven, failed = self._unproven, self._stage.dialect.failed
+        if stopped and failed(status, stopped=True, held=0, unproven=unproven):
+            stopped, doubtful, fate = False, unproven, self.errors.end()
+            doubt = self._doubt(f"{fate} while it ended")
         loss = self._lose(untouched=untouched)
         if self.error is None and not stopped:
             self.error = doubt or self._describe(loss.held)
@@ -505,11 +514,6 @@ class WorkerProcess:
                 cause=self.errors.cause,
             )
         )
-
-    def _fate(self) -> str:
-        closed = self._closed if self.error is None else ""
-        fate = self.errors.fate(closed)
-        return fate if closed and self.errors.signalled else self._with_hint(fate)
 
     @property
     def _untouched(self) -> bool:
@@ -539,29 +543,13 @@ class WorkerProcess:
             return 0  # it has committed what counts
         return self.link.answered
 
-    def _unproven_by_exit(self, status: int) -> WorkerLost | None:
-        """Return why what it has answered may not be loaded, if it did not end well."""
-        unproven = self._unproven
-        if not self._stage.dialect.failed(
-            status, stopped=True, held=0, unproven=unproven
-        ):
-            return None
-        return self._unproven_error(f"{self.errors.end()} while it ended")
-
-    def _unproven_by_remains(self, killed: int) -> WorkerLost | None:
-        """Return the same for processes that were killed behind its end."""
-        if not self._unproven or self._unproven_reported:
-            return None
-        left = counted(killed, "process", "processes")
-        return self._unproven_error(
-            f"left {left} behind, killed after timeout.stop ({self._timeout:g} s)"
-        )
-
-    def _unproven_error(self, what: str) -> WorkerLost:
-        self._unproven_reported = True
+    def _doubt(self, what: str) -> WorkerLost:
+        """Return that what it has answered may not be loaded, as it did not end well."""
+        self._doubted = True
         messages = counted(self._unproven, "message")
-        reason = f"{what}; {messages} that it had answered may not be loaded"
-        error = self.errors.lost(reason)
+        error = self.errors.lost(
+            f"{what}; {messages} that it had answered may not be loaded"
+        )
         error.attempts = (self.errors.attempt(what),)
         return error
 
@@ -603,8 +591,7 @@ class WorkerProcess:
 
     def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
         """Return the error of a message that this worker was the last to try."""
-        held = 0 if self._streams else 1
-        error = self._describe(held, len(attempts))
+        error = self._describe(0 if self._streams else 1, len(attempts))
         error.attempts = attempts
         return error
 
