@@ -77,7 +77,6 @@ def _ls(where: Where, *, table: Table = None, as_json: Json = False) -> int:
 def _show(
     where: Where, shard: Shard, *, table: Table = None, as_json: Json = False
 ) -> int:
-    """Show all that is known of a shard."""
     with _opened(where, table) as leases:
         lease = _found(leases.read(), shard)
         shown = _shown(lease, leases.news()[lease.shard])

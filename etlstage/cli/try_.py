@@ -234,7 +234,6 @@ async def _extracted(keys: ExtractKeys, site: Site) -> AsyncGenerator[bytes, Non
 
 
 async def _passed(stages: Sequence[Stage], message: bytes) -> list[bytes]:
-    """Return what stages make of a message."""
     messages = [message]
     for stage in stages:
         async with AsyncSupervisor(stage) as supervisor:

@@ -348,7 +348,6 @@ class StageMetrics:
         return {"stage": self._stage, **labels}
 
     def _label(self, worker: str) -> str:
-        """Return the worker's label."""
         known = worker in self._workers or len(self._workers) < _WORKERS
         return worker if known else _OTHERS
 

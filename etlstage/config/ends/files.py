@@ -209,7 +209,6 @@ class FileSinkKeys(RowSinkKeys):
 
 
 def _read(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what could be read."""
     return {name: value for name, value in given.items() if value is not UNREAD}
 
 

@@ -326,7 +326,6 @@ class SparkSinkKeys(RowSinkKeys):
         )
 
     def _destination(self, folder: Path) -> Destination:
-        """Return the destination that the keys name."""
         from etlstage.spark import Destination
 
         names = ("format", "path", "table", "mode", "options", "partition_by")

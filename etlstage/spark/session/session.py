@@ -271,7 +271,6 @@ def _for_server(settings: dict[str, str]) -> dict[str, str]:
 
 
 def _running(remote: str | None) -> SparkSession | None:
-    """Return the session that this process has, if any."""
     try:
         spark = SparkSession.active()
     except PySparkException:

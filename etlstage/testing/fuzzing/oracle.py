@@ -278,7 +278,6 @@ def _modelled(
     model: Callable[..., Iterable[bytes] | None],
     asked: bytes | list[bytes],
 ) -> Reply:
-    """Return what the model replies."""
     from etlstage import worker as sdk  # only this needs it
 
     if worker.stage.dialect.connection is not None:

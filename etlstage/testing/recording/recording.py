@@ -196,7 +196,6 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _recording(lines: Sequence[dict[str, Any]], *, torn: bool) -> Recording:
-    """Return the recording in the lines of a file."""
     header, *rest = lines
     if (header["format"], header["version"]) != (_FORMAT, _VERSION):
         raise ValueError(
