@@ -275,7 +275,9 @@ class DividedPipeline(Runner):
         record = CommitRecord.latest(self._edges[0].before)
         if self._first or (record.resumes and not record.pending):
             return True
-        if record.pending:
+        # Also dead letters of that load, which were retried: the next is another, and
+        # may replace the output.
+        if record.pending or (record.load and any(e.waits for e in self._edges)):
             _log.info(
                 "not read again: what was read before is not all loaded yet",
                 stage=self.ledger[0].stage,

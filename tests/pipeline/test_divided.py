@@ -223,6 +223,24 @@ async def test_next_run_is_another_load(tmp_path: Path) -> None:
     assert record.last["load"] in loads - {record.load}
 
 
+async def test_what_was_retried_is_loaded_before_another_load_begins(
+    tmp_path: Path,
+) -> None:
+    """It belongs to the load before, whose output the next may replace (issue 24)."""
+    assert (await run(divided(tmp_path, MemorySink()))).status == "done"
+    load = CommitRecord.latest(tmp_path / "edge-0").load
+    retried = Pipeline(
+        name="p", source=Numbers(3, 1), sink=edges_in(tmp_path, 1)[0].sink()
+    )
+    assert (await retried.run()).status == "done"
+    for expected in (3, 50):
+        sink = MemorySink()
+        assert (await run(divided(tmp_path, sink))).status == "done"
+        assert len(sink.messages) == expected
+        again = CommitRecord.latest(tmp_path / "edge-0").load == load
+        assert again == (expected == 3)
+
+
 async def test_part_that_fails_stops_no_other(tmp_path: Path) -> None:
     """The one behind it loads what was committed, the next run all the rest."""
     sink = MemorySink()
