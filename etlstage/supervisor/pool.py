@@ -268,7 +268,7 @@ class WorkerPool:
             await self._gone.wait()
 
     async def close(self, *, patient: bool) -> None:
-        """Stop the workers; then end what is submitted, whoever is cancelled."""
+        """Stop the workers, then end what is submitted, even if this is cancelled."""
         try:
             if patient:
                 await self.stop()
