@@ -175,8 +175,9 @@ class FileSource(Source):
         of = digest_of(files) if self._keeps else ""
         if self._of not in (None, of):
             raise self._failed(
-                f"can't read on: the files of {self._path} are not those that were read"
-                " before; start from the beginning, after etlstage state reset"
+                f"can't resume: the files of {self._path} are not those that were read"
+                " before; restore them, or begin anew after 'etlstage state reset',"
+                " which loads again what is loaded"
             )
         types = partition_types(files)
         reads = FORMATS[self._format](files, self._schema, self._options)
