@@ -62,6 +62,13 @@ WITHOUT: Final = (
     "supervisor/test_diagnostic.py",
 )
 """Those of them that decide and do nothing."""
+UNMEASURED: Final = (
+    *("cli", "cocaine", "crash", "examples", "files", "journal", "kcl", "manual"),
+    *("reliability", "shard/test_cut.py", "shard/test_kinesis.py"),
+    *("shard/test_leased.py", "shard/test_sequence.py", "shard/test_sink.py"),
+    *("simulate", "spark", "telemetry", "testing", "transport", "worker"),
+)
+"""Where the core is only used: with its coverage they took half as long again."""
 ON_BOTH_LOOPS: Final = (
     "supervisor/test_stop.py",
     "transport/test_launcher.py",
@@ -118,8 +125,11 @@ def pytest_collection_modifyitems(
         said = [group for group in GROUPS if item.get_closest_marker(group)]
         if len(said) > 1:
             raise pytest.UsageError(f"{item.nodeid} is in {' and '.join(said)}")
+        path = item.path.relative_to(HERE)
         if not said:
-            item.add_marker(_group(item.path.relative_to(HERE)))
+            item.add_marker(_group(path))
+        if any(map(path.is_relative_to, UNMEASURED)):
+            item.add_marker(pytest.mark.no_cover)
         for name in ("slow", "spark"):
             if item.get_closest_marker(name) and name not in _marks(item.path):
                 raise pytest.UsageError(
