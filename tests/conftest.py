@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 import structlog
@@ -130,11 +130,11 @@ def pytest_collection_modifyitems(
             item.add_marker(_group(path))
         if any(map(path.is_relative_to, UNMEASURED)):
             item.add_marker(pytest.mark.no_cover)
-        for name in ("slow", "spark"):
-            if item.get_closest_marker(name) and name not in _marks(item.path):
+        for name in (*GROUPS, "slow"):
+            if item.get_closest_marker(name) and name not in _may_have(item.path):
                 raise pytest.UsageError(
-                    f"{item.nodeid}: its file has no 'mark.{name}', which .ci/run"
-                    " looks for"
+                    f"{item.nodeid}: its file has no 'mark.{name}', and so is left out"
+                    f" by '-m {name}'"
                 )
         if not any(map(item.get_closest_marker, ("timeout", "spark"))):
             # A hang, and not a machine that has other things to do.
@@ -146,10 +146,23 @@ def pytest_collection_modifyitems(
         items[:] = [item for item in items if item not in {*left_out}]
 
 
+def pytest_ignore_collect(
+    collection_path: Path, config: pytest.Config
+) -> Literal[True] | None:
+    """Leave out files without a test of the group that ``-m`` begins with."""
+    group = str(config.option.markexpr).partition(" ")[0]
+    if group not in (*GROUPS, "slow") or not collection_path.match("test_*.py"):
+        return None
+    return None if group in _may_have(collection_path) else True
+
+
 @lru_cache
-def _marks(path: Path) -> frozenset[str]:
-    """Return the marks that a file mentions."""
-    return frozenset(re.findall(r"mark\.(\w+)", path.read_text()))
+def _may_have(path: Path) -> frozenset[str]:
+    """Return the group of a file's folder, and the marks that the file mentions."""
+    marks = re.findall(r"\bmark\.(\w+)", text := path.read_text())
+    if "in_memory" in text:
+        marks.append("core")
+    return frozenset({*marks, _group(path.relative_to(HERE))})
 
 
 def _is_for_its_loop(item: pytest.Item) -> bool:
