@@ -23,10 +23,12 @@ from etlstage.testing.scripted import Script
 from etlstage.testing.simulated import SimulatedWorker, Work
 from tests.supervisor.workers import PROGRAM
 
-__all__ = ("acting", "in_memory", "script_of")
+__all__ = ("LAUNCHES", "acting", "in_memory", "script_of")
 
 Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
 
+LAUNCHES: Final[list[ScriptedLaunch]] = []
+"""Of the test that runs."""
 EOM, EOP, EOB, BNC = b"\n", b"\0", b"\x17", b"\x05"
 
 
@@ -44,6 +46,7 @@ def acting(
 ) -> AsyncSupervisor:
     """Return a supervisor whose workers are no processes: they do what its are to do."""
     launch = ScriptedLaunch(script or script_of(stage))
+    LAUNCHES.append(launch)
     return AsyncSupervisor(stage, launch=launch, **settings)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.transport.watchdog import WATCHDOG
+from tests.supervisor.acts import LAUNCHES
 from tests.supervisor.workers import open_files
 
 
@@ -22,10 +23,12 @@ def _children() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let a test fail that leaves a process, a zombie or an open file behind."""
+    """Let a test fail that leaves a worker, a zombie or an open file behind."""
+    LAUNCHES.clear()
     if request.node.get_closest_marker("process"):
         WATCHDOG.start()  # it is ours for good
     files, children = open_files(), _children()
     yield
     assert _children() - children == set()
     assert open_files() - files == set()
+    assert [worker for launch in LAUNCHES for worker in launch.running] == []

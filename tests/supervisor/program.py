@@ -91,12 +91,6 @@ def words() -> None:
         reply(*message.split())
 
 
-def one_to_one() -> None:
-    """Answer each message with itself, where EOP is EOM."""
-    for message in messages():
-        write(message + EOM)
-
-
 def uneven(seed: str) -> None:
     """Answer now at once and now after a moment, with our pid."""
     state = int(seed) + os.getpid()
@@ -104,19 +98,6 @@ def uneven(seed: str) -> None:
         state = state * 1103515245 + 12345 & 0x7FFFFFFF
         time.sleep((state >> 16) % 4 / 1000)
         reply(message, str(os.getpid()).encode())
-
-
-def variables() -> None:
-    """Answer each message with the variables of the environment."""
-    for message in messages():
-        values = [f"{name}={value}" for name, value in sorted(os.environ.items())]
-        reply(message, *(value.encode() for value in values))
-
-
-def arguments(*words: str) -> None:
-    """Answer each message with our arguments, as hexadecimal numbers."""
-    for _ in messages():
-        reply(*(word.encode().hex().encode() for word in words))
 
 
 def where() -> None:

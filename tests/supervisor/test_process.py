@@ -8,6 +8,7 @@ import re
 import resource
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -32,7 +33,8 @@ from etlstage.transport import (
     launch_over_pipes,
 )
 from tests.staged import staged
-from tests.supervisor.workers import Settings, command, outputs, plain, stage
+from tests.supervisor.acts import acting, in_memory, script_of
+from tests.supervisor.workers import Settings, outputs, plain, stage
 
 
 async def refusal(run: Stage, launch: Launch = launch_over_pipes) -> str:
@@ -138,6 +140,7 @@ async def test_command_that_is_too_long() -> None:
     )
 
 
+@pytest.mark.core
 async def test_extract_program_that_does_not_exist() -> None:
     """In plain mode it is started by the first round."""
     with pytest.raises(WorkerStartFailed, match="can't start its workers: there is no"):
@@ -155,20 +158,23 @@ async def test_extract_program_that_does_not_exist() -> None:
 # --- what the worker is given --------------------------------------------------------
 
 
-async def seen_by_worker(**settings: Unpack[Settings]) -> dict[str, str]:
-    """Return the environment of a worker."""
-    async with AsyncSupervisor(stage("variables", **settings)) as supervisor:
-        ((_, *words),) = outputs(await supervisor.submit([b"x"]))
-    pairs = [word.decode().partition("=") for word in words]
-    return {name: value for name, _, value in pairs}
+async def request_of(**settings: Unpack[Settings]) -> LaunchRequest:
+    """Return with what a worker is started."""
+    run = stage("echo", **settings)
+    launch = ScriptedLaunch(script_of(run))
+    async with AsyncSupervisor(run, launch=launch) as supervisor:
+        assert outputs(await supervisor.submit([b"x"])) == [(b"x",)]
+    (worker,) = launch.workers
+    return worker.request
 
 
+@in_memory
 async def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """A secret of ours does not reach the worker; what is named in ``env`` does."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
     monkeypatch.setenv("TZ", "Europe/Prague")
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    seen = await seen_by_worker(env={"MODEL": "large"})
+    seen = (await request_of(env={"MODEL": "large"})).env
 
     assert "s3cret" not in seen.values()
     assert seen["TZ"] == "Europe/Prague"
@@ -176,10 +182,11 @@ async def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> 
     assert "VIRTUAL_ENV" not in seen
 
 
+@in_memory
 async def test_markers_are_in_the_environment() -> None:
     """Escaped, so that NUL can travel; Python workers don't buffer."""
     markers = Markers(eop=b"\0END\0", eob=b"EOB")
-    seen = await seen_by_worker(dialect=MarkerDialect(markers=markers))
+    seen = (await request_of(dialect=MarkerDialect(markers=markers))).env
 
     assert {name: seen[name] for name in seen if name.startswith("ETLSTAGE_E")} == {
         "ETLSTAGE_EOM": r"\012",
@@ -227,9 +234,11 @@ async def test_worker_is_given_its_name() -> None:
     assert seen["ETLSTAGE_START"] == "3"
 
 
+@in_memory
 async def test_env_comes_before_everything_else() -> None:
     """Whoever names a variable means it."""
-    seen = await seen_by_worker(env={"PYTHONUNBUFFERED": "", "HOME": "/nowhere"})
+    request = await request_of(env={"PYTHONUNBUFFERED": "", "HOME": "/nowhere"})
+    seen = request.env
 
     assert seen["PYTHONUNBUFFERED"] == ""
     assert seen["HOME"] == "/nowhere"
@@ -238,31 +247,27 @@ async def test_env_comes_before_everything_else() -> None:
 async def test_markers_replace_placeholders() -> None:
     """Anywhere in an argument, several in one; other braces are left alone."""
     words = ("-e", "{eom}", "--eop={eop},{eob}", "{bnc}", "{other}", "${PATH}", "{}")
-    run = Stage(
-        name="t",
-        worker=(*command("arguments"), *words),
-        dialect=MarkerDialect(markers=Markers(eom=b"{bnc}", eob=b"\\")),
-    )
-    async with AsyncSupervisor(run) as supervisor:
-        ((*seen,),) = outputs(await supervisor.submit([b"x"]))
+    dialect = MarkerDialect(markers=Markers(eom=b"{bnc}", eob=b"\\"))
+    run = Stage(name="t", worker=("sh", "-c", 'printf "%s\n" "$@"', *words))
+    seen = await printed(replace(run, dialect=dialect))
 
-    assert [bytes.fromhex(word.decode()) for word in seen] == [
-        b"-e",
-        b"{bnc}",
-        b"--eop=\\000,\\134",
-        b"\\005",
-        b"{other}",
-        b"${PATH}",
-        b"{}",
+    assert seen.splitlines() == [
+        "{bnc}",
+        r"--eop=\000,\134",
+        r"\005",
+        "{other}",
+        "${PATH}",
+        "{}",
     ]
 
 
+@in_memory
 async def test_worker_that_may_not_refuse_is_given_no_err() -> None:
     """Not in its environment; in its command it stands for nothing."""
     dialect = MarkerDialect(markers=Markers(err=None))
     run = Stage(name="t", worker=("true", "[{err}]"), dialect=dialect)
     assert substituted(run) == ("true", "[]")
-    seen = await seen_by_worker(dialect=dialect)
+    seen = (await request_of(dialect=dialect)).env
     assert seen["ETLSTAGE_EOM"] == r"\012"
     assert "ETLSTAGE_ERR" not in seen
 
@@ -285,10 +290,11 @@ async def test_markers_of_many_bytes_work_end_to_end() -> None:
     assert outputs(results) == [(m,) for m in messages]
 
 
+@in_memory
 async def test_eop_may_be_eom() -> None:
     """Each message has exactly one output then, empty or not."""
-    run = stage("one_to_one", dialect=MarkerDialect(markers=Markers(eop=b"\n")))
-    async with AsyncSupervisor(run) as supervisor:
+    run = stage("echo", dialect=MarkerDialect(markers=Markers(eop=b"\n")))
+    async with acting(run) as supervisor:
         results = await supervisor.submit([b"one", b"", b"two"])
 
     assert outputs(results) == [(b"one",), (b"",), (b"two",)]
@@ -326,6 +332,7 @@ async def test_limit_that_is_refused() -> None:
     ) in await refusal(run)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("settings", "what", "problem"),
     [
@@ -356,12 +363,13 @@ async def test_terms_that_are_refused(
     assert problem in await refusal(stage_of("true", **settings), refuse)
 
 
+@pytest.mark.core
 async def test_user_and_group_that_do_not_exist() -> None:
     """With what to look at."""
-    assert "can't start worker clean-1: there is no user 'no-one'" in (
+    assert "can't start worker clean-1: there is no user 'no-one'; command" in (
         await refusal(stage_of("true", user="no-one"))
     )
-    assert "there is no group 'no-one'" in (
+    assert "clean-1: there is no group 'no-one'; command" in (
         await refusal(stage_of("true", group="no-one"))
     )
 
@@ -431,6 +439,7 @@ async def test_status_is_there_when_it_is_asked_for(
 # --- what a stage must be ------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
@@ -473,6 +482,7 @@ def flaw(folder: Path, *command: str, **env: str) -> str | None:
     )
 
 
+@pytest.mark.core
 async def test_script_that_is_not_there(tmp_path: Path) -> None:
     """The caller is notified at once, and not after six starts (issue 22)."""
     (tmp_path / "clean.py").touch()
@@ -489,6 +499,7 @@ async def test_script_that_is_not_there(tmp_path: Path) -> None:
     assert caught.value.stage == "clean"
 
 
+@pytest.mark.core
 async def test_extractor_is_sought_before_it_is_asked() -> None:
     """Its program is started when it is wanted; that it is missing is known before."""
     plain = MarkerDialect(mode=Mode.PLAIN)
@@ -499,6 +510,7 @@ async def test_extractor_is_sought_before_it_is_asked() -> None:
         await AsyncSupervisor(stage).__aenter__()
 
 
+@in_memory
 async def test_only_processes_have_a_program() -> None:
     """What is started by other means may be called anything."""
 
@@ -512,6 +524,7 @@ async def test_only_processes_have_a_program() -> None:
         assert await supervisor.ask(b"a") == (b"a",)
 
 
+@pytest.mark.core
 def test_what_is_missing(tmp_path: Path) -> None:
     """With what may have been meant, as by validate."""
     run = tmp_path / "run.sh"
@@ -531,6 +544,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
     assert flaw(tmp_path, "{program}") is None
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("command", "place"),
     [

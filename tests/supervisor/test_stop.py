@@ -13,6 +13,7 @@ from etlstage.messages import Result
 from etlstage.stage import Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerStarted
 from etlstage.transport.process import PipeWire
+from tests.supervisor.acts import acting, in_memory
 from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
 
 
@@ -81,6 +82,7 @@ async def test_grandchildren_go_with_the_worker() -> None:
     assert ends(child)
 
 
+@in_memory
 async def test_messages_under_way_are_lost_at_the_stop() -> None:
     """What the worker holds has an error that it was stopped."""
     results: list[str] = []
@@ -92,7 +94,7 @@ async def test_messages_under_way_are_lost_at_the_stop() -> None:
         run = stage("never_answers", window=2, timeout=QUICK)
         async with (
             anyio.create_task_group() as tasks,
-            AsyncSupervisor(run) as supervisor,
+            acting(run) as supervisor,
         ):
             tasks.start_soon(submit)
             await anyio.wait_all_tasks_blocked()
@@ -102,9 +104,10 @@ async def test_messages_under_way_are_lost_at_the_stop() -> None:
     assert results[2:] == ["stage t: the supervisor is closed"] * 3
 
 
+@in_memory
 async def test_aclose_returns_when_the_workers_are_gone() -> None:
     """From then on everything fails, with a text that shows why."""
-    async with AsyncSupervisor(stage("echo", workers=3)) as supervisor:
+    async with acting(stage("echo", workers=3)) as supervisor:
         with supervisor.events() as events:
             await supervisor.aclose()
             seen = [events.receive_nowait() for _ in range(6)]
@@ -116,32 +119,35 @@ async def test_aclose_returns_when_the_workers_are_gone() -> None:
     assert errors(results) == errors(stream) == ["stage t: the supervisor is closed"]
 
 
+@in_memory
 async def test_two_tasks_may_close_at_once() -> None:
     """Both return."""
     with anyio.fail_after(10):
         async with (
-            AsyncSupervisor(stage("echo", workers=2)) as supervisor,
+            acting(stage("echo", workers=2)) as supervisor,
             anyio.create_task_group() as tasks,
         ):
             for _ in range(3):
                 tasks.start_soon(supervisor.aclose)
 
 
+@in_memory
 async def test_nothing_can_be_submitted_behind_the_block() -> None:
     """The error is that the supervisor does not run."""
-    async with AsyncSupervisor(stage("echo")) as supervisor:
+    async with acting(stage("echo")) as supervisor:
         pass
 
     with pytest.raises(faults.InvalidState, match="is not running; use it as"):
         await supervisor.submit([b"one"])
 
 
+@in_memory
 @pytest.mark.parametrize("error", [LookupError("body"), KeyboardInterrupt("body")])
 async def test_error_in_the_block_passes_as_it_is(error: BaseException) -> None:
     """No group is wrapped around it."""
 
     async def body() -> None:
-        async with AsyncSupervisor(stage("echo")) as supervisor:
+        async with acting(stage("echo")) as supervisor:
             await supervisor.submit([b"one"])
             raise error
 
@@ -162,6 +168,7 @@ async def test_host_may_be_cancelled() -> None:
     assert scope.cancelled_caught
 
 
+@in_memory
 async def test_host_may_be_cancelled_in_the_middle_of_a_stream() -> None:
     """Input, stream and workers end with the task that holds them."""
 
@@ -170,7 +177,7 @@ async def test_host_may_be_cancelled_in_the_middle_of_a_stream() -> None:
             yield b"x" * 1000
 
     with anyio.CancelScope() as scope:
-        async with AsyncSupervisor(stage("fast"), max_messages=50) as supervisor:
+        async with acting(stage("fast"), max_messages=50) as supervisor:
             async for result in supervisor.stream(endless()):
                 assert result.error is None
                 scope.cancel()
@@ -178,11 +185,12 @@ async def test_host_may_be_cancelled_in_the_middle_of_a_stream() -> None:
     assert scope.cancelled_caught
 
 
+@in_memory
 async def test_cancelled_before_anything_happened() -> None:
     """A scope that is cancelled already starts and stops all the same."""
     with anyio.CancelScope() as scope:
         scope.cancel()
-        async with AsyncSupervisor(stage("echo")):
+        async with acting(stage("echo")):
             await anyio.lowlevel.checkpoint()
 
     assert scope.cancelled_caught
@@ -205,28 +213,27 @@ async def test_exit_is_waited_for_although_cancelled() -> None:
     assert not any(runs(pid) for pid in pids)
 
 
+@in_memory
 async def test_dead_workers_are_not_waited_for() -> None:
     """However long the steps of stopping are, they are for the living."""
     with anyio.fail_after(10):
-        async with AsyncSupervisor(
-            stage("exits", 3, timeout=Timeouts(stop=3600))
-        ) as supervisor:
+        async with acting(stage("exits", 3, timeout=Timeouts(stop=3600))) as supervisor:
             with supervisor.events() as events:
                 while not isinstance(await events.receive(), WorkerExited):
                     pass
 
 
 async def test_many_supervisors_leave_nothing_behind() -> None:
-    """Fifty, one after the other and side by side; the fixture counts what is open."""
+    """One after the other and side by side; the fixture counts what is open."""
 
     async def use(number: int) -> None:
         async with AsyncSupervisor(stage("echo")) as supervisor:
             assert len(outputs(await supervisor.submit(numbers(number)))) == number
 
     async with anyio.create_task_group() as tasks:
-        for number in range(25):
+        for number in range(10):
             tasks.start_soon(use, number)
-    for number in range(25):
+    for number in range(5):
         await use(number)
 
 
