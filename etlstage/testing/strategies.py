@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -107,7 +108,14 @@ def markers() -> st.SearchStrategy[Markers]:
 
 def fragments(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     """Draw what programs stumble over: parts of markers and of letters, escapes."""
-    named = (markers or Markers()).named.values()
+    return _fragments(markers or Markers())
+
+
+# A strategy takes longer to make and to check than to draw from, and within one test it
+# is asked for again for each message.
+@cache
+def _fragments(markers: Markers) -> st.SearchStrategy[bytes]:
+    named = markers.named.values()
     parts = {marker[:n] for marker in named for n in range(1, len(marker))}
     parts |= {marker[n:] for marker in named for n in range(1, len(marker))}
     # As texts that stand for a marker: they may be decoded, and then written as it is.
@@ -124,7 +132,11 @@ def messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
 
     It looks as much like them as it may: it begins, ends and continues as they do.
     """
-    markers = markers or Markers()
+    return _messages(markers or Markers())
+
+
+@cache
+def _messages(markers: Markers) -> st.SearchStrategy[bytes]:
     pieces = fragments(markers) | st.binary(max_size=8)
     joined = st.lists(pieces, max_size=5).map(b"".join)
     return joined.filter(lambda message: sendable(message, markers))
@@ -242,6 +254,11 @@ def batches(
 
 def cuts(length: int) -> st.SearchStrategy[Collection[int]]:
     """Draw before which of so many bytes another read begins: none, some or each."""
+    return _cuts(length)
+
+
+@lru_cache(1000)
+def _cuts(length: int) -> st.SearchStrategy[Collection[int]]:
     if length < 2:
         return st.just(())
     place = st.integers(1, length - 1)

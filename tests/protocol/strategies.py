@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -38,6 +39,7 @@ def unmeasured(test: Test) -> Test:
     return marked
 
 
+@cache
 def reasons(markers: Markers) -> st.SearchStrategy[str]:
     """Draw why something is refused."""
     err = markers.err or b""
@@ -51,6 +53,7 @@ def reasons(markers: Markers) -> st.SearchStrategy[str]:
     return said.map(bytes.decode)
 
 
+@cache
 def garbage(markers: Markers) -> st.SearchStrategy[bytes]:
     """Draw what a peer that loses its way now and then might write."""
     eom, eop, eob, bnc, err = markers

@@ -68,7 +68,7 @@ def test_messages_are_framed_as_by_the_list_path(
 
 
 @given(data=st.data(), markers=marker_sets)
-@draw.thorough
+@draw.unmeasured
 def test_replies_are_split_as_by_the_list_path(
     data: st.DataObject, markers: Markers
 ) -> None:
@@ -91,8 +91,30 @@ def test_replies_are_split_as_by_the_list_path(
             assert found == split(wire, markers)
 
 
+@pytest.mark.parametrize(
+    ("wire", "markers"),
+    [
+        (b"a\nb", Markers()),
+        (b"a\nb\nc", Markers(eop=b"\n")),
+        (b"a\n\0b\n\0", Markers()),
+        (b"a\n\0b\n\0\0", Markers()),
+        (b"\0a\n\0", Markers()),
+        (b"a\nb\n--c\n---", Markers(eop=b"--")),
+        (b"a\nb\n\0\0c\n\0d", Markers()),
+        (b"a\n\nb\n\n--c\n\n---", MARKER_SETS[3]),
+        (b"a\n\n\nb\n\n--", MARKER_SETS[3]),
+    ],
+)
+@pytest.mark.parametrize("way", TWINS)
+def test_replies_are_split_in_each_way(way: str, wire: bytes, markers: Markers) -> None:
+    """Of each way that there is, one that takes it."""
+    with using(way):
+        replies, rest, count = split_column(wire, markers)
+    assert ([*replies], rest, count) == split(wire, markers)
+
+
 @given(data=st.data(), markers=marker_sets)
-@draw.thorough
+@draw.unmeasured
 def test_refusals_are_found_as_by_the_list_path(
     data: st.DataObject, markers: Markers
 ) -> None:
