@@ -103,9 +103,11 @@ PRIVATE: Final = (
 
 def test_words_are_those_of_the_field() -> None:
     """On all pages, as far as they are ours, and in what is generated (issue 27)."""
-    for path, text in PAGES.items():
+    for path, text in {**PAGES, **PROJECT}.items():
         prose = text.replace("user: nobody", "")  # its name on Unix
-        found = re.findall(rf".*\b(?:{PRIVATE}|says?|said)\b.*", prose, re.IGNORECASE)
+        found = re.findall(
+            rf".*\b(?:{PRIVATE}|says?|said|tells?)\b.*", prose, re.IGNORECASE
+        )
         assert found == [], path
 
 
