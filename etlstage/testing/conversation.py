@@ -16,16 +16,12 @@ What is sent is the dialect's matter; nothing here knows a marker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from math import inf
-from signal import Signals
-from types import TracebackType
-from typing import Final, NoReturn, Self
+from typing import Final, Self
 
 import anyio
-import anyio.abc
-import anyio.lowlevel
 
 from etlstage.errors import LocalProtocolError
 from etlstage.messages import Run, counted
@@ -33,12 +29,10 @@ from etlstage.protocol.base import SEND_EOF, DialectSession, Limits, Shape
 from etlstage.protocol.events import Added, Event, Farewell, Opened, Ready
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.contract import checker_of
-from etlstage.supervisor.process import command_line
-from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import kit_of
-from etlstage.testing.process import DRAIN, Process
+from etlstage.testing.process import DRAIN, Otherwise, Process, UnderTest
 from etlstage.testing.replies import TAIL, Reply, ReplyReader
-from etlstage.testing.transcript import Channel, Transcript, WorkerMisbehaved, cut
+from etlstage.testing.transcript import Channel, WorkerMisbehaved, cut
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("WorkerMisbehaved", "WorkerUnderTest")
@@ -46,7 +40,7 @@ __all__ = ("WorkerMisbehaved", "WorkerUnderTest")
 _LOOK: Final = (0.0002, 0.01)  # seconds between two looks at what is unread
 
 
-class WorkerUnderTest:
+class WorkerUnderTest(UnderTest):
     """
     Runs one process of a stage and talks to it as its supervisor would.
 
@@ -71,18 +65,16 @@ class WorkerUnderTest:
         timeout: float = 10.0,
         mute: bool = False,
     ) -> None:
-        self.stage = stage
-        self.timeout = timeout
+        super().__init__(stage, launch, timeout)
         limits = Limits(stage.max_message, stage.max_reply)
         self._replies = ReplyReader(stage.dialect, limits, stage.kind, stage.batch.size)
-        self._process = Process(stage, launch, self._understand)
-        self._answers = _Answers(self._replies, self._process, mute=mute)
+        self._answers = _Answers(self._replies, self, mute=mute)
         self._dismissed = False  # it was asked to end
         pipes = "connection" if stage.dialect.connection is not None else "stdin"
         self._input, self._output = pipes, pipes.replace("stdin", "stdout")
 
     def __repr__(self) -> str:
-        return f"<WorkerUnderTest {self.stage.name!r} {self._process.fate}>"
+        return f"<WorkerUnderTest {self.stage.name!r} {self.fate}>"
 
     @property
     def session(self) -> DialectSession:
@@ -100,34 +92,17 @@ class WorkerUnderTest:
         return self._replies.last
 
     @property
-    def transcript(self) -> Transcript:
-        """The transcript."""
-        return self._process.transcript
-
-    @property
-    def status(self) -> int | None:
-        """Exit status, negative for a signal, once it is gone."""
-        return self._process.status
-
-    @property
-    def left(self) -> int:
-        """Processes that it has left behind, once it is gone."""
-        return self._process.left
-
-    @property
     def broken(self) -> bool:
         """Whether it has broken the protocol."""
         return self._replies.fault is not None
 
     async def __aenter__(self) -> Self:
-        await self._process.start()
+        await self.start()
         try:
             if not self.session.in_order:
-                self._process.accompany(self._answers.run)
+                self.accompany(self._answers.run)
             if self.stage.program.ready:
-                await self.until(
-                    lambda: self._process.alive, "did not report that it is ready"
-                )
+                await self.until(lambda: self.alive, "did not report that it is ready")
             if self.stage.dialect.announces:
                 silence = self.stage.dialect.silence
                 await self.until(
@@ -137,17 +112,9 @@ class WorkerUnderTest:
                     ),
                 )
         except BaseException:
-            await self._process.end()
+            await self.kill()
             raise
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._process.end()
 
     # --- what it is given ---------------------------------------------------
 
@@ -175,7 +142,7 @@ class WorkerUnderTest:
                 try:
                     self.session.send(event, anyio.current_time())
                 except LocalProtocolError:
-                    if self._dismissed or Channel.STDOUT in self._process.open:
+                    if self._dismissed or Channel.STDOUT in self.open:
                         raise
                     # It has left, and the session has ended before we knew.
                     await self.until(lambda: False, "can't be given more")
@@ -253,14 +220,6 @@ class WorkerUnderTest:
             return Added(self.last, (), ended=True)
         return Opened(self.last + 1, (), each=False)
 
-    def close_stdin(self) -> None:
-        """Close its stdin, or connection, in whatever state the session is."""
-        self._process.close_stdin()
-
-    def signal(self, number: Signals) -> None:
-        """Send a signal to it and its group."""
-        self._process.signal(number)
-
     # --- what it does -------------------------------------------------------
 
     async def replies(self, count: int | None = None) -> list[Reply]:
@@ -292,14 +251,12 @@ class WorkerUnderTest:
     async def outputs(self) -> list[bytes]:
         """Wait for the end of what it writes, and return the messages of no reply."""
         await self.until(
-            lambda: Channel.STDOUT not in self._process.open, "did not end its output"
+            lambda: Channel.STDOUT not in self.open, "did not end its output"
         )
         taken, self._replies.partial = self._replies.partial, []
         return taken
 
-    async def until(
-        self, done: Callable[[], bool], otherwise: str | Callable[[], str]
-    ) -> None:
+    async def until(self, done: Callable[[], bool], otherwise: Otherwise) -> None:
         """
         Wait for something that the worker is to do while it lives.
 
@@ -308,21 +265,18 @@ class WorkerUnderTest:
             otherwise: What it did if it did not do that, as a part of a sentence.
 
         """
-        async with self._deadline(otherwise):
+        async with self.deadline(otherwise):
             while not done() or self._replies.fault is not None:
-                if (
-                    self._replies.fault is None
-                    and Channel.STDOUT not in self._process.open
-                ):
+                if self._replies.fault is None and Channel.STDOUT not in self.open:
                     # That shows more than that its output has ended.
                     with anyio.move_on_after(DRAIN):
                         await self.exited()
                     closed = f"closed its {self._output}"
-                    fate = self._process.fate if self._process.gone else closed
+                    fate = self.fate if self.gone else closed
                     why = _failure(otherwise, fate) + self._parting()
                     self.fail(self._replies.fault or why)
                 self.examine()
-                if await self._process.idles() and not done():
+                if await self.idles() and not done():
                     text = _failure(otherwise, "it waits for more input")
                     if self._replies.unfinished:
                         text += (
@@ -333,13 +287,12 @@ class WorkerUnderTest:
     async def has_read(self) -> None:
         """Wait until all that was written to its stdin was read."""
         pause, most = _LOOK
-        async with self._deadline(
+        async with self.deadline(
             lambda: (
-                f"has not read {counted(self._process.unread(), 'byte')} of its"
-                f" {self._input}"
+                f"has not read {counted(self.unread(), 'byte')} of its {self._input}"
             )
         ):
-            while self._process.unread() and not self._process.gone:
+            while self.unread() and not self.gone:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, most)
 
@@ -347,26 +300,18 @@ class WorkerUnderTest:
         """Wait so long; it must neither write anything to stdout nor exit."""
         before, heard = len(self.transcript.of(Channel.STDOUT)), self._replies.heard
         with anyio.move_on_after(seconds):
-            while not self._process.gone:
-                await self._process.changed()
+            while not self.gone:
+                await self.changed()
         after = self.transcript.of(Channel.STDOUT)[before:]
         self.examine()
-        if self._process.gone:
-            self.fail(self._process.fate + self._parting())
+        if self.gone:
+            self.fail(self.fate + self._parting())
         if self._replies.heard > heard:
             self.fail(kit_of(self.stage.dialect).unsolicited(after[:TAIL]))
 
-    async def exited(self) -> int:
-        """Wait for its end and return the exit status, negative for a signal."""
-        async with self._deadline("did not exit"):
-            while not self._process.gone:
-                await self._process.changed()
-        assert self.status is not None
-        return self.status
-
     async def close(self) -> int:
         """Send the farewell, close its stdin, and return the exit status."""
-        if self.session.sends_farewell and Channel.STDOUT in self._process.open:
+        if self.session.sends_farewell and Channel.STDOUT in self.open:
             await self.send(Farewell())
         self.close_stdin()
         status = await self.exited()
@@ -390,49 +335,39 @@ class WorkerUnderTest:
             if (flaw := checker(reply.outputs)) is not None:
                 self.fail(f"gave a reply, number {number}, that {flaw}")
 
-    def fail(self, what: str) -> NoReturn:
-        """Raise :class:`WorkerMisbehaved` with what it did, and the transcript."""
-        command = f"  command: {harmless(command_line(self.stage))}"
-        shown = self.transcript.shown(self.stage.dialect)
-        raise WorkerMisbehaved(f"the worker {what}", f"{command}\n{shown}")
-
     # --- how ----------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _deadline(
-        self, otherwise: str | Callable[[], str]
-    ) -> AsyncIterator[None]:
-        with anyio.move_on_after(self.timeout) as scope:
-            yield
-        if scope.cancelled_caught:
-            text = _failure(otherwise, f"for {self.timeout:g} seconds")
-            if self.session.owed:
-                text += f"; {self.stage.dialect.silence(self._replies.unfinished)}"
-            self.fail(text)
+    def late(self, otherwise: Otherwise) -> str:
+        """Return what it did that has not done something in time."""
+        text = _failure(otherwise, f"for {self.timeout:g} seconds")
+        if self.session.owed:
+            text += f"; {self.stage.dialect.silence(self._replies.unfinished)}"
+        return text
 
     async def _write(self, pieces: Sequence[bytes]) -> None:
         for number, piece in enumerate(pieces):
             if number:
                 await self.has_read()
             try:
-                async with self._deadline(f"does not read its {self._input}"):
-                    await self._process.write(piece)
+                async with self.deadline(f"does not read its {self._input}"):
+                    await self.write(piece)
             except BrokenPipeError:
                 with anyio.move_on_after(DRAIN):
                     await self.exited()
-                fate = f", and {self._process.fate}" if self._process.gone else ""
+                fate = f", and {self.fate}" if self.gone else ""
                 self.fail(f"closed its {self._input} before it had read all{fate}")
 
     def _parting(self) -> str:
         """Return its reason to end, unless it was asked to end."""
         return "" if self._dismissed else self._replies.farewell
 
-    def _understand(self, data: bytes) -> bool:
+    def take(self, data: bytes) -> bool:
+        """Take what it writes to stdout; return whether that makes sense."""
         self._answers.wake()
         return self._replies.receive(data, anyio.current_time())
 
 
-def _failure(otherwise: str | Callable[[], str], why: str) -> str:
+def _failure(otherwise: Otherwise, why: str) -> str:
     return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"
 
 

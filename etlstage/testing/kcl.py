@@ -16,8 +16,8 @@ what goes wrong at one of them is in a plan of faults.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from signal import SIGKILL
 from types import TracebackType
 from typing import Final, NamedTuple, NoReturn, Self
@@ -45,12 +45,10 @@ from etlstage.protocol.kcl.checkpoint import (
 )
 from etlstage.protocol.kcl.session import KclSession, State
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.process import command_line
-from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.fault import FaultKind, FaultPlan, Moment
-from etlstage.testing.process import Process
-from etlstage.testing.transcript import Channel, Transcript, WorkerMisbehaved
+from etlstage.testing.process import Otherwise, UnderTest
+from etlstage.testing.transcript import Channel
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("ENDS", "MARKS", "Asked", "ProcessorUnderTest")
@@ -78,7 +76,7 @@ class Asked(NamedTuple):
     """Name of the exception that it was answered with."""
 
 
-class ProcessorUnderTest:
+class ProcessorUnderTest(UnderTest):
     """
     Runs one process for one shard, and talks to it as its daemon would.
 
@@ -103,6 +101,8 @@ class ProcessorUnderTest:
 
     """
 
+    noun = "processor"
+
     def __init__(
         self,
         stage: Stage,
@@ -113,13 +113,12 @@ class ProcessorUnderTest:
         timeout: float = 10.0,
         on_data: Callable[[Channel, bytes], None] | None = None,
     ) -> None:
+        super().__init__(stage, launch, timeout)
         session = stage.dialect.open(
             Side.SUPERVISOR, Limits(), batch=2**31, assignment=assignment
         )
         assert isinstance(session, KclSession)
         self.session: KclSession = session
-        self.stage = stage
-        self.timeout = timeout
         self.asked: list[Asked] = []
         self.noise: list[bytes] = []
         self.given: int = 0
@@ -128,7 +127,6 @@ class ProcessorUnderTest:
         self.parted: FaultKind | None = None
         self.killed: str | None = None
         self._faults = (faults or FaultPlan()).due({"ETLSTAGE_WORKER": assignment.name})
-        self._process = Process(stage, launch, self._take)
         self._on_data = on_data
         self._shown = 0  # entries of the transcript that were passed on
         self._fault = ""
@@ -141,11 +139,6 @@ class ProcessorUnderTest:
     def stored(self) -> ShardPosition:
         """What was checkpointed last."""
         return self.session.stored
-
-    @property
-    def transcript(self) -> Transcript:
-        """The transcript."""
-        return self._process.transcript
 
     @property
     def said(self) -> list[str]:
@@ -165,14 +158,9 @@ class ProcessorUnderTest:
         """How it has broken the protocol, as a part of a sentence; empty: it has not."""
         return "" if self._left else self._fault
 
-    @property
-    def status(self) -> int | None:
-        """Exit status, negative for a signal, once it is gone."""
-        return self._process.status
-
     async def __aenter__(self) -> Self:
-        await self._process.start()
-        self._process.accompany(self._write)
+        await self.start()
+        self.accompany(self._write)
         return self
 
     async def __aexit__(
@@ -181,7 +169,7 @@ class ProcessorUnderTest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._process.end()
+        await super().__aexit__(kind, error, trace)
         self._tell()
 
     async def initialized(self) -> None:
@@ -218,10 +206,6 @@ class ProcessorUnderTest:
         self.session.send(Opened(first, records), anyio.current_time())
         self._due.set()
 
-    async def changed(self) -> None:
-        """Wait until anything has happened."""
-        await self._process.changed()
-
     async def end(self, why: FarewellReason = FarewellReason.ENDED) -> int:
         """
         End its life, and return the exit status.
@@ -243,7 +227,7 @@ class ProcessorUnderTest:
         """End its life, unless it has ended, and return the exit status."""
         if self.session.state is State.ENDED:
             return await self.exited()
-        if self._process.closed:
+        if self.closed:
             # It was not asked to end: only a signal is wrong.
             return min(0, await self.exited())
         return await self.end()
@@ -251,41 +235,34 @@ class ProcessorUnderTest:
     async def restart(self, begin: str = "") -> NoReturn:
         """Kill it; the next one is to begin at a checkpoint, or at the last stored."""
         self.killed = begin
-        self._process.signal(SIGKILL)
+        self.signal(SIGKILL)
         await self.until(lambda: False, "did not exit")
         raise AssertionError("unreachable: it was killed")
 
-    async def exited(self) -> int:
+    async def exited(
+        self, otherwise: str = "did not exit behind the end of its stdin"
+    ) -> int:
         """Close its stdin, and wait for its exit."""
-        if not self._process.closed:
-            self._process.close_stdin()
-        async with self._deadline("did not exit behind the end of its stdin"):
-            while not self._process.gone:
-                await self._process.changed()
-        assert self.status is not None
+        if not self.closed:
+            self.close_stdin()
+        status = await super().exited(otherwise)
         self._tell()
-        return self.status
+        return status
 
-    async def until(self, done: Callable[[], bool], otherwise: str) -> None:
-        """
-        Wait for something, or raise WorkerMisbehaved: that it ``otherwise``.
-
-        Raises:
-            WorkerMisbehaved: If it breaks the protocol, exits or takes too long.
-
-        """
-        async with self._deadline(otherwise):
+    async def until(self, done: Callable[[], bool], otherwise: Otherwise) -> None:
+        """Wait for something that the processor is to do while it lives."""
+        async with self.deadline(otherwise):
             while not self._fault and not done():
-                await self._process.changed()
+                await self.changed()
                 self._tell()
         self._tell()
         if self._fault:
             # How it exited shows more than that its output has ended.
             with anyio.move_on_after(0.5 if self._left else 0.0):
-                while not self._process.gone:
-                    await self._process.changed()
+                while not self.gone:
+                    await self.changed()
             self._tell()
-            fate = f"; it {self._process.fate}" if self._process.gone else ""
+            fate = f"; it {self.fate}" if self.gone else ""
             self.fail(self._fault + fate)
 
     def blame_illegal(self) -> None:
@@ -311,22 +288,10 @@ class ProcessorUnderTest:
             if text.startswith("> checkpoint ") and text.endswith(f": {error}")
         ]
 
-    def fail(self, what: str) -> NoReturn:
-        """Raise :class:`WorkerMisbehaved` with what it did, and all that was sent."""
-        command = f"  command: {harmless(command_line(self.stage))}"
-        shown = self.transcript.shown(self.stage.dialect)
-        raise WorkerMisbehaved(f"the processor {what}", f"{command}\n{shown}")
-
     # --- how ----------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _deadline(self, otherwise: str) -> AsyncIterator[None]:
-        with anyio.move_on_after(self.timeout) as scope:
-            yield
-        if scope.cancelled_caught:
-            self.fail(f"{otherwise} for {self.timeout:g} seconds")
-
-    def _take(self, data: bytes) -> bool:
+    def take(self, data: bytes) -> bool:
+        """Take what it writes to stdout; all of it is read."""
         now = anyio.current_time()
         if data:
             self.session.receive_data(data, now)
@@ -376,7 +341,7 @@ class ProcessorUnderTest:
         if self.killed is not None:
             # It is stored, and the processor is gone.
             self.session.send(CommitAnswered(position, error), now)
-            self._process.signal(SIGKILL)
+            self.signal(SIGKILL)
         elif answered:
             self._answers.append((now + late, CommitAnswered(position, error)))
 
@@ -392,12 +357,12 @@ class ProcessorUnderTest:
             self._look(now)
             with suppress(BrokenPipeError):  # it is gone, and that is read
                 while out := self.session.data_to_send():
-                    await self._process.write(b"".join(out))
-                    if SEND_EOF in out and not self._process.closed:
-                        self._process.close_stdin()
-            if self._cut and not self._process.closed:
-                self._process.close_stdin()
-            self._process.wake()
+                    await self.write(b"".join(out))
+                    if SEND_EOF in out and not self.closed:
+                        self.close_stdin()
+            if self._cut and not self.closed:
+                self.close_stdin()
+            self.wake()
             wait = min((at for at, _ in self._answers), default=float("inf"))
             with anyio.CancelScope(deadline=wait):
                 await self._due.wait()

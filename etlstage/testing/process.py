@@ -1,17 +1,22 @@
 """
 A process under test: its pipes, and all that passes through them.
 
-What the bytes mean is no matter of this file: ``conversation.py`` knows.
+What the bytes mean is no matter of this file: ``conversation.py`` knows it of a worker
+that replies, ``kcl.py`` of one that commits, ``recording/replay.py`` of one that was
+recorded.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import Signals
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, NoReturn, TypeAlias
 
 import anyio
 import anyio.abc
@@ -19,14 +24,15 @@ import anyio.lowlevel
 
 from etlstage.protocol.base import Shape
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.process import spawn
-from etlstage.testing.transcript import Channel, Entry, Transcript
+from etlstage.supervisor.process import command_line, spawn
+from etlstage.telemetry.terminal import harmless
+from etlstage.testing.transcript import Channel, Entry, Transcript, WorkerMisbehaved
 from etlstage.transport import Child, Launch, Readable, Wire
 from etlstage.transport.base import describe_status
 from etlstage.transport.guard import lives
 from etlstage.transport.process import descendants
 
-__all__ = ("DRAIN", "Process", "waits_for_stdin")
+__all__ = ("DRAIN", "Otherwise", "Process", "UnderTest", "waits_for_stdin")
 
 DRAIN: Final = 0.5  # seconds for the pipes of a dead process to end
 _CHUNK: Final = 65536  # bytes a read
@@ -36,18 +42,20 @@ _KEPT: Final = 1024 * 1024  # bytes of what is not judged
 # The number of read(2), and stdin as its first argument.
 _READING: Final = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}.get(platform.machine())
 
+Otherwise: TypeAlias = str | Callable[[], str]
+"""What a process did if it did not what was waited for, as a part of a sentence."""
 
-class Process:
+
+class Process(ABC):
     """
     One process of a stage.
 
     Args:
         stage: What is started.
         launch: What starts it.
-        take: Is given what it writes to stdout, ``b""`` at the end; returns whether
-            to go on with that.
 
     Attributes:
+        stage: The stage.
         transcript: The transcript.
         open: Those of stdout and stderr that have not ended.
         alive: It has shown so, beside its replies.
@@ -58,9 +66,8 @@ class Process:
 
     """
 
-    def __init__(
-        self, stage: Stage, launch: Launch, take: Callable[[bytes], bool]
-    ) -> None:
+    def __init__(self, stage: Stage, launch: Launch) -> None:
+        self.stage = stage
         self.transcript: Transcript = Transcript()
         self.open: set[Channel] = set()
         self.alive: bool = False
@@ -68,9 +75,7 @@ class Process:
         self.gone: bool = False
         self.status: int | None = None
         self.left: int = 0
-        self._stage = stage
         self._launch = launch
-        self._take = take
         self._changed = anyio.Event()
         self._began = 0.0
         self._wire: Wire
@@ -82,12 +87,32 @@ class Process:
         """What has become of it."""
         return "running" if self.status is None else describe_status(self.status)
 
-    async def start(self) -> None:
-        """Start it, and read all that it writes from now on."""
+    @abstractmethod
+    def take(self, data: bytes) -> bool:
+        """Take what it writes to stdout, ``b""`` at the end; return whether to go on."""
+
+    async def start(
+        self, name: str = "", *, reads: bool | None = None, start: int = 1
+    ) -> None:
+        """
+        Start it, and read all that it writes from now on.
+
+        Args:
+            name: Of the worker; by default that of the first of its stage.
+            reads: Whether it has a stdin; by default if its dialect needs one.
+            start: How often it was started, this time included.
+
+        """
         self._began = anyio.current_time()
-        reads = self._stage.dialect.shape is not Shape.STREAM
-        name = f"{self._stage.name}-1"
-        self._wire, self._child = spawn(self._stage, name, self._launch, stdin=reads)
+        if reads is None:
+            reads = self.stage.dialect.shape is not Shape.STREAM
+        self._wire, self._child = spawn(
+            self.stage,
+            name or f"{self.stage.name}-1",
+            self._launch,
+            stdin=reads,
+            start=start,
+        )
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._watch)
@@ -97,7 +122,7 @@ class Process:
         if self._child.status is not None:
             self._tasks.start_soon(self._look_for_life, self._child.status)
 
-    async def end(self) -> None:
+    async def kill(self) -> None:
         """Kill it, whatever it does, and close all."""
         # Not by the tasks that watch it: what has cancelled us has cancelled them, too.
         self._child.kill()
@@ -129,7 +154,7 @@ class Process:
     def close_stdin(self) -> None:
         """Close its stdin."""
         self.closed = True
-        connects = self._stage.dialect.connection is not None
+        connects = self.stage.dialect.connection is not None
         what = b"we ended the connection" if connects else b"stdin was closed"
         self._note(Channel.EVENT, what)
         self._wire.close_write()
@@ -186,7 +211,7 @@ class Process:
             if data is None:
                 await pipe.readable()
             elif taken:
-                taken = self._take(data)
+                taken = self.take(data)
                 self._note(channel, data)
             # What is for people may have no end, nor what comes behind a fault.
             elif kept < _KEPT:
@@ -195,12 +220,12 @@ class Process:
             await anyio.lowlevel.checkpoint()
         self.open.discard(channel)
         if channel is Channel.STDOUT:
-            connects = self._stage.dialect.connection is not None
+            connects = self.stage.dialect.connection is not None
             came = self.transcript.of(Channel.STDOUT)
             ended = b"it closed the connection" if came else b"it did not connect"
             self._note(Channel.EVENT, ended if connects else b"stdout has ended")
             if taken:
-                self._take(b"")
+                self.take(b"")
         self.wake()
 
     async def _look_for_life(self, pipe: Readable) -> None:
@@ -227,6 +252,50 @@ class Process:
     async def _both_ended(self) -> None:
         while self.open:
             await self._changed.wait()
+
+
+class UnderTest(Process):
+    """A process, and what talks to it as its dialect does."""
+
+    noun = "worker"
+
+    def __init__(self, stage: Stage, launch: Launch, timeout: float) -> None:
+        super().__init__(stage, launch)
+        self.timeout = timeout
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.kill()
+
+    async def exited(self, otherwise: str = "did not exit") -> int:
+        """Wait for its end and return the exit status, negative for a signal."""
+        async with self.deadline(otherwise):
+            while not self.gone:
+                await self.changed()
+        assert self.status is not None
+        return self.status
+
+    def fail(self, what: str) -> NoReturn:
+        """Raise :class:`WorkerMisbehaved` with what it did, and the transcript."""
+        command = f"  command: {harmless(command_line(self.stage))}"
+        shown = self.transcript.shown(self.stage.dialect)
+        raise WorkerMisbehaved(f"the {self.noun} {what}", f"{command}\n{shown}")
+
+    @asynccontextmanager
+    async def deadline(self, otherwise: Otherwise) -> AsyncIterator[None]:
+        """Fail if that takes too long."""
+        with anyio.move_on_after(self.timeout) as scope:
+            yield
+        if scope.cancelled_caught:
+            self.fail(self.late(otherwise))
+
+    def late(self, otherwise: Otherwise) -> str:
+        """Return what it did that has not done something in time."""
+        return f"{otherwise} for {self.timeout:g} seconds"
 
 
 def waits_for_stdin(pid: int) -> bool:

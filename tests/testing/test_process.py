@@ -10,12 +10,20 @@ from etlstage.testing.process import Process
 from etlstage.transport import launch_worker
 
 
+class Heard(Process):
+    """A process that may write what it likes."""
+
+    def take(self, data: bytes) -> bool:
+        """Go on with it."""
+        return True
+
+
 async def test_what_comes_between_two_looks_is_not_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Behind the time that is waited, and ahead of the look at the process (issue 12)."""
     stage = Stage(name="p", kind=StageKind.TRANSFORM, worker=("cat",))
-    process = Process(stage, launch_worker, lambda _: True)
+    process = Heard(stage, launch_worker)
 
     def late(_pid: int) -> bool:
         process.wake()
@@ -29,4 +37,4 @@ async def test_what_comes_between_two_looks_is_not_missed(
             monkeypatch.setattr(process_module, "waits_for_stdin", late)
             assert not await process.idles()
     finally:
-        await process.end()
+        await process.kill()
