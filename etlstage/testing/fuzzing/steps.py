@@ -10,10 +10,11 @@ drawn to how it is kept, is the same for both.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Protocol, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from etlstage.messages import AnnotatedRun, counted
 from etlstage.protocol.base import Dialect, DialectSession, Limits, Shape, Side
@@ -60,46 +61,53 @@ _LIMITS: Final = Limits()
 _RUN: Final = re.compile(rb"(.)\1{99,}", re.DOTALL)
 
 
-class Saying(Protocol):
+@dataclass(frozen=True, repr=False)
+class Saying(ABC):
     """What is sent at once, and the replies to it waited for, in any dialect."""
 
-    @property
-    def messages(self) -> Sequence[bytes]:
-        """All of them."""
-        ...
+    if TYPE_CHECKING:
+
+        @property
+        def messages(self) -> Sequence[bytes]:
+            """All of them."""
+
+    def __repr__(self) -> str:
+        return _repr(self)
 
     @property
     def exchanges(self) -> int:
         """How many exchanges with numbers of their own there are."""
-        ...
+        return 0
 
     @property
     def fresh(self) -> bool:
         """Whether only a process that has seen nothing else can be given it."""
-        ...
+        return False
 
+    @abstractmethod
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Send it; return the replies."""
-        ...
+        """Send it; return the replies to what was not cancelled."""
 
     def alone(
         self, replies: Sequence[Reply], *, batches: bool
     ) -> Iterator[tuple[Saying, list[Reply]]]:
-        """Yield each exchange with its reply."""
-        ...
+        """Yield each exchange with its reply, where there are replies."""
+        yield from ()
 
     def uncut(self) -> Saying:
         """Return the same in one write."""
-        ...
+        uncut: dict[str, Any] = {"cuts": ()} if hasattr(self, "cuts") else {}
+        return replace(self, **uncut)
 
     def turned(self) -> Saying:
         """Return the same in the opposite order, as far as that is one exchange."""
-        ...
+        return self
 
+    @abstractmethod
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Saying:
         """Return what sends outputs again."""
-        ...
 
+    @abstractmethod
     def shown(self, dialect: Dialect, first: int) -> str:
         """
         Return what is written, as text; a bar is where one write ends.
@@ -109,19 +117,18 @@ class Saying(Protocol):
             first: Which exchange it begins with, counted from 1.
 
         """
-        ...
 
     def names(self) -> set[str]:
         """Return what a program imports that has it."""
-        ...
+        return {type(self).__name__}
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        ...
+        """Return it as plain JSON; see :func:`step_of`."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, repr=False)
+class Step(Saying):
     """What is written at once, before the replies to all of it are waited for."""
 
     messages: Sequence[bytes]
@@ -129,20 +136,6 @@ class Step:
     cuts: Sequence[int] = ()
     """Before which of the bytes another write begins, counted from 0; each is written
     when the worker has read the one before."""
-
-    def __repr__(self) -> str:
-        more = f", cuts={[*self.cuts]}" if self.cuts else ""
-        return f"Step([{', '.join(map(literal, self.messages))}]{more})"
-
-    @property
-    def exchanges(self) -> int:
-        """None is numbered."""
-        return 0
-
-    @property
-    def fresh(self) -> bool:
-        """Any may be."""
-        return False
 
     async def exchange(self, worker: UnderTest) -> list[Reply]:
         """Send it; return the replies."""
@@ -159,12 +152,8 @@ class Step:
         for message, reply in zip(self.messages, replies, strict=True):
             yield Step((message,)), [reply]
 
-    def uncut(self) -> Step:
-        """Return the same in one write."""
-        return replace(self, cuts=())
-
     def turned(self) -> Step:
-        """Return the same with the messages in the opposite order."""
+        """Return the same in the opposite order."""
         return replace(self, messages=self.messages[::-1], cuts=())
 
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Step:
@@ -177,17 +166,8 @@ class Step:
         parts = cut(kit.raw(self.messages), self.cuts)
         return " | ".join(clipped(part, kit.shown) for part in parts)
 
-    def names(self) -> set[str]:
-        """Return what a program imports that has it."""
-        return {"Step"}
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        messages = [message.decode("latin-1") for message in self.messages]
-        return {"messages": messages, "cuts": [*self.cuts]}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Call:
     """What is sent in one session, and how we end our half of it."""
 
@@ -196,12 +176,11 @@ class Call:
     """With an error, and not with a choke."""
 
     def __repr__(self) -> str:
-        more = ", cancelled=True" if self.cancelled else ""
-        return f"Call([{', '.join(map(literal, self.chunks))}]{more})"
+        return _repr(self)
 
 
-@dataclass(frozen=True)
-class Calls:
+@dataclass(frozen=True, repr=False)
+class Calls(Saying):
     """Sessions that are begun before the replies to all of them are waited for."""
 
     calls: Sequence[Call]
@@ -210,11 +189,6 @@ class Calls:
     a chunk, that it ends. What is left comes behind that, one session after the other."""
     cuts: Sequence[int] = ()
     """As :class:`~etlstage.testing.Step` has them."""
-
-    def __repr__(self) -> str:
-        more = f", turns={[*self.turns]}" if self.turns else ""
-        more += f", cuts={[*self.cuts]}" if self.cuts else ""
-        return f"Calls({[*self.calls]}{more})"
 
     @property
     def messages(self) -> Sequence[bytes]:
@@ -270,13 +244,8 @@ class Calls:
             session.send(event, 0.0)
         return b"".join(iter(lambda: b"".join(session.data_to_send()), b""))
 
-    @property
-    def fresh(self) -> bool:
-        """Any may be."""
-        return False
-
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Send it; return the replies to what was not cancelled."""
+        """Send it; return the replies."""
         assert isinstance(worker, WorkerUnderTest)
         begun = list(dict.fromkeys(self.order))
         events = self.events(worker.last + 1, worker.stage.kind.value)
@@ -288,17 +257,13 @@ class Calls:
     def alone(
         self, replies: Sequence[Reply], *, batches: bool
     ) -> Iterator[tuple[Calls, list[Reply]]]:
-        """Yield each session that was not cancelled, with its reply."""
+        """Yield each exchange with its reply."""
         calls = [call for call in self.calls if not call.cancelled]
         for call, reply in zip(calls, replies, strict=True):
             yield Calls((call,)), [reply]
 
-    def uncut(self) -> Calls:
-        """Return the same in one write."""
-        return replace(self, cuts=())
-
     def turned(self) -> Calls:
-        """Return the same to be sent in another order: a session keeps its own."""
+        """Return the same in another order: a session keeps its own."""
         return Calls(self.calls)
 
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Calls:
@@ -325,20 +290,9 @@ class Calls:
         """Return what a program imports that has it."""
         return {"Call", "Calls"}
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        calls = [
-            {
-                "chunks": [chunk.decode("latin-1") for chunk in call.chunks],
-                "cancelled": call.cancelled,
-            }
-            for call in self.calls
-        ]
-        return {"calls": calls, "turns": [*self.turns], "cuts": [*self.cuts]}
 
-
-@dataclass(frozen=True)
-class Records:
+@dataclass(frozen=True, repr=False)
+class Records(Saying):
     """What a record processor is given as one action, and what comes behind it."""
 
     messages: Sequence[bytes] = ()
@@ -351,30 +305,13 @@ class Records:
     """Why its life ends behind the action: lost, drain or ended; eof: the daemon is gone
     without a word; empty: it goes on."""
 
-    def __repr__(self) -> str:
-        more = "".join(
-            f", {name}={value!r}"
-            for name, value in (
-                ("errors", [*self.errors]),
-                ("put_as_one", self.put_as_one),
-                ("end", self.end),
-            )
-            if value
-        )
-        return f"Records([{', '.join(map(literal, self.messages))}]{more})"
-
-    @property
-    def exchanges(self) -> int:
-        """None is numbered."""
-        return 0
-
     @property
     def fresh(self) -> bool:
         """A processor has one life."""
         return True
 
     async def exchange(self, worker: UnderTest) -> list[Reply]:
-        """Give it; there are no replies but checkpoints."""
+        """Send it; return the replies."""
         assert isinstance(worker, ProcessorUnderTest)
         await worker.initialized()
         if worker.session.state is not State.READY or worker.status is not None:
@@ -403,41 +340,18 @@ class Records:
             columns[RecordColumn.SUB] = list(range(count))
         return AnnotatedRun([*self.messages], **columns)
 
-    def alone(
-        self, replies: Sequence[Reply], *, batches: bool
-    ) -> Iterator[tuple[Records, list[Reply]]]:
-        """Yield nothing: there are no replies."""
-        yield from ()
-
-    def uncut(self) -> Records:
-        """Return the same: a line is written at once."""
-        return self
-
-    def turned(self) -> Records:
-        """Return the same: a shard has an order."""
-        return self
-
     def of(self, outputs: Sequence[bytes], *, batches: bool) -> Records:
-        """Return what gives outputs again."""
+        """Return what sends outputs again."""
         return Records(tuple(outputs))
 
     def shown(self, dialect: Dialect, first: int) -> str:
-        """Return what is given, as text."""
+        """Return what is written, as text."""
         given = counted(len(self.messages), "record")
         if self.messages:
             given += f" {', '.join(literal(message)[1:] for message in self.messages)}"
         parts = [given + " put as one" * self.put_as_one]
         parts += [f"checkpoint: {error}" for error in self.errors]
         return "; ".join([*parts, *([f"end: {self.end}"] if self.end else [])])
-
-    def names(self) -> set[str]:
-        """Return what a program imports that has it."""
-        return {"Records"}
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        messages = [message.decode("latin-1") for message in self.messages]
-        return {**asdict(self), "messages": messages, "errors": [*self.errors]}
 
 
 def step_of(plain: Mapping[str, Any]) -> Saying:
@@ -450,6 +364,32 @@ def step_of(plain: Mapping[str, Any]) -> Saying:
         return Step(_encoded(plain["messages"]), cuts)
     calls = [Call(_encoded(c["chunks"]), c["cancelled"]) for c in plain["calls"]]
     return Calls(tuple(calls), tuple(plain["turns"]), cuts)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any field of a step
+    match value:
+        case bytes():
+            return value.decode("latin-1")
+        case str() | int():
+            return value
+        case Call():
+            return {"chunks": _plain(value.chunks), "cancelled": value.cancelled}
+        case _:
+            return [_plain(item) for item in value]
+
+
+def _repr(step: Saying | Call) -> str:
+    """Return what Python reads: the first field, and others where they say something."""
+    first, *others = (field.name for field in fields(step))
+    items = (
+        literal(x) if isinstance(x, bytes) else repr(x) for x in getattr(step, first)
+    )
+    text = f"{type(step).__name__}([{', '.join(items)}]"
+    for name in others:
+        if value := getattr(step, name):
+            shown = value if isinstance(value, bool | str) else [*value]
+            text += f", {name}={shown!r}"
+    return text + ")"
 
 
 def _encoded(texts: Sequence[str]) -> tuple[bytes, ...]:
