@@ -248,6 +248,12 @@ class WorkerUnderTest(UnderTest):
         taken, complete[:count] = complete[:count], []
         return taken
 
+    async def reply_to(self, session: int) -> Reply:
+        """Return the reply to a session, once it has ended."""
+        ended = self._replies.ended
+        await self.until(lambda: session in ended, f"did not end session {session}")
+        return ended[session]
+
     async def outputs(self) -> list[bytes]:
         """Wait for the end of what it writes, and return the messages of no reply."""
         await self.until(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Final, Self
 
 from etlstage.errors import ConfigError
@@ -145,9 +146,7 @@ class FaultPlan:
             environment: Where the process finds its name and its start.
 
         """
-        plan = json.loads(self.to_json())
-        faults = [{**each, "index": n} for n, each in enumerate(plan["faults"])]
-        return DueFaults(faults, self.seed, environment)
+        return DueFaults(_numbered(self), self.seed, environment)
 
     def to_json(self) -> str:
         """Return the plan as text for one argument or variable; bytes as Latin-1."""
@@ -175,6 +174,12 @@ class FaultPlan:
             return cls(faults, plan.get("seed", 0))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"can't read the fault plan: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _numbered(plan: FaultPlan) -> list[dict[str, Any]]:
+    faults: list[dict[str, Any]] = json.loads(plan.to_json())["faults"]
+    return [{**each, "index": n} for n, each in enumerate(faults)]
 
 
 _BYTES: Final = {"equals", "contains", "data"}

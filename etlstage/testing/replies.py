@@ -53,6 +53,7 @@ class ReplyReader:
         unfinished: How many bytes came behind the last reply.
         partial: Outputs of a reply that is not complete.
         complete: Replies that were not taken, in the order of the exchanges.
+        ended: Replies to exchanges that have names, by these.
         asked: Exchanges that have names and are not complete, in order.
         heard: Bytes that were more than a heartbeat.
         filling: Whether the last exchange goes on.
@@ -79,7 +80,7 @@ class ReplyReader:
         self.filling: bool = False
         self.farewell: str = ""
         self._given: defaultdict[int, list[bytes]] = defaultdict(list)
-        self._ended: dict[int, Reply] = {}
+        self.ended: dict[int, Reply] = {}
         self._dialect = dialect
         self._kit = kit_of(dialect)
         self._kind = kind.value
@@ -192,16 +193,16 @@ class ReplyReader:
             case Cancelled(id_):
                 if id_ in self.asked:
                     self.asked.remove(id_)
-                self._ended.pop(id_, None)
+                self.ended.pop(id_, None)
                 self._release()
             case _:
                 pass
 
     def _end(self, id_: int, reply: Reply) -> None:
         self.unfinished = 0
-        self._ended[id_] = reply
+        self.ended[id_] = reply
         self._release()
 
     def _release(self) -> None:
-        while self.asked and self.asked[0] in self._ended:
-            self.complete.append(self._ended.pop(self.asked.pop(0)))
+        while self.asked and self.asked[0] in self.ended:
+            self.complete.append(self.ended[self.asked.pop(0)])

@@ -21,7 +21,6 @@ from etlstage.protocol.events import (
     Added,
     Alive,
     Cancelled,
-    Ended,
     Event,
     Opened,
 )
@@ -235,9 +234,8 @@ class SessionMachine(RuleBasedStateMachine):
         assert self._held is not None
         worker, given = self._held.entered, self._open.pop(number)
         self._say(Added(number, (), ended=True))
-        text = f"did not end session {number}"
-        self._held.run(worker.until(lambda: _ended(worker, number), text))
-        outputs = _outputs(worker, number)
+        reply = self._held.run(worker.reply_to(number))
+        outputs = None if reply.refused is not None else list(reply.outputs)
         try:
             expected: list[bytes] | None = list(self.model(given))
         except Refuse:
@@ -253,28 +251,3 @@ async def _tell(worker: WorkerUnderTest, *events: Event) -> None:
     except LocalProtocolError:
         # Its end of the connection is gone: what became of it shows more.
         await worker.until(lambda: False, "does not hear us any more")
-
-
-def _ended(worker: WorkerUnderTest, number: int) -> bool:
-    return any(
-        isinstance(event, Ended)
-        and event.first <= number < event.first + len(event.groups)
-        for event in worker.events
-    )
-
-
-def _outputs(worker: WorkerUnderTest, number: int) -> list[bytes] | None:
-    """Return the chunks of a reply; None if it is an error."""
-    outputs: list[bytes] = []
-    for event in worker.events:
-        match event:
-            case Added(id_, messages) if id_ == number:
-                outputs += messages
-            case Ended(first, groups, refusals) if number >= first:
-                place = number - first
-                if any(refusal.place == place for refusal in refusals):
-                    return None
-                outputs += groups[place] if place < len(groups) else ()
-            case _:
-                pass
-    return outputs

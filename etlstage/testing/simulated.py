@@ -7,11 +7,9 @@ stall here) is refused.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable
 from signal import SIGTERM
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -23,7 +21,6 @@ from etlstage.stage import Stage
 from etlstage.testing.fault import FaultKind, FaultPlan
 from etlstage.testing.hostile.kinds import Act, Exit, Step, as_bytes
 from etlstage.testing.hostile.marked import MarkerBytes
-from etlstage.testing.hostile.plan import DueFaults
 from etlstage.testing.hostile.worker import HostileWorker
 from etlstage.testing.scripted import ScriptedWorker
 from etlstage.testing.worker import DRIVERS
@@ -67,13 +64,15 @@ class SimulatedWorker:
     ) -> None:
         dialect = stage.dialect
         assert isinstance(dialect, MarkerDialect)
-        made = _made(plan)
+        for fault in plan.faults:
+            if fault.kind.inside and fault.kind is not FaultKind.SPIN:
+                raise ConfigError(f"fault: {fault.kind.value} can't be simulated")
         # What an extractor is asked for is a message to its work.
         batches = dialect.shape.batches or numbers is not None
         driver = DRIVERS[dialect.mode] if batches else "single"
         self._plain = dialect.mode is Mode.PLAIN
         self._does = HostileWorker(
-            DueFaults(made["faults"], made["seed"], worker.request.env),
+            plan.due(worker.request.env),
             MarkerBytes(worker.request.env),
             work,
             driver=driver,
@@ -166,13 +165,3 @@ class SimulatedWorker:
                 self._worker.close_stdin()
             case _:
                 raise AssertionError(f"unreachable: {act.kind}")
-
-
-@lru_cache(maxsize=64)
-def _made(plan: FaultPlan) -> Mapping[str, Any]:
-    """Return a plan as the hostile worker reads it."""
-    for fault in plan.faults:
-        if fault.kind.inside and fault.kind is not FaultKind.SPIN:
-            raise ConfigError(f"fault: {fault.kind.value} can't be simulated")
-    made: Mapping[str, Any] = json.loads(plan.to_json())
-    return made

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -23,6 +22,7 @@ from etlstage.stage import BatchPolicy, Order, Stage
 from etlstage.testing.ends import MemorySink, MemorySource
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
 from etlstage.testing.schema import documents
+from etlstage.testing.transcript import cut
 
 __all__ = (
     "DEADLY",
@@ -138,13 +138,11 @@ def messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
 @cache
 def _messages(markers: Markers) -> st.SearchStrategy[bytes]:
     pieces = fragments(markers) | st.binary(max_size=8)
-    joined = st.lists(pieces, max_size=5).map(b"".join)
-    return joined.filter(lambda message: sendable(message, markers))
+    return sendable_of(st.lists(pieces, max_size=5).map(b"".join), markers)
 
 
 def json_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     """Draw a message that is a JSON document and may be sent with these markers."""
-    markers = markers or Markers()
     text = st.text(st.characters(codec="utf-8"), max_size=5)
     finite = st.floats(allow_nan=False, allow_infinity=False)
     simple = st.none() | st.booleans() | st.integers() | finite | text
@@ -155,17 +153,15 @@ def json_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
         ),
         max_leaves=8,
     )
-    written = st.builds(_written, document, plain=st.booleans())
-    return written.filter(lambda message: sendable(message, markers))
+    return sendable_of(st.builds(_written, document, plain=st.booleans()), markers)
 
 
 def text_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     """Draw a message that is UTF-8, with all at which readers of lines end one."""
-    markers = markers or Markers()
     ends = [end.decode() for end in LINE_ENDS if is_text(end)]
     piece = st.sampled_from(ends) | st.text(st.characters(codec="utf-8"), max_size=8)
     joined = st.lists(piece, max_size=5).map("".join).map(str.encode)
-    return joined.filter(lambda message: sendable(message, markers))
+    return sendable_of(joined, markers)
 
 
 def is_text(message: bytes) -> bool:
@@ -187,9 +183,8 @@ def schema_messages(
         ConfigError: If that is no schema, or what checks it is not installed.
 
     """
-    markers = markers or Markers()
-    written = st.builds(_written, documents(schema), plain=st.booleans())
-    return written.filter(lambda message: sendable(message, markers))
+    drawn = st.builds(_written, documents(schema), plain=st.booleans())
+    return sendable_of(drawn, markers)
 
 
 def sendable_of(
@@ -219,7 +214,7 @@ def messages_like(
     # Where, how many bytes go, and what comes in their place.
     change = st.tuples(st.integers(0, max(map(len, known))), st.integers(0, 4), put)
     changed = st.builds(_changed, one, st.lists(change, min_size=1, max_size=3))
-    return one | changed.filter(lambda message: sendable(message, markers))
+    return one | sendable_of(changed, markers)
 
 
 def json_messages_like(
@@ -242,7 +237,7 @@ def json_messages_like(
     changed = st.builds(
         _replaced, one.map(json.loads), st.integers(0, 50), others.map(json.loads)
     ).map(lambda document: _written(document, plain=True))
-    return one | changed.filter(lambda message: sendable(message, markers))
+    return one | sendable_of(changed, markers)
 
 
 def batches(
@@ -270,7 +265,7 @@ def _cuts(length: int) -> st.SearchStrategy[Collection[int]]:
 
 def chunkings(data: bytes) -> st.SearchStrategy[list[bytes]]:
     """Draw the reads in which a stream may arrive."""
-    return cuts(len(data)).map(lambda places: _cut(data, places))
+    return cuts(len(data)).map(lambda at: [*cut(data, at)] if data else [])
 
 
 def offsets(max_value: int = 1000) -> st.SearchStrategy[tuple[int, int]]:
@@ -417,8 +412,3 @@ def _replaced(document: Any, number: int, put: object) -> object:  # noqa: ANN40
 def _written(document: object, *, plain: bool) -> bytes:
     """Return a document as JSON, in ASCII or not."""
     return json.dumps(document, ensure_ascii=plain).encode("utf-8")
-
-
-def _cut(data: bytes, places: Collection[int]) -> list[bytes]:
-    ends = [0, *sorted(places), len(data)]
-    return [data[begin:end] for begin, end in pairwise(ends)] if data else []

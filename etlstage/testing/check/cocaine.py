@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Final
 
 from etlstage.messages import Run, counted
-from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.cocaine import CocaineSession, CocaineVersion
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
@@ -24,13 +23,13 @@ from etlstage.protocol.events import (
     Farewell,
     Noise,
     Opened,
-    Ready,
 )
 from etlstage.stage.stage import Stage
 from etlstage.testing.check.speaking import takes
 from etlstage.testing.check.subject import NotApplicable, Subject
 from etlstage.testing.check.suite import Check
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
+from etlstage.testing.dialect.kit import ready
 from etlstage.transport.base import describe_status
 
 __all__ = ("CHECKS",)
@@ -198,11 +197,7 @@ async def _gone(worker: WorkerUnderTest) -> None:
 
 def _terminate(subject: Subject, version: CocaineVersion) -> bytes:
     """Return a terminate that no session would send yet."""
-    dialect = replace(_dialect_of(subject), protocol=version)
-    ours, theirs = (dialect.open(side, Limits()) for side in Side)
-    theirs.send(Ready(), 0.0)
-    ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
-    ours.data_to_send()  # an answer to its heartbeat
+    ours = ready(replace(_dialect_of(subject), protocol=version))
     ours.send(Farewell(), 0.0)
     return b"".join(ours.data_to_send())
 

@@ -171,13 +171,11 @@ async def repeats_a_range(subject: Subject) -> None:
             middle = (start + end) // 2
             for first, last in ((middle, end), (start, end), (start, middle)):
                 (reply,) = await worker.exchange([_range(first, last)])
-                if (first, last) == (start, end) and reply.outputs != whole:
-                    what = _apart(whole, reply.outputs)
-                    worker.fail(f"gave other messages for {start} to {end}: {what}")
+                if (first, last) == (start, end):
+                    what = f"gave other messages for {start} to {end}"
+                    _compare(worker, whole, reply.outputs, what)
             (reply,) = await worker.exchange([_range(start, end)])
-            if reply.outputs != whole:
-                what = _apart(whole, reply.outputs)
-                worker.fail(f"gave other messages for {start} to {end} again: {what}")
+            _compare(worker, whole, reply.outputs, f"{what} again")
 
 
 async def ranges_meet(subject: Subject) -> None:
@@ -195,11 +193,8 @@ async def ranges_meet(subject: Subject) -> None:
                     request = _range(first, min(first + step, end))
                     (reply,) = await worker.exchange([request])
                     parts += reply.outputs
-                if tuple(parts) != whole:
-                    worker.fail(
-                        f"gave for {start} to {end}, {step} at a time, not what it"
-                        f" gave at once: {_apart(whole, parts)}"
-                    )
+                what = f"gave for {start} to {end}, {step} at a time, not what it gave"
+                _compare(worker, whole, tuple(parts), f"{what} at once")
 
 
 async def repeats_what_was_cut_short(subject: Subject) -> None:
@@ -209,9 +204,8 @@ async def repeats_what_was_cut_short(subject: Subject) -> None:
         await _cut_short(subject, _range(start, end))
         async with subject.start() as worker:
             (reply,) = await worker.exchange([_range(start, end)])
-            if reply.outputs != whole:
-                what = _apart(whole, reply.outputs)
-                worker.fail(f"gave less once it was killed in the middle: {what}")
+            what = "gave less once it was killed in the middle"
+            _compare(worker, whole, reply.outputs, what)
 
 
 async def _cut_short(subject: Subject, request: bytes) -> None:
@@ -231,9 +225,8 @@ async def accepts_requests_in_parts(subject: Subject) -> None:
         for cuts in (BYTEWISE, range(3, 4), range(9, 2**62, 9)):
             async with subject.start() as worker:
                 (reply,) = await worker.exchange([_range(start, end)], cuts=cuts)
-                if reply.outputs != whole:
-                    what = _apart(whole, reply.outputs)
-                    worker.fail(f"gave other messages when asked in parts: {what}")
+                what = "gave other messages when asked in parts"
+                _compare(worker, whole, reply.outputs, what)
 
 
 def _request(subject: Subject) -> bytes:
@@ -260,12 +253,10 @@ async def _offset(worker: WorkerUnderTest, which: str) -> int | None:
 async def _first(worker: WorkerUnderTest) -> int:
     try:
         initial = await _offset(worker, "initial")
-    except WorkerMisbehaved as error:
+    except WorkerMisbehaved:
         if worker.status is not None:
             raise
-        # It is asked for this only where a pipeline asks for it.
-        del error
-        return 0
+        return 0  # it is asked for this only where a pipeline says so
     return initial or 0
 
 
@@ -300,16 +291,21 @@ async def _read(subject: Subject, start: int, end: int) -> tuple[bytes, ...]:
         return reply.outputs
 
 
+def _compare(
+    worker: WorkerUnderTest,
+    whole: tuple[bytes, ...],
+    other: tuple[bytes, ...],
+    what: str,
+) -> None:
+    if other != whole:
+        worker.fail(f"{what}: {_apart(whole, other)}")
+
+
 def _apart(whole: Sequence[bytes], other: Sequence[bytes]) -> str:
     """Return where two readings differ."""
-    at = next(
-        (
-            n
-            for n, pair in enumerate(zip(whole, other, strict=False))
-            if pair[0] != pair[1]
-        ),
-        min(len(whole), len(other)),
-    )
+    pairs = enumerate(zip(whole, other, strict=False))
+    ends = min(len(whole), len(other))
+    at = next((n for n, (one, two) in pairs if one != two), ends)
     one, two = (repr(m[at])[:60] if at < len(m) else "nothing" for m in (whole, other))
     return (
         f"{len(whole)} messages and {len(other)}; message {at + 1} is {one} and {two}"

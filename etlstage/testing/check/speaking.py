@@ -7,7 +7,7 @@ Nothing here knows what the right reply is; see ``subject.py``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from signal import SIGTERM
 from typing import Final, NoReturn
 
@@ -167,7 +167,11 @@ async def handles_input_byte_by_byte(subject: Subject) -> None:
     Keep what a read ends with until the rest of it has come.
     """
     runs = _runs(subject, 3)
-    await _is_equal_when_cut(subject, runs, BYTEWISE, "came a byte at a time")
+    async with subject.start() as worker:
+        replies = [r for m in runs for r in await worker.exchange(m, cuts=BYTEWISE)]
+        await subject.settle(worker)
+        if difference := await subject.differs(runs, replies):
+            worker.fail(f"{difference}, when the messages came a byte at a time")
 
 
 async def handles_input_split_anywhere(subject: Subject) -> None:
@@ -187,16 +191,6 @@ async def handles_input_split_anywhere(subject: Subject) -> None:
         await subject.settle(worker)
         if difference := await subject.differs(runs, replies):
             worker.fail(f"{difference}, when they came in two parts")
-
-
-async def _is_equal_when_cut(
-    subject: Subject, runs: Sequence[Run], cuts: range, how: str
-) -> None:
-    async with subject.start() as worker:
-        replies = [r for run in runs for r in await worker.exchange(run, cuts=cuts)]
-        await subject.settle(worker)
-        if difference := await subject.differs(runs, replies):
-            worker.fail(f"{difference}, when the messages {how}")
 
 
 # --- batches, whichever side closes them ----------------------------------------------

@@ -15,12 +15,11 @@ from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import Side
 from etlstage.protocol.cocaine.frame import ONE, ZERO, CocaineVersion, Frames, Words
 from etlstage.protocol.cocaine.settings import CocaineDialect
-from etlstage.testing.dialect.kit import DialectKit
+from etlstage.testing.dialect.kit import DialectKit, shortened
 
 __all__ = ("CocaineKit", "CocaineReader", "PassedFrame", "Passing")
 
 _LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
-_LONG: Final = 48  # bytes of a string that are shown, half of them from its end
 
 
 class CocaineKit(DialectKit[CocaineDialect]):
@@ -194,11 +193,7 @@ def _frame_text(passed: PassedFrame) -> str:
 def _shown(value: object) -> str:
     match value:
         case bytes():
-            if len(value) <= _LONG:
-                return repr(value)[1:]
-            half = _LONG // 2
-            ends = repr(value[:half])[1:], repr(value[-half:])[1:]
-            return f"{ends[0]}... {len(value):,} bytes ...{ends[1]}"
+            return shortened(value)
         case tuple():
             return f"[{', '.join(map(_shown, value))}]"
         case _:

@@ -17,12 +17,11 @@ from etlstage.protocol.kcl.lines import (
 )
 from etlstage.protocol.kcl.session import KclSession
 from etlstage.protocol.kcl.settings import KclDialect
-from etlstage.testing.dialect.kit import DialectKit
+from etlstage.testing.dialect.kit import DialectKit, shortened
 
 __all__ = ("KclKit", "KclReader")
 
 _LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
-_LONG: Final = 48  # bytes of data that are shown, half of them from its end
 _SHOWN: Final = 6  # records that are shown, half of them the last ones
 
 
@@ -91,9 +90,9 @@ def _texts(side: Side, line: bytes) -> list[str]:
         case "shutdown":
             return [f"shutdown {text_of(fields.get('reason'))}"]
         case None:
-            return [f"noise: {_shown(line)}"]
+            return [f"noise: {shortened(line)}"]
         case _ if side is Side.WORKER:
-            return [f"noise: {_shown(line)}"]
+            return [f"noise: {shortened(line)}"]
         case _:
             return [action]
 
@@ -122,12 +121,4 @@ def _record(record: Any) -> str:  # noqa: ANN401 - whatever was written
         data = a2b_base64(record.get("data") or "")
     except (Error, ValueError):
         data = b""
-    return f"  {_position(record)} {record.get('partitionKey')!r} {_shown(data)}"
-
-
-def _shown(data: bytes) -> str:
-    if len(data) <= _LONG:
-        return repr(data)[1:]
-    half = _LONG // 2
-    ends = repr(data[:half])[1:], repr(data[-half:])[1:]
-    return f"{ends[0]}... {len(data):,} bytes ...{ends[1]}"
+    return f"  {_position(record)} {record.get('partitionKey')!r} {shortened(data)}"

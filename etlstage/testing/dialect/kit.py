@@ -11,16 +11,27 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final, Generic, Protocol, TypeVar
 
-from etlstage.protocol.base import Dialect, Limits, Side
+from etlstage.protocol.base import Dialect, DialectSession, Limits, Side
 from etlstage.protocol.events import Opened, Ready
 from etlstage.protocol.registry import class_of_entry
 
-__all__ = ("GROUP", "KITS", "DialectKit", "FrameReader", "kit_of")
+__all__ = (
+    "GROUP",
+    "KITS",
+    "DialectKit",
+    "FrameReader",
+    "kit_of",
+    "ready",
+    "shortened",
+)
 
 KITS: Final = {"marker": "MarkerKit", "cocaine": "CocaineKit", "kcl": "KclKit"}
 """Names of dialects, and their kits in the modules of these names."""
 GROUP: Final = "etlstage.testing.dialects"
 """Of entry points, by which other packages name the kits of their dialects."""
+
+_LIMITS: Final = Limits()
+_LONG: Final = 48  # bytes that are shown, half of them from the end
 
 D_co = TypeVar("D_co", bound=Dialect, covariant=True)
 
@@ -75,12 +86,27 @@ class DialectKit(Generic[D_co]):
     def raw(self, messages: Sequence[bytes]) -> bytes:
         """Return what a worker must read to answer ``messages`` as its first exchange."""
         longest = max(map(len, messages), default=0)
-        ours, theirs = (self._dialect.open(side, Limits(longest + 1)) for side in Side)
-        theirs.send(Ready(), 0.0)
-        ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
-        ours.data_to_send()  # it may answer that
+        ours = ready(self._dialect, Limits(longest + 1))
         ours.send(Opened(1, messages, each=False), 0.0)
         return b"".join(ours.data_to_send())
+
+
+def ready(dialect: Dialect, limits: Limits = _LIMITS) -> DialectSession:
+    """Return our side of a conversation with a worker that has said that it is ready."""
+    ours, theirs = (dialect.open(side, limits) for side in Side)
+    theirs.send(Ready(), 0.0)
+    ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
+    ours.data_to_send()  # it may answer that
+    return ours
+
+
+def shortened(data: bytes) -> str:
+    """Return bytes as Python has them, without the ``b``; of many, both ends."""
+    if len(data) <= _LONG:
+        return repr(data)[1:]
+    half = _LONG // 2
+    ends = repr(data[:half])[1:], repr(data[-half:])[1:]
+    return f"{ends[0]}... {len(data):,} bytes ...{ends[1]}"
 
 
 def kit_of(dialect: Dialect) -> DialectKit[Dialect]:

@@ -19,12 +19,12 @@ from etlstage.protocol.cocaine.sessions import WORKER_CATEGORY
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.testing.dialect.cocaine import PassedFrame, Passing
 from etlstage.testing.fault import FaultKind
-from etlstage.testing.faulty.wire import Action, Fault, FaultyWire
+from etlstage.testing.faulty.wire import Fault, FaultyWire
 from etlstage.testing.hostile.kinds import Exit, Step, as_bytes
 from etlstage.testing.hostile.marked import BETWEEN, repeated
 from etlstage.transport import LaunchRequest
 
-__all__ = ("WIRE",)
+__all__ = ("CocaineWire",)
 
 _LOST: Final[Mapping[FaultKind, tuple[Side, str]]] = {
     FaultKind.NEVER_READY: (Side.WORKER, "heartbeat"),
@@ -51,7 +51,6 @@ class CocaineWire(FaultyWire):
         self.stray = b"stray print\n"
         self._packed = dialect.payload is Payload.MSGPACK
         self._passing = Passing(dialect.protocol)
-        self._unsent = b""
         self._open: set[int] = set()
         self._session = 0  # that something is sent to
         self._shapes: dict[int, list[Fault]] = {}  # by session
@@ -70,9 +69,7 @@ class CocaineWire(FaultyWire):
         begin = 1 if self._unsent else 0
         for passed in self._passing.read(Side.SUPERVISOR, bytes(data[begin:])):
             self._tell(passed)
-        while self._unsent and (written := self._wire.write(self._unsent)):
-            self._unsent = self._unsent[written:]
-        return len(data) - bool(self._unsent)
+        return len(data) - (not self._sent())
 
     def _tell(self, passed: PassedFrame) -> None:
         raw, _, name, session, arguments, _ = passed
@@ -119,11 +116,9 @@ class CocaineWire(FaultyWire):
 
     def _pass_reply(self, session: int) -> None:
         faults, frames = self._shapes.pop(session, []), self._frames.pop(session, [])
-        for fault in faults:
-            self._note(fault, self._number)
         if not faults:
             return
-        shapes = {fault["kind"]: fault for fault in faults}
+        shapes = self._noted(faults)
         if any(passed.name == "error" for passed in frames):
             shapes = {}  # it is wrong already: a refusal
         self._spoils(self._spoiled(session, shapes, [passed.raw for passed in frames]))
@@ -187,9 +182,6 @@ class CocaineWire(FaultyWire):
     def _shape(self, fault: Fault) -> None:
         self._shapes.setdefault(self._session, []).append(fault)
 
-    def _later(self, act: Action) -> None:
-        self._queue.append(act)
-
     def _act(self, kind: FaultKind, fault: Fault) -> None:
         if kind in _LOST:
             self._lost.add(_LOST[kind])
@@ -206,6 +198,3 @@ def _cut(frame: bytes) -> Iterator[Step]:
         yield bytes([byte])
     if len(frame) > _HEAD:
         yield frame[_HEAD:]
-
-
-WIRE: Final = CocaineWire

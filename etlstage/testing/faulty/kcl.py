@@ -24,12 +24,12 @@ from etlstage.protocol.kcl.lines import (
 )
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.testing.fault import FaultKind, Moment
-from etlstage.testing.faulty.wire import Action, Fault, FaultyWire
+from etlstage.testing.faulty.wire import Fault, FaultyWire
 from etlstage.testing.hostile.kinds import Exit, Step
 from etlstage.testing.hostile.marked import BETWEEN, repeated
 from etlstage.transport import LaunchRequest
 
-__all__ = ("WIRE",)
+__all__ = ("KclWire",)
 
 _LARGEST: Final = 2**31  # bytes of a line
 
@@ -46,7 +46,6 @@ class KclWire(FaultyWire):
         self._member = ROWS[request.dialect.version].position
         self._input = Lines(_LARGEST)
         self._begun = b""  # a line of the processor that has not ended
-        self._unsent = b""  # answers of ours
         self._asked = 0  # checkpoints
         self._in_action = False
         self._unready = False  # its status for initialize is withheld
@@ -65,11 +64,6 @@ class KclWire(FaultyWire):
         for line in self._input.feed(bytes(data[:taken])):
             self._tell(line)
         return taken
-
-    def _sent(self) -> bool:
-        while self._unsent and (written := self._wire.write(self._unsent)):
-            self._unsent = self._unsent[written:]
-        return not self._unsent
 
     def _tell(self, line: bytes) -> None:
         said = read_object(line) or {}
@@ -121,9 +115,7 @@ class KclWire(FaultyWire):
         return unheard
 
     def _pass_status(self, line: bytes) -> None:
-        shapes = {fault["kind"]: fault for fault in self._shapes}
-        for fault in self._shapes:
-            self._note(fault, self._number)
+        shapes = self._noted(self._shapes)
         self._shapes.clear()
         self._spoils(_spoiled(shapes, line))
 
@@ -131,9 +123,6 @@ class KclWire(FaultyWire):
 
     def _shape(self, fault: Fault) -> None:
         self._shapes.append(fault)
-
-    def _later(self, act: Action) -> None:
-        self._queue.append(act)
 
     def _act(self, kind: FaultKind, fault: Fault) -> None:
         self._unready |= kind is FaultKind.NEVER_READY
@@ -160,6 +149,3 @@ def _spoiled(shapes: Mapping[str, Fault], line: bytes) -> Iterator[Step]:
     for byte in line:
         yield BETWEEN
         yield bytes([byte])
-
-
-WIRE: Final = KclWire

@@ -7,7 +7,7 @@ signals. The words are those of :mod:`etlstage.testing.fault`, and so is the luc
 with a seed has the same faults here as with ``hostile_worker``.
 
 ``wire.py`` has what can be done to any conversation, and a module with the name of a
-dialect the rest: ``WIRE`` is its wire.
+dialect the rest.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ class FaultyLaunch:
         return wire, victim
 
 
-_WIRES: Final = frozenset({"cocaine", "kcl", "marker"})
-"""Dialects that have a wire here."""
+_WIRES: Final = {"cocaine": "CocaineWire", "kcl": "KclWire", "marker": "MarkerWire"}
+"""Names of dialects, and their wires in the modules of these names."""
 
 
 def _wire(dialect: str) -> type[FaultyWire]:
-    wire: type[FaultyWire] = import_module(f"{__package__}.{dialect}").WIRE
+    module = import_module(f"{__package__}.{dialect}")
+    wire: type[FaultyWire] = getattr(module, _WIRES[dialect])
     return wire

@@ -8,7 +8,7 @@ worker has answered meanwhile: that is dropped. What was sent ahead it may have 
 from __future__ import annotations
 
 from collections import deque
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from etlstage.protocol.base import Shape, Side
 from etlstage.testing.dialect import kit_of
@@ -16,7 +16,7 @@ from etlstage.testing.faulty.wire import Action, Fault, FaultyWire
 from etlstage.testing.hostile.marked import MarkerBytes, Requests, SpoiledReplies
 from etlstage.transport import LaunchRequest
 
-__all__ = ("WIRE",)
+__all__ = ("MarkerWire",)
 
 
 class MarkerWire(FaultyWire):
@@ -123,6 +123,3 @@ class MarkerWire(FaultyWire):
     def _turn_deaf(self) -> None:
         super()._turn_deaf()
         self._due.clear()
-
-
-WIRE: Final = MarkerWire

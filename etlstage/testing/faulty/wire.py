@@ -78,6 +78,7 @@ class FaultyWire(ABC):
         self._note = note
         self._number = 0  # messages written, or extracted
         self._queue: deque[Item] = deque()
+        self._unsent = b""  # to the worker
         self._until: float | None = None  # when a pause ends
         self._deaf = False  # nothing that the worker sends counts any more
         self._stalled = False
@@ -134,9 +135,9 @@ class FaultyWire(ABC):
     def _shape(self, fault: Fault) -> None:
         """Have a reply changed."""
 
-    @abstractmethod
     def _later(self, act: Action) -> None:
         """Have something done when its time has come."""
+        self._queue.append(act)
 
     # --- what the supervisor writes -----------------------------------------
 
@@ -307,6 +308,19 @@ class FaultyWire(ABC):
                 self._child.ignores = True
             case FaultKind.NEVER_READY if self._child.status is not None:
                 self._child.status.never = True
+
+    def _noted(self, faults: Iterable[Fault]) -> dict[str, Fault]:
+        """Note what changes a reply; return it by kind."""
+        shapes = {fault["kind"]: fault for fault in faults}
+        for fault in faults:
+            self._note(fault, self._number)
+        return shapes
+
+    def _sent(self) -> bool:
+        """Write what has to be written before anything else; return whether it is."""
+        while self._unsent and (written := self._wire.write(self._unsent)):
+            self._unsent = self._unsent[written:]
+        return not self._unsent
 
     def _spoils(self, steps: Iterable[Step]) -> None:
         """Queue what is written in place of a reply."""

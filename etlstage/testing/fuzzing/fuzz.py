@@ -27,6 +27,7 @@ from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.dialect import kit_of
+from etlstage.testing.dialect.kit import ready
 from etlstage.testing.fuzzing.bench import Bench
 from etlstage.testing.fuzzing.case import Case, CaseFailed, FailureKind
 from etlstage.testing.fuzzing.oracle import Oracles
@@ -36,7 +37,6 @@ from etlstage.testing.fuzzing.steps import (
     Calls,
     Step,
     has_sessions,
-    ready,
 )
 from etlstage.testing.processors import actions
 from etlstage.testing.sessions import chunks

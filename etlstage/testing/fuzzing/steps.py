@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from etlstage.messages import AnnotatedRun, counted
-from etlstage.protocol.base import Dialect, DialectSession, Limits, Shape, Side
+from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import (
     Added,
     Assignment,
@@ -25,13 +25,13 @@ from etlstage.protocol.events import (
     Event,
     FarewellReason,
     Opened,
-    Ready,
 )
 from etlstage.protocol.kcl.lines import RecordColumn
 from etlstage.protocol.kcl.session import State
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.dialect import kit_of
+from etlstage.testing.dialect.kit import ready
 from etlstage.testing.kcl import ProcessorUnderTest
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import clipped, cut
@@ -46,7 +46,6 @@ __all__ = (
     "UnderTest",
     "has_sessions",
     "literal",
-    "ready",
     "shown_steps",
     "step_of",
     "under_test",
@@ -408,15 +407,6 @@ def under_test(
 def has_sessions(dialect: Dialect) -> bool:
     """Return whether exchanges of a dialect have names, and overlap."""
     return not dialect.open(Side.SUPERVISOR, _LIMITS).in_order
-
-
-def ready(dialect: Dialect) -> DialectSession:
-    """Return our side of a conversation with a worker that may be given sessions."""
-    ours, theirs = (dialect.open(side, _LIMITS) for side in Side)
-    theirs.send(Ready(), 0.0)
-    ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
-    ours.data_to_send()  # an answer to its heartbeat
-    return ours
 
 
 def literal(message: bytes) -> str:
