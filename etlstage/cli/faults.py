@@ -12,8 +12,7 @@ from etlstage.messages import counted
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Invalid
 from etlstage.testing.fault import FaultPlan
-from etlstage.testing.faulty.launch import FaultyLaunch, unknown
-from etlstage.testing.faulty.wire import Occurrence
+from etlstage.testing.faulty.wire import FaultyLaunch, Occurrence, unknown
 from etlstage.transport import Launch
 
 __all__ = ("InjectedFaults",)

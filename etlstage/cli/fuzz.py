@@ -46,10 +46,9 @@ from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
 from etlstage.stage import ReplyContract, Stage
 from etlstage.stage.contract import Checker
-from etlstage.testing.check.subject import examine_sample
-from etlstage.testing.fuzzing.case import CaseFailed
+from etlstage.testing.check.suite import examine_sample
 from etlstage.testing.fuzzing.failures import Failure, FailureOrigin, Failures
-from etlstage.testing.fuzzing.oracle import Oracles, model_of, named
+from etlstage.testing.fuzzing.oracle import CaseFailed, Oracles, model_of, named
 from etlstage.testing.fuzzing.steps import has_sessions
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from etlstage.protocol.base import Dialect, Side
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.fuzzing.failures import FOLDER, Failures
-from etlstage.testing.recording.comparison import (
+from etlstage.testing.recording.recording import Recording
+from etlstage.testing.recording.replay import (
     Difference,
     differences,
     other_end,
+    play,
 )
-from etlstage.testing.recording.recording import Recording
-from etlstage.testing.recording.replay import play
 from etlstage.testing.transcript import Channel, clipped
 
 __all__ = ("app",)

@@ -24,7 +24,7 @@ from etlstage.transport.watchdog import scratch
 
 if TYPE_CHECKING:
     from etlstage.cli.faults import InjectedFaults
-    from etlstage.testing.recording.recorder import RecordingFolder
+    from etlstage.testing.recording.recording import RecordingFolder
 
 __all__ = ("PLAIN", "Printed", "Trial")
 
@@ -123,7 +123,7 @@ class Trial:
         if self._faults is not None:
             launch = self._faults.launch(launch, keys, dialects)
         if self._recordings is not None:
-            from etlstage.testing.recording.recorder import RecordedLaunch
+            from etlstage.testing.recording.recording import RecordedLaunch
 
             launch = RecordedLaunch(launch, self._recordings)
         return launch
@@ -141,7 +141,7 @@ def _recording_folder(path: Path, limit: int) -> RecordingFolder:
         ConfigError: If it can't be made, or holds recordings.
 
     """
-    from etlstage.testing.recording.recorder import RecordingFolder
+    from etlstage.testing.recording.recording import RecordingFolder
 
     try:
         folder = RecordingFolder(path, limit=limit)

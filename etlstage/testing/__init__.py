@@ -65,21 +65,22 @@ if TYPE_CHECKING:
     from etlstage.testing.fault import FaultKind as FaultKind
     from etlstage.testing.fault import FaultPlan as FaultPlan
     from etlstage.testing.fault import Moment as Moment
-    from etlstage.testing.faulty.launch import FaultyLaunch as FaultyLaunch
-    from etlstage.testing.fuzzing.case import Case as Case
-    from etlstage.testing.fuzzing.case import SessionCase as SessionCase
+    from etlstage.testing.fault import hostile_worker as hostile_worker
+    from etlstage.testing.faulty.wire import FaultyLaunch as FaultyLaunch
+    from etlstage.testing.fuzzing.oracle import Case as Case
+    from etlstage.testing.fuzzing.oracle import SessionCase as SessionCase
     from etlstage.testing.fuzzing.oracle import verify as verify
     from etlstage.testing.fuzzing.steps import Call as Call
     from etlstage.testing.fuzzing.steps import Calls as Calls
     from etlstage.testing.fuzzing.steps import Records as Records
     from etlstage.testing.fuzzing.steps import Step as Step
     from etlstage.testing.machine import WorkerMachine as WorkerMachine
+    from etlstage.testing.machine import given_worker as given_worker
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
     from etlstage.testing.processors import ProcessorMachine as ProcessorMachine
-    from etlstage.testing.properties import given_worker as given_worker
-    from etlstage.testing.recording.recorder import RecordedLaunch as RecordedLaunch
-    from etlstage.testing.recording.recorder import RecordingFolder as RecordingFolder
+    from etlstage.testing.recording.recording import RecordedLaunch as RecordedLaunch
     from etlstage.testing.recording.recording import Recording as Recording
+    from etlstage.testing.recording.recording import RecordingFolder as RecordingFolder
     from etlstage.testing.recording.replay import play as play
     from etlstage.testing.replies import Reply as Reply
     from etlstage.testing.scenario import Scenario as Scenario
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     from etlstage.testing.sessions import SessionMachine as SessionMachine
     from etlstage.testing.simulation import SimulationFailed as SimulationFailed
     from etlstage.testing.simulation import simulate as simulate
-    from etlstage.testing.worker import hostile_worker as hostile_worker
 
 __all__ = (
     "Call",
@@ -139,7 +139,7 @@ _HOMES = {
     "WorkerMachine": "etlstage.testing.machine",
     "SessionMachine": "etlstage.testing.sessions",
     "ProcessorMachine": "etlstage.testing.processors",
-    "given_worker": "etlstage.testing.properties",
+    "given_worker": "etlstage.testing.machine",
     "WorkerFactory": "etlstage.testing.factories",
     "SupervisorFactory": "etlstage.testing.factories",
     "Ran": "etlstage.testing.factories",
@@ -147,10 +147,10 @@ _HOMES = {
     "Fault": "etlstage.testing.fault",
     "FaultKind": "etlstage.testing.fault",
     "FaultPlan": "etlstage.testing.fault",
-    "FaultyLaunch": "etlstage.testing.faulty.launch",
-    "RecordedLaunch": "etlstage.testing.recording.recorder",
+    "FaultyLaunch": "etlstage.testing.faulty.wire",
+    "RecordedLaunch": "etlstage.testing.recording.recording",
     "Recording": "etlstage.testing.recording.recording",
-    "RecordingFolder": "etlstage.testing.recording.recorder",
+    "RecordingFolder": "etlstage.testing.recording.recording",
     "play": "etlstage.testing.recording.replay",
     "MemoryDeadLetters": "etlstage.testing.ends",
     "MemoryEpochSink": "etlstage.testing.ends",
@@ -168,14 +168,14 @@ _HOMES = {
     "VirtualLoop": "etlstage.testing.clock",
     "WorkerMisbehaved": "etlstage.testing.conversation",
     "WorkerUnderTest": "etlstage.testing.conversation",
-    "Case": "etlstage.testing.fuzzing.case",
+    "Case": "etlstage.testing.fuzzing.oracle",
     "Step": "etlstage.testing.fuzzing.steps",
     "verify": "etlstage.testing.fuzzing.oracle",
     "Call": "etlstage.testing.fuzzing.steps",
     "Calls": "etlstage.testing.fuzzing.steps",
     "Records": "etlstage.testing.fuzzing.steps",
-    "SessionCase": "etlstage.testing.fuzzing.case",
-    "hostile_worker": "etlstage.testing.worker",
+    "SessionCase": "etlstage.testing.fuzzing.oracle",
+    "hostile_worker": "etlstage.testing.fault",
     "run_virtually": "etlstage.testing.clock",
     "virtual_time": "etlstage.testing.clock",
 }

@@ -34,7 +34,7 @@ from etlstage.stage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import FrameReader, kit_of
 from etlstage.testing.fault import FaultKind, FaultPlan, Moment
-from etlstage.testing.faulty.launch import FaultyLaunch
+from etlstage.testing.faulty.wire import FaultyLaunch
 from etlstage.testing.kcl import ENDS, MARKS, ProcessorUnderTest
 from etlstage.testing.transcript import Channel, WorkerMisbehaved
 from etlstage.transport import Launch, launch_worker

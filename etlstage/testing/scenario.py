@@ -19,7 +19,7 @@ from etlstage.pipeline import DeadLetter, Report
 from etlstage.stage import OffsetPolicy, Order, Stage
 from etlstage.supervisor.exchange.keyed import keys_of
 from etlstage.testing.fault import FaultPlan
-from etlstage.testing.simulated import Work
+from etlstage.testing.scripted import Work
 
 __all__ = ("Oracle", "Scenario", "Violation", "some")
 

@@ -49,8 +49,12 @@ from etlstage.testing.clock import run_virtually
 from etlstage.testing.ends import MemoryDeadLetters, MemorySink, MemorySource
 from etlstage.testing.fault import FaultPlan
 from etlstage.testing.scenario import Oracle, Scenario, Violation
-from etlstage.testing.scripted import ScriptedLaunch, ScriptedWorker
-from etlstage.testing.simulated import SimulatedWorker, Work
+from etlstage.testing.scripted import (
+    ScriptedLaunch,
+    ScriptedWorker,
+    SimulatedWorker,
+    Work,
+)
 from etlstage.transport.base import Child, LaunchRequest, Wire, describe_status
 
 __all__ = ("Simulation", "SimulationFailed", "simulate")

@@ -11,10 +11,12 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.testing.recording.comparison import differences, other_end
-from etlstage.testing.recording.recorder import RecordedLaunch, RecordingFolder
-from etlstage.testing.recording.recording import Recording
-from etlstage.testing.recording.replay import play
+from etlstage.testing.recording.recording import (
+    RecordedLaunch,
+    Recording,
+    RecordingFolder,
+)
+from etlstage.testing.recording.replay import differences, other_end, play
 from etlstage.testing.transcript import Channel
 from etlstage.transport import launch_over_pipes
 from tests.examples.languages import ANY_MARKERS, PACKAGE, SHELLS

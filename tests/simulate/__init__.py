@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from etlstage.pipeline.delivery.delivery import Bounds as Bounds
 from etlstage.testing import SimulationFailed as SimulationFailed
-from etlstage.testing.simulated import Work as Work
+from etlstage.testing.scripted import Work as Work
 from tests.simulate.pipelines import three_stages as three_stages
 from tests.simulate.run import simulate as simulate
 from tests.simulate.scenario import Scenario as Scenario

@@ -31,7 +31,7 @@ from etlstage.stage import (
     WorkerProgram,
 )
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
-from etlstage.testing.simulated import Work
+from etlstage.testing.scripted import Work
 from tests.simulate.scenario import Scenario
 
 __all__ = ("STEPS", "any_pipeline", "miscounting", "refusing", "three_stages")

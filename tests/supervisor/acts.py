@@ -19,8 +19,7 @@ import pytest
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import FaultPlan, ScriptedLaunch, ScriptedWorker
-from etlstage.testing.scripted import Script
-from etlstage.testing.simulated import SimulatedWorker, Work
+from etlstage.testing.scripted import Script, SimulatedWorker, Work
 from tests.supervisor.workers import PROGRAM
 
 __all__ = ("LAUNCHES", "acting", "in_memory", "script_of")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.testing.recording.comparison import (
+from etlstage.testing.recording.recording import Recording
+from etlstage.testing.recording.replay import (
     Difference,
     differences,
     other_end,
 )
-from etlstage.testing.recording.recording import Recording
 from etlstage.testing.transcript import Channel, Entry
 
 

@@ -28,7 +28,7 @@ from etlstage.supervisor import (
     WorkerStarted,
 )
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
-from etlstage.testing.faulty.launch import FaultyLaunch
+from etlstage.testing.faulty.wire import FaultyLaunch
 from etlstage.transport import Launch, LaunchRequest, launch_over_pipes
 from tests.staged import staged
 from tests.testing.supervised import MODES, WORDS, numbers

@@ -38,7 +38,7 @@ from etlstage.testing import (
     virtual_time,
 )
 from etlstage.testing.cocaine import CocaineWorker
-from etlstage.testing.faulty.launch import unknown
+from etlstage.testing.faulty.wire import unknown
 
 pytestmark = pytest.mark.core
 

@@ -33,7 +33,7 @@ from etlstage.testing import (
     ScriptedLaunch,
     virtual_time,
 )
-from etlstage.testing.faulty.launch import unknown
+from etlstage.testing.faulty.wire import unknown
 from etlstage.transport.base import describe_status
 from tests.testing.check.processors import Processor
 

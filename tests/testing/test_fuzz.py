@@ -14,9 +14,8 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ReplyContract, Stage
 from etlstage.testing import Case, Step, verify
-from etlstage.testing.fuzzing.case import CaseFailed, FailureKind
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, cases, large_cases
-from etlstage.testing.fuzzing.oracle import Oracles
+from etlstage.testing.fuzzing.oracle import CaseFailed, FailureKind, Oracles
 from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.fuzzing.steps import literal
 from etlstage.testing.strategies import json_messages, messages

@@ -14,9 +14,8 @@ from etlstage.messages import StageKind
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import Stage
 from etlstage.testing import Case, Records, ScriptedLaunch
-from etlstage.testing.fuzzing.case import FailureKind
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, processor_cases
-from etlstage.testing.fuzzing.oracle import Oracles
+from etlstage.testing.fuzzing.oracle import FailureKind, Oracles
 from tests.testing.check.processors import Processor
 
 pytestmark = pytest.mark.core

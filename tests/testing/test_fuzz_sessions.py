@@ -20,9 +20,8 @@ from etlstage.testing import (
     SessionCase,
     WorkerUnderTest,
 )
-from etlstage.testing.fuzzing.case import CaseFailed, FailureKind, converse
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, session_cases
-from etlstage.testing.fuzzing.oracle import Oracles
+from etlstage.testing.fuzzing.oracle import CaseFailed, FailureKind, Oracles, converse
 from etlstage.testing.fuzzing.steps import has_sessions
 from tests.testing.check.sessions import Worker
 

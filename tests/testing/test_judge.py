@@ -22,8 +22,7 @@ from etlstage.testing import (
     WorkerUnderTest,
     run_virtually,
 )
-from etlstage.testing.fuzzing.case import CaseFailed, FailureKind
-from etlstage.testing.fuzzing.oracle import Oracles, judge
+from etlstage.testing.fuzzing.oracle import CaseFailed, FailureKind, Oracles, judge
 from etlstage.testing.scripted import Script
 from tests.testing.check.answerers import each, echo
 

@@ -30,8 +30,7 @@ from etlstage.testing import (
     ScriptedWorker,
     virtual_time,
 )
-from etlstage.testing.faulty.launch import FaultyLaunch
-from etlstage.testing.faulty.wire import Occurrence
+from etlstage.testing.faulty.wire import FaultyLaunch, Occurrence
 from etlstage.testing.scripted import Script
 from etlstage.transport import Child, Wire
 from tests.staged import staged

@@ -23,8 +23,11 @@ from etlstage.testing import (
     hostile_worker,
 )
 from etlstage.testing.dialect import kit_of
-from etlstage.testing.recording.recorder import RecordedLaunch, RecordingFolder
-from etlstage.testing.recording.recording import Recording
+from etlstage.testing.recording.recording import (
+    RecordedLaunch,
+    Recording,
+    RecordingFolder,
+)
 from etlstage.testing.recording.replay import play
 from etlstage.testing.scripted import Script
 from etlstage.testing.transcript import Channel, Entry

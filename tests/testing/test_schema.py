@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, find, given, settings
 
 from etlstage.errors import ConfigError
-from etlstage.testing.schema import documents
+from etlstage.testing.strategies import documents
 
 TREE = {"type": "object", "properties": {"left": {"$ref": "#"}}, "required": ["n"]}
 SCHEMAS: list[dict[str, Any]] = [

@@ -23,7 +23,7 @@ from etlstage.testing import (
     ScriptedLaunch,
     ScriptedWorker,
 )
-from etlstage.testing.simulated import SimulatedWorker
+from etlstage.testing.scripted import SimulatedWorker
 from etlstage.transport.base import LaunchRequest
 from tests.staged import staged
 

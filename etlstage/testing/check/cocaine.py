@@ -26,8 +26,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.stage.stage import Stage
 from etlstage.testing.check.speaking import takes
-from etlstage.testing.check.subject import NotApplicable, Subject
-from etlstage.testing.check.suite import Check
+from etlstage.testing.check.suite import Check, NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.dialect.kit import ready
 from etlstage.transport.base import describe_status

@@ -17,8 +17,7 @@ import anyio
 from etlstage.messages import counted
 from etlstage.protocol.base import Shape
 from etlstage.testing.check.speaking import blame_a_buffer, piped
-from etlstage.testing.check.subject import Advice, NotApplicable, Subject
-from etlstage.testing.check.suite import Check
+from etlstage.testing.check.suite import Advice, Check, NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.transcript import BYTEWISE, Channel
 

@@ -23,8 +23,7 @@ from etlstage.protocol.kcl.checkpoint import (
 )
 from etlstage.protocol.kcl.lines import RecordColumn, Version
 from etlstage.protocol.kcl.settings import KclDialect
-from etlstage.testing.check.subject import Advice, NotApplicable, Subject
-from etlstage.testing.check.suite import Check
+from etlstage.testing.check.suite import Advice, Check, NotApplicable, Subject
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
 from etlstage.testing.kcl import ProcessorUnderTest
 from etlstage.testing.transcript import WorkerMisbehaved

@@ -11,8 +11,7 @@ from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage.stage import Stage
 from etlstage.testing.check.speaking import takes
-from etlstage.testing.check.subject import Advice, NotApplicable, Subject
-from etlstage.testing.check.suite import Check
+from etlstage.testing.check.suite import Advice, Check, NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved
 from etlstage.testing.dialect import kit_of
 

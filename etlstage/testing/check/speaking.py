@@ -1,7 +1,7 @@
 """
 What a worker should do that is given messages, whatever dialect it speaks.
 
-Nothing here knows what the right reply is; see ``subject.py``.
+Nothing here knows what the right reply is; see :class:`Subject`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import anyio
 
 from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Shape
-from etlstage.testing.check.subject import Advice, NotApplicable, Subject
-from etlstage.testing.check.suite import Check
+from etlstage.testing.check.suite import Advice, Check, NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import BYTEWISE, Channel

@@ -17,8 +17,16 @@ import anyio
 import anyio.abc
 
 from etlstage.stage import Stage
-from etlstage.testing.fuzzing.case import AnsweredSteps, Case, CaseFailed, converse, end
-from etlstage.testing.fuzzing.oracle import Oracles, compare, judge
+from etlstage.testing.fuzzing.oracle import (
+    Case,
+    CaseFailed,
+    Oracles,
+    AnsweredSteps,
+    compare,
+    converse,
+    end,
+    judge,
+)
 from etlstage.testing.fuzzing.steps import Saying, UnderTest, under_test
 from etlstage.transport import Launch, launch_worker
 

@@ -26,17 +26,17 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.stage import Stage
-from etlstage.testing.fuzzing.case import (
+from etlstage.testing.fuzzing.oracle import (
     Case,
     CaseFailed,
     FailureKind,
+    Oracles,
     converse,
     end,
+    verify,
 )
-from etlstage.testing.fuzzing.oracle import Oracles, verify
 from etlstage.testing.fuzzing.steps import under_test
-from etlstage.testing.recording.recorder import RecordedLaunch
-from etlstage.testing.recording.recording import Recording
+from etlstage.testing.recording.recording import RecordedLaunch, Recording
 from etlstage.testing.transcript import Entry
 from etlstage.transport import LaunchRequest, launch_worker
 

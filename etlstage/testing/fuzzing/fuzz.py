@@ -29,8 +29,7 @@ from etlstage.stage import Stage
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.dialect.kit import ready
 from etlstage.testing.fuzzing.bench import Bench
-from etlstage.testing.fuzzing.case import Case, CaseFailed, FailureKind
-from etlstage.testing.fuzzing.oracle import Oracles
+from etlstage.testing.fuzzing.oracle import Case, CaseFailed, FailureKind, Oracles
 from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.fuzzing.steps import (
     Call,

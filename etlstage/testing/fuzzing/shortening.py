@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
-from etlstage.testing.fuzzing.case import Case
+from etlstage.testing.fuzzing.oracle import Case
 from etlstage.testing.fuzzing.steps import Call, Calls, Records, Saying, Step
 
 __all__ = ("fewest", "shorten")

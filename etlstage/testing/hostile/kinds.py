@@ -4,7 +4,7 @@ What may go wrong with a worker: each kind is one entry here.
 A kind has its name, what it means, when it is of use, which workers can have
 it, and, if that can be given in bytes, in time or in an exit status, what it does. Who
 does it is a process to itself (``program.py``), a script in memory
-(``testing/simulated.py``), or the wire between a supervisor and any worker
+(``testing/scripted.py``), or the wire between a supervisor and any worker
 (``testing/faulty``).
 """
 

@@ -2,7 +2,7 @@
 A worker of the stage protocol that misbehaves by its fault plan.
 
 It gets bytes and returns what it does next: bytes to write, seconds to wait, acts. Who
-does that is ``program.py`` in a process, and ``testing/simulated.py`` in memory.
+does that is ``program.py`` in a process, and ``testing/scripted.py`` in memory.
 """
 
 from __future__ import annotations

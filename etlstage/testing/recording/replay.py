@@ -1,5 +1,7 @@
 """
-A recording played to a worker: the same input, cut alike, at the same points.
+A recording played to a worker, and compared with what is said now, reply by reply.
+
+The same input, cut alike, is written at the same points.
 
 A point of the conversation is how many replies were complete, and whether the worker
 had read what was written before. No clock decides: the pauses of the recording are not
@@ -8,10 +10,11 @@ kept, and each wait is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from signal import SIGKILL, SIGTERM
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 
@@ -19,12 +22,17 @@ from etlstage.protocol.base import Dialect, Side
 from etlstage.stage import Stage
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.process import Process
-from etlstage.testing.recording.recorder import RecordedLaunch
-from etlstage.testing.recording.recording import Recording
+from etlstage.testing.recording.recording import RecordedLaunch, Recording
 from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import Launch, launch_worker
+from etlstage.transport.base import describe_status
 
-__all__ = ("play",)
+__all__ = (
+    "Difference",
+    "differences",
+    "other_end",
+    "play",
+)
 
 _LOOK: Final = 0.001  # seconds between two looks whether the worker has read
 
@@ -197,3 +205,54 @@ class _Player(Process):
     def _give_up(self, what: str) -> bool:
         self._cut = f"the worker did not {what} within {self._limit:g} s"
         return False
+
+
+_CHANNELS: Final = {Side.SUPERVISOR: Channel.STDIN, Side.WORKER: Channel.STDOUT}
+
+
+class Difference(NamedTuple):
+    """A reply that is not what it was."""
+
+    number: int
+    """Of the request, counted from 1."""
+    request: bytes
+    """What the worker read; empty if it was asked nothing."""
+    was: bytes
+    """What was recorded; empty: nothing."""
+    now: bytes
+    """What is sent now; empty: nothing."""
+
+
+def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
+    """Yield the replies that are not what they were, in order."""
+    requests = _exchanged(recorded, Side.SUPERVISOR)
+    was, now = _exchanged(recorded, Side.WORKER), _exchanged(played, Side.WORKER)
+    if recorded.cut:
+        # What came behind that is unknown.
+        was = was[:-1]
+        now = now[: len(was)]
+    pairs = zip_longest(was, now, fillvalue=b"")
+    for number, (one, other) in enumerate(pairs, 1):
+        if one != other:
+            request = requests[number - 1] if number <= len(requests) else b""
+            yield Difference(number, request, one, other)
+
+
+def other_end(recorded: Recording, played: Recording) -> str:
+    """Return how the worker ended if it has not ended as it was recorded, else nothing."""
+    if played.cut:
+        return played.cut
+    if recorded.cut or recorded.stopped or None in (recorded.exit, played.exit):
+        return ""
+    if recorded.exit == played.exit:
+        return ""
+    assert recorded.exit is not None
+    assert played.exit is not None
+    was, now = describe_status(recorded.exit), describe_status(played.exit)
+    return f"the worker {now}; the recorded one {was}"
+
+
+def _exchanged(recording: Recording, side: Side) -> list[bytes]:
+    """Return requests, or replies, as they can be compared."""
+    channel = _CHANNELS[side]
+    return kit_of(recording.dialect).exchanges(side, recording.written(channel))
