@@ -136,48 +136,34 @@ __all__ = (
 )
 
 _HOMES = {
-    "WorkerMachine": "etlstage.testing.machine",
-    "SessionMachine": "etlstage.testing.sessions",
-    "ProcessorMachine": "etlstage.testing.processors",
-    "given_worker": "etlstage.testing.machine",
-    "WorkerFactory": "etlstage.testing.factories",
-    "SupervisorFactory": "etlstage.testing.factories",
-    "Ran": "etlstage.testing.factories",
-    "PipelineFactory": "etlstage.testing.factories",
-    "Fault": "etlstage.testing.fault",
-    "FaultKind": "etlstage.testing.fault",
-    "FaultPlan": "etlstage.testing.fault",
-    "FaultyLaunch": "etlstage.testing.faulty.wire",
-    "RecordedLaunch": "etlstage.testing.recording.recording",
-    "Recording": "etlstage.testing.recording.recording",
-    "RecordingFolder": "etlstage.testing.recording.recording",
-    "play": "etlstage.testing.recording.replay",
-    "MemoryDeadLetters": "etlstage.testing.ends",
-    "MemoryEpochSink": "etlstage.testing.ends",
-    "MemoryEpochs": "etlstage.testing.ends",
-    "MemorySink": "etlstage.testing.ends",
-    "MemorySource": "etlstage.testing.ends",
-    "Moment": "etlstage.testing.fault",
-    "ProtocolPair": "etlstage.testing.pair",
-    "Reply": "etlstage.testing.replies",
-    "ScriptedLaunch": "etlstage.testing.scripted",
-    "ScriptedWorker": "etlstage.testing.scripted",
-    "Scenario": "etlstage.testing.scenario",
-    "SimulationFailed": "etlstage.testing.simulation",
-    "simulate": "etlstage.testing.simulation",
-    "VirtualLoop": "etlstage.testing.clock",
-    "WorkerMisbehaved": "etlstage.testing.conversation",
-    "WorkerUnderTest": "etlstage.testing.conversation",
-    "Case": "etlstage.testing.fuzzing.oracle",
-    "Step": "etlstage.testing.fuzzing.steps",
-    "verify": "etlstage.testing.fuzzing.oracle",
-    "Call": "etlstage.testing.fuzzing.steps",
-    "Calls": "etlstage.testing.fuzzing.steps",
-    "Records": "etlstage.testing.fuzzing.steps",
-    "SessionCase": "etlstage.testing.fuzzing.oracle",
-    "hostile_worker": "etlstage.testing.fault",
-    "run_virtually": "etlstage.testing.clock",
-    "virtual_time": "etlstage.testing.clock",
+    name: module
+    for module, names in {
+        "clock": ("VirtualLoop", "run_virtually", "virtual_time"),
+        "conversation": ("WorkerMisbehaved", "WorkerUnderTest"),
+        "ends": (
+            "MemoryDeadLetters",
+            "MemoryEpochSink",
+            "MemoryEpochs",
+            "MemorySink",
+            "MemorySource",
+        ),
+        "factories": ("PipelineFactory", "Ran", "SupervisorFactory", "WorkerFactory"),
+        "fault": ("Fault", "FaultKind", "FaultPlan", "Moment", "hostile_worker"),
+        "faulty.wire": ("FaultyLaunch",),
+        "fuzzing.oracle": ("Case", "SessionCase", "verify"),
+        "fuzzing.steps": ("Call", "Calls", "Records", "Step"),
+        "machine": ("WorkerMachine", "given_worker"),
+        "pair": ("ProtocolPair",),
+        "processors": ("ProcessorMachine",),
+        "recording.recording": ("RecordedLaunch", "Recording", "RecordingFolder"),
+        "recording.replay": ("play",),
+        "replies": ("Reply",),
+        "scenario": ("Scenario",),
+        "scripted": ("ScriptedLaunch", "ScriptedWorker"),
+        "sessions": ("SessionMachine",),
+        "simulation": ("SimulationFailed", "simulate"),
+    }.items()
+    for name in names
 }
 
 
@@ -189,7 +175,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     from importlib import import_module
 
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

@@ -17,18 +17,11 @@ from typing import Any, Final, Literal, Self
 
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker import MARKER_NAMES, Mode
+from etlstage.testing.hostile.kinds import DueFaults
 from etlstage.testing.hostile.kinds import FaultKind as FaultKind
 from etlstage.testing.hostile.kinds import Moment as Moment
-from etlstage.testing.hostile.plan import DueFaults
 
-__all__ = (
-    "DRIVERS",
-    "Fault",
-    "FaultKind",
-    "FaultPlan",
-    "Moment",
-    "hostile_worker",
-)
+__all__ = ("DRIVERS", "Fault", "FaultKind", "FaultPlan", "Moment", "hostile_worker")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,7 @@ from etlstage.testing.replies import Reply
 from etlstage.testing.strategies import batches
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
-__all__ = (
-    "Held",
-    "WorkerMachine",
-    "given_worker",
-)
+__all__ = ("Held", "WorkerMachine", "given_worker")
 
 Test: TypeAlias = Callable[..., None]
 

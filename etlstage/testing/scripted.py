@@ -62,13 +62,7 @@ from etlstage.transport.memory import MemoryPipe, MemoryWire, memory_wire
 from etlstage.worker.marking import find_markers
 from etlstage.worker.refusal import reason_of
 
-__all__ = (
-    "Script",
-    "ScriptedLaunch",
-    "ScriptedWorker",
-    "SimulatedWorker",
-    "Work",
-)
+__all__ = ("Script", "ScriptedLaunch", "ScriptedWorker", "SimulatedWorker", "Work")
 
 _CHUNK: Final = 65536  # bytes a read
 # No process has a greater number, so no signal and no look into /proc finds one.

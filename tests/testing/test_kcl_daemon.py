@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etlstage.protocol.kcl.settings import KclDialect
-from etlstage.testing.dialect.kit import kit_of
+from etlstage.testing.dialect import kit_of
 from etlstage.testing.kcl_daemon import _ConversationPrinter
 from etlstage.testing.transcript import Channel
 

@@ -28,7 +28,7 @@ from etlstage.stage.stage import Stage
 from etlstage.testing.check.speaking import takes
 from etlstage.testing.check.suite import Check, NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
-from etlstage.testing.dialect.kit import ready
+from etlstage.testing.dialect import ready
 from etlstage.transport.base import describe_status
 
 __all__ = ("CHECKS",)

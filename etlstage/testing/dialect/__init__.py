@@ -1,14 +1,120 @@
 """
-What tests know of a dialect: how its bytes are cut, shown, and written.
+The side of a dialect that faces tests: recordings, transcripts, checks.
 
-``kit.py`` has what is so for any dialect, and finds what one knows better: a module
-with its name has it here, and an entry point that of a dialect of another package.
+A stage needs none of it. What a dialect knows better than any is in the module with its
+name, and an entry point names that of a dialect of another package; one that has no kit
+of its own has a plain one: bytes as Python writes them, and a conversation in one piece.
 """
 
 from __future__ import annotations
 
-from etlstage.testing.dialect.kit import DialectKit as DialectKit
-from etlstage.testing.dialect.kit import FrameReader as FrameReader
-from etlstage.testing.dialect.kit import kit_of as kit_of
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ("DialectKit", "FrameReader", "kit_of")
+from etlstage.protocol.base import Dialect, DialectSession, Limits, Side
+from etlstage.protocol.events import Opened, Ready
+from etlstage.protocol.registry import class_of_entry
+
+__all__ = ("GROUP", "KITS", "DialectKit", "FrameReader", "kit_of", "ready", "shortened")
+
+
+KITS: Final = {"marker": "MarkerKit", "cocaine": "CocaineKit", "kcl": "KclKit"}
+"""Names of dialects, and their kits in the modules of these names."""
+GROUP: Final = "etlstage.testing.dialects"
+"""Of entry points, by which other packages name the kits of their dialects."""
+
+_LIMITS: Final = Limits()
+_LONG: Final = 48  # bytes that are shown, half of them from the end
+
+D_co = TypeVar("D_co", bound=Dialect, covariant=True)
+
+
+class FrameReader(Protocol):
+    """Makes text of what two sides send, where bytes alone mean nothing to a person."""
+
+    def read(self, side: Side, data: bytes) -> list[str]:
+        """Return, once, what a side has sent that is complete now, a text for each."""
+        ...
+
+
+class DialectKit(Generic[D_co]):
+    """
+    What tests know of a dialect; override what it knows better.
+
+    Args:
+        dialect: With its settings.
+
+    """
+
+    def __init__(self, dialect: D_co) -> None:
+        self._dialect: Final = dialect
+
+    def shown(self, data: bytes) -> str:
+        """Return ``data`` as printable ASCII, with what bounds messages by name."""
+        return repr(data)[2:-1]
+
+    def reader(self) -> FrameReader | None:
+        """Return what reads a conversation to people; None: :meth:`shown` does."""
+        return None
+
+    def unsolicited(self, data: bytes) -> str:
+        """Return the error of a worker that wrote ``data`` when no reply was due."""
+        return f"wrote unsolicited output: {self.shown(data)}"
+
+    def cut(self, side: Side, data: bytes) -> list[bytes]:
+        """
+        Return what a side wrote, cut behind each request or reply.
+
+        One request and one reply are a turn. The last piece, which may be empty, is
+        what does not end yet. Nothing is judged: the worker may have broken the
+        protocol.
+        """
+        return [data]
+
+    def exchanges(self, side: Side, data: bytes) -> list[bytes]:
+        """Return what a side sent in each exchange, as far as it sends it each time."""
+        *pieces, rest = self.cut(side, data)
+        return [*pieces, rest] if rest else pieces
+
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        """Return what a worker must read to answer ``messages`` as its first exchange."""
+        longest = max(map(len, messages), default=0)
+        ours = ready(self._dialect, Limits(longest + 1))
+        ours.send(Opened(1, messages, each=False), 0.0)
+        return b"".join(ours.data_to_send())
+
+
+def ready(dialect: Dialect, limits: Limits = _LIMITS) -> DialectSession:
+    """Return our side of a conversation with a worker that has said that it is ready."""
+    ours, theirs = (dialect.open(side, limits) for side in Side)
+    theirs.send(Ready(), 0.0)
+    ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
+    ours.data_to_send()  # it may answer that
+    return ours
+
+
+def shortened(data: bytes) -> str:
+    """Return bytes as Python has them, without the ``b``; of many, both ends."""
+    if len(data) <= _LONG:
+        return repr(data)[1:]
+    half = _LONG // 2
+    ends = repr(data[:half])[1:], repr(data[-half:])[1:]
+    return f"{ends[0]}... {len(data):,} bytes ...{ends[1]}"
+
+
+def kit_of(dialect: Dialect) -> DialectKit[Dialect]:
+    """
+    Return the kit of a dialect.
+
+    Raises:
+        ConfigError: If an entry point names something else.
+
+    """
+    name = dialect.name
+    kit: type[DialectKit[Dialect]] | None
+    if name in KITS:
+        kit = getattr(import_module(f"{__package__}.{name}"), KITS[name])
+    else:
+        kit = class_of_entry(GROUP, name, DialectKit)
+    return (kit or DialectKit)(dialect)

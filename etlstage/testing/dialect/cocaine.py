@@ -15,7 +15,7 @@ from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import Side
 from etlstage.protocol.cocaine.frame import ONE, ZERO, CocaineVersion, Frames, Words
 from etlstage.protocol.cocaine.settings import CocaineDialect
-from etlstage.testing.dialect.kit import DialectKit, shortened
+from etlstage.testing.dialect import DialectKit, shortened
 
 __all__ = ("CocaineKit", "CocaineReader", "PassedFrame", "Passing")
 

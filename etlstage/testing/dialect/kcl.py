@@ -17,7 +17,7 @@ from etlstage.protocol.kcl.lines import (
 )
 from etlstage.protocol.kcl.session import KclSession
 from etlstage.protocol.kcl.settings import KclDialect
-from etlstage.testing.dialect.kit import DialectKit, shortened
+from etlstage.testing.dialect import DialectKit, shortened
 
 __all__ = ("KclKit", "KclReader")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from etlstage.protocol.base import Side
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.testing.dialect.kit import DialectKit
+from etlstage.testing.dialect import DialectKit
 
 __all__ = ("MarkerKit",)
 

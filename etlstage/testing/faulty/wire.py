@@ -27,9 +27,8 @@ import anyio
 
 from etlstage.errors import ConfigError
 from etlstage.testing.fault import FaultKind, FaultPlan
-from etlstage.testing.hostile.kinds import Act, Exit, Step, as_bytes, effect
+from etlstage.testing.hostile.kinds import Act, DueFaults, Exit, Step, as_bytes, effect
 from etlstage.testing.hostile.marked import repeated
-from etlstage.testing.hostile.plan import DueFaults
 from etlstage.transport import Child, Launch, LaunchRequest, Readable, Wire
 from etlstage.transport.base import describe_status
 

@@ -26,8 +26,7 @@ from etlstage.protocol.kcl.checkpoint import DEPENDENCY, SHUTDOWN, THROTTLING
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing.dialect import kit_of
-from etlstage.testing.dialect.kit import ready
+from etlstage.testing.dialect import kit_of, ready
 from etlstage.testing.fuzzing.bench import Bench
 from etlstage.testing.fuzzing.oracle import Case, CaseFailed, FailureKind, Oracles
 from etlstage.testing.fuzzing.shortening import shorten

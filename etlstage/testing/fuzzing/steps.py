@@ -30,8 +30,7 @@ from etlstage.protocol.kcl.lines import RecordColumn
 from etlstage.protocol.kcl.session import State
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
-from etlstage.testing.dialect import kit_of
-from etlstage.testing.dialect.kit import ready
+from etlstage.testing.dialect import kit_of, ready
 from etlstage.testing.kcl import ProcessorUnderTest
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import clipped, cut

@@ -17,9 +17,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Final
 
-from .kinds import Act, Exit, FaultKind, as_bytes
+from .kinds import Act, DueFaults, Exit, FaultKind, as_bytes
 from .marked import MarkerBytes
-from .plan import DueFaults
 from .worker import HostileWorker
 
 if TYPE_CHECKING:

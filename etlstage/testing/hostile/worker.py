@@ -11,9 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from .kinds import Exit, FaultKind, Step, effect
+from .kinds import DueFaults, Exit, FaultKind, Step, effect
 from .marked import MarkerBytes, Requests, SpoiledReplies
-from .plan import DueFaults
 
 if TYPE_CHECKING:
     from .kinds import Fault

@@ -43,13 +43,7 @@ from etlstage.stage import Stage
 from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import Child, Launch, LaunchRequest, Readable, Wire
 
-__all__ = (
-    "Notes",
-    "RecordedLaunch",
-    "Recording",
-    "RecordingFile",
-    "RecordingFolder",
-)
+__all__ = ("Notes", "RecordedLaunch", "Recording", "RecordingFile", "RecordingFolder")
 
 _FORMAT: Final = "etlstage-recording"
 _VERSION: Final = 1

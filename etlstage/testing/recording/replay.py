@@ -27,12 +27,7 @@ from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import Launch, launch_worker
 from etlstage.transport.base import describe_status
 
-__all__ = (
-    "Difference",
-    "differences",
-    "other_end",
-    "play",
-)
+__all__ = ("Difference", "differences", "other_end", "play")
 
 _LOOK: Final = 0.001  # seconds between two looks whether the worker has read
 

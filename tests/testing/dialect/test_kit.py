@@ -9,8 +9,7 @@ import pytest
 from etlstage.errors import ConfigError
 from etlstage.protocol.base import Side
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.testing.dialect import DialectKit, kit_of
-from etlstage.testing.dialect.kit import GROUP
+from etlstage.testing.dialect import GROUP, DialectKit, kit_of
 from etlstage.testing.dialect.marker import MarkerKit
 from tests.supervisor.toy import ToyDialect
 
