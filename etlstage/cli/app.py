@@ -69,14 +69,12 @@ class _Group(TyperGroup):
         }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
-        """Import the command that is called; return it with its arguments."""
         if (name := args[0]) in self.commands:
             module = import_module(f"etlstage.cli.{MODULES.get(name, name)}")
             self.commands[name] = typer.main.get_command(module.app)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        """Write the part of the help that lists commands."""
         wide = max(map(len, self.commands))
         for title, group in COMMANDS.items():
             with formatter.section(title):

@@ -80,7 +80,6 @@ def _show_rows(out: Console, file: Path) -> None:
 def _loaded(
     settings: dict[str, Any], kind: str | None, path: str
 ) -> tuple[int, Sequence[Sequence[object]]]:
-    """Return the number of rows that Spark finds in ``path``, and some of them."""
     from etlstage.spark import Session, read_frame
 
     session = Session(**settings)

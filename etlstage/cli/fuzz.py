@@ -132,17 +132,6 @@ class DrawnInput(NamedTuple):
         return schema
 
 
-class FuzzRequest(NamedTuple):
-    """The options for a worker."""
-
-    options: Options
-    sample: Path | None
-    vary_markers: bool
-    drawn: DrawnInput
-    timeout: float
-    oracles: Oracles
-
-
 @app.command("fuzz")
 def _fuzz(
     words: Words,
@@ -223,14 +212,21 @@ def _fuzz(
     options = Options(kind, batch, markers=markers, stage=stage, dialect=dialect)
     drawn = DrawnInput(json_in, text, json_schema, strategy)
     drawn.examine(sample=sample is not None)
-    wanted = FuzzRequest(options, sample, vary_markers, drawn, timeout, oracles)
     silence()
     out = Screen()
-    program = program_of(words, wanted.options)
-    _examine(program.stage, wanted)
-    fuzzer = _fuzzer(program.stage, wanted)
+    program = program_of(words, options)
+    _examine(program.stage, oracles, vary_markers=vary_markers)
+    fuzzer = _fuzzer(
+        program.stage,
+        options,
+        drawn,
+        oracles,
+        sample=lines_of(sample) if sample is not None else (),
+        vary_markers=vary_markers,
+        timeout=timeout,
+    )
     kept = Failures(find=stage_from_yaml)
-    origin = FailureOrigin(tuple(words), wanted.options.stage)
+    origin = FailureOrigin(tuple(words), options.stage)
     with interruptible():
         known = _still_fails(out, kept, origin, program)
         seed = secrets.randbelow(10**6) if seed is None else seed
@@ -242,14 +238,8 @@ def _fuzz(
     if done.stopped:
         tried += f", stopped after {seconds:g} s"
     for one in found:
-        failure = Failure(
-            program.stage,
-            origin,
-            one.case,
-            wanted.oracles,
-            one.failure.kind,
-            wanted.timeout,
-        )
+        kind_found = one.failure.kind
+        failure = Failure(program.stage, origin, one.case, oracles, kind_found, timeout)
         _show(out, kept.keep(failure, program.secrets), one.failure, program)
         if not one.steady:
             out.tell(
@@ -268,10 +258,9 @@ def _fuzz(
     return 0
 
 
-def _examine(stage: Stage, wanted: FuzzRequest) -> None:
+def _examine(stage: Stage, oracles: Oracles, *, vary_markers: bool) -> None:
     """Raise ConfigError for what can't be asked of such a worker."""
-    oracles = wanted.oracles
-    if wanted.vary_markers and not hasattr(stage.dialect, "markers"):
+    if vary_markers and not hasattr(stage.dialect, "markers"):
         raise ConfigError(f"--vary-markers: dialect {stage.dialect.name} has none")
     if stage.dialect.shape is Shape.COMMITTED and oracles.given:
         raise ConfigError(
@@ -291,18 +280,30 @@ def _examine(stage: Stage, wanted: FuzzRequest) -> None:
         model_of(oracles.model)
 
 
-def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
+def _fuzzer(
+    stage: Stage,
+    options: Options,
+    wanted: DrawnInput,
+    oracles: Oracles,
+    *,
+    sample: Sequence[bytes],
+    vary_markers: bool,
+    timeout: float,
+) -> Fuzzer:
     from etlstage.testing import strategies
     from etlstage.testing.fuzzing import fuzz
 
-    sample = lines_of(wanted.sample) if wanted.sample is not None else ()
     examine_sample(stage, sample)
-    if wanted.drawn.json_in:
-        for number, message in enumerate(sample, 1):
-            _examine_json(message, number)
-    drawn, as_json = wanted.drawn.strategy_like(sample), wanted.drawn.json_in
-    _, _, written = (wanted.options.batch or "").partition(":")
-    full = stage.batch.size if written or wanted.options.stage else _SIZE
+    for number, message in enumerate(sample if wanted.json_in else (), 1):
+        try:
+            json.loads(message)
+        except ValueError as error:
+            raise ConfigError(
+                f"message {number} of the sample is no JSON document: {error}"
+            ) from None
+    drawn, as_json = wanted.strategy_like(sample), wanted.json_in
+    _, _, written = (options.batch or "").partition(":")
+    full = stage.batch.size if written or options.stage else _SIZE
     dialect, size = stage.dialect, full if written else min(full, _SIZE)
     searched: st.SearchStrategy[Any]
     own = None if drawn is strategies.messages else drawn
@@ -316,13 +317,13 @@ def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
         searched = fuzz.cases(
             dialect,
             size=size,
-            speaking=strategies.MARKER_SETS if wanted.vary_markers else (),
+            speaking=strategies.MARKER_SETS if vary_markers else (),
             drawn=drawn,
         )
     return fuzz.Fuzzer(
         stage,
         searched,
-        wanted.oracles,
+        oracles,
         size=full if dialect.shape.batches else 0,
         as_json=as_json,
         given=(
@@ -330,18 +331,9 @@ def _fuzzer(stage: Stage, wanted: FuzzRequest) -> Fuzzer:
             if drawn in usual and not commits
             else ()
         ),
-        valid=wanted.drawn.valid,
-        timeout=wanted.timeout,
+        valid=wanted.valid,
+        timeout=timeout,
     )
-
-
-def _examine_json(message: bytes, number: int) -> None:
-    try:
-        json.loads(message)
-    except ValueError as error:
-        raise ConfigError(
-            f"message {number} of the sample is no JSON document: {error}"
-        ) from None
 
 
 def _still_fails(

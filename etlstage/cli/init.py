@@ -123,7 +123,6 @@ def copy_examples(folder: Path, name: str = "", *, yes: bool = True) -> None:
 
 
 def _examples(folder: Path, name: str) -> dict[Path, bytes]:
-    """Return what to write where."""
     root = resources.files("etlstage") / "examples" / name
     return {folder / path: file.read_bytes() for path, file in _files(root)}
 

@@ -41,13 +41,11 @@ class _Filter(TyperCommand):
     """Takes what is behind ``--`` for the command of the worker, and no argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Parse the options and arguments in front of it."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["command"] = args[at + 1 :]
         return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
-        """Return the words of the line on usage."""
         return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
 
 

@@ -108,8 +108,6 @@ def _next(part: Retries) -> int:
 
 
 class _Work:
-    """What a retry has done so far."""
-
     def __init__(self, signals: Signals, verbosity: Verbosity) -> None:
         self._signals = signals
         self._verbosity = verbosity
@@ -120,7 +118,6 @@ class _Work:
         """Whether something went wrong, or a signal came."""
 
     def do(self, part: Retries, delivery: Delivery, retry: Retry) -> None:
-        """Run some letters, and record what became of them."""
         err, verbosity = Screen(stderr=True), self._verbosity
         pipeline = part.pipeline(retry, delivery)
         configure(err, verbosity, secrets=pipeline.secrets)
@@ -136,12 +133,10 @@ class _Work:
         self.ended = report.status != "done"
 
     def release(self, part: Retries) -> None:
-        """Let go of Spark, if it was needed."""
         error = self._report.error if self._report is not None else None
         anyio.run(part.release, error)
 
     def close(self, file: Path) -> int:
-        """Report what became of the letters; return the exit code."""
         report, again, new = self._report, self._again, self._new
         assert report is not None
         if report.error is not None:

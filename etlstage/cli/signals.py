@@ -97,7 +97,6 @@ class Signals:
 
 
 def _install(handler: _Handler) -> dict[signal.Signals, _Handler]:
-    """Have signals handled so; return how they were."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, was in before.items():
         # nohup, or a shell that runs us in the background.

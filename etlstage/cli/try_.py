@@ -157,7 +157,6 @@ async def _ask(worker: WorkerUnderTest, run: Run, shown: int, screen: Screen) ->
 
 
 def _show(worker: WorkerUnderTest, shown: int, screen: Screen) -> int:
-    """Show the transcript since the last time."""
     for line in worker.transcript.shown(worker.stage.dialect, shown).splitlines():
         if not line[12:].startswith(Channel.EVENT):
             screen.tell(harmless(line[12:]))

@@ -33,7 +33,7 @@ from etlstage.protocol.events import (
     Opened,
     Ready,
 )
-from etlstage.testing.scripted import ScriptedWorker
+from etlstage.testing.scripted import ScriptedWorker, Stream
 
 __all__ = ("CocaineWorker", "SessionRequest")
 
@@ -122,7 +122,7 @@ class CocaineWorker:
 
     def requests(self) -> AsyncIterator[SessionRequest]:
         """Yield sessions once they are whole, until the end."""
-        return _Requests(self)
+        return Stream(self.next)
 
     async def next(self) -> SessionRequest | None:
         """Return the next session that is whole, None at the end."""
@@ -177,19 +177,3 @@ class CocaineWorker:
             await anyio.sleep_until(timer)
             self.session.handle_timer(anyio.current_time())
             await self.say()
-
-
-class _Requests:
-    """No generator: a script that leaves its loop would have to close that."""
-
-    def __init__(self, worker: CocaineWorker) -> None:
-        self._worker = worker
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionRequest:
-        request = await self._worker.next()
-        if request is None:
-            raise StopAsyncIteration
-        return request

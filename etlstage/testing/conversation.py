@@ -400,7 +400,6 @@ class _Answers:
         self._due = anyio.Event()
 
     def wake(self) -> None:
-        """Look whether there is something to be sent."""
         self._due.set()
 
     def waiting(self) -> tuple[bytes, bool]:
@@ -412,7 +411,6 @@ class _Answers:
         return wire, ends
 
     async def run(self) -> None:
-        """Go on as long as there is any sense in it."""
         session = self._replies.session
         while self._replies.fault is None:
             self._due = anyio.Event()

@@ -272,7 +272,6 @@ class _Writer:
         raise AssertionError("10 appends in a row have failed")
 
     def repeat(self, count: int) -> None:
-        """Append the last frames again, in their order."""
         for journal, frames in self.journals.frames.items():
             kept = list(frames)
             for frame in _repeatable(frames)[-count:]:
@@ -304,15 +303,12 @@ class _RepeatableAppender:
         self.frames: dict[str, list[bytes]] = {}
 
     def start_append(self, journal: str) -> OrderedSection:
-        """Return the right to append."""
         return _RepeatableSection(self, journal, self.appender.start_append(journal))
 
     def partitions(self) -> Sequence[JournalSpec]:
-        """Return the journals."""
         return self.appender.partitions()
 
     def pending_except(self, journal: str) -> Sequence[Append]:
-        """Return what is not done."""
         return self.appender.pending_except(journal)
 
 
@@ -322,13 +318,11 @@ class _RepeatableSection(NamedTuple):
     section: OrderedSection
 
     def release(self, *data: bytes) -> Append:
-        """Append."""
         append = self.section.release(*data)
         self.kept.frames.setdefault(self.journal, []).append(b"".join(data))
         return append
 
     def abandon(self) -> None:
-        """Append nothing."""
         self.section.abandon()
 
 

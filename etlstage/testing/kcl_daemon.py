@@ -271,7 +271,6 @@ class _Lineage:
         return shard.name in self._first
 
     def merges(self, shard: StreamShard) -> bool:
-        """Return whether another shard is to be merged with this one."""
         return shard.name in self._children
 
     def end(self, shard: StreamShard, kind: FaultKind, place: int) -> None:
@@ -454,7 +453,6 @@ class _ConversationPrinter:
         self._begun = b""  # of a line on stderr
 
     def add(self, channel: Channel, data: bytes) -> None:
-        """Show what was written to a stream."""
         if channel in MARKS:
             side, mark = MARKS[channel]
             for text in self._reader.read(side, data):
@@ -470,5 +468,4 @@ class _ConversationPrinter:
             self.show(f"- {data.decode(errors='replace')}")
 
     def show(self, text: str) -> None:
-        """Show a line."""
         self._tell(harmless(f"{self._lead}{text}"))

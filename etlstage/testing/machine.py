@@ -293,8 +293,6 @@ def _difference(expected: Expected, results: Sequence[Result]) -> str:
 
 
 class _Watched:
-    """A launch that knows what it has launched."""
-
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._children: list[Child] = []

@@ -40,10 +40,10 @@ import json
 import sys
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from functools import cached_property
 from signal import SIGKILL, SIGTERM, Signals
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -64,6 +64,7 @@ from etlstage.worker.refusal import reason_of
 
 __all__ = ("Script", "ScriptedLaunch", "ScriptedWorker", "SimulatedWorker", "Work")
 
+T = TypeVar("T")
 _CHUNK: Final = 65536  # bytes a read
 # No process has a greater number, so no signal and no look into /proc finds one.
 _MOST: Final = 2**22
@@ -129,7 +130,19 @@ class ScriptedWorker:
 
     def messages(self) -> AsyncIterator[bytes]:
         """Yield the messages of stdin, one by one; for workers that drive no batch."""
-        return _MessageStream(self, self._markers.eom)
+        whole, rest = deque[bytes](), b""
+
+        async def get() -> bytes | None:
+            nonlocal rest
+            while not whole:
+                data = await self.read()
+                if not data:
+                    return None
+                *more, rest = (rest + data).split(self._markers.eom)
+                whole.extend(more)
+            return whole.popleft()
+
+        return Stream(get)
 
     async def reply(self, *outputs: bytes) -> None:
         """Answer a message, or a batch, with these."""
@@ -167,26 +180,24 @@ class ScriptedWorker:
         self._wire.close_write()
 
 
-class _MessageStream:
-    """No generator: a script that leaves its loop would have to close that."""
+class Stream(Generic[T]):
+    """
+    Yields what ``get`` returns, until that is None.
 
-    def __init__(self, worker: ScriptedWorker, eom: bytes) -> None:
-        self._worker = worker
-        self._eom = eom
-        self._whole: deque[bytes] = deque()
-        self._rest = b""
+    No generator: a script that leaves its loop would have to close that.
+    """
+
+    def __init__(self, get: Callable[[], Awaitable[T | None]]) -> None:
+        self._get = get
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> bytes:
-        while not self._whole:
-            data = await self._worker.read()
-            if not data:
-                raise StopAsyncIteration
-            *whole, self._rest = (self._rest + data).split(self._eom)
-            self._whole.extend(whole)
-        return self._whole.popleft()
+    async def __anext__(self) -> T:
+        got = await self._get()
+        if got is None:
+            raise StopAsyncIteration
+        return got
 
 
 Script = Callable[[ScriptedWorker], Coroutine[Any, Any, int | None]]

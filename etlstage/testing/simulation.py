@@ -132,7 +132,6 @@ class Simulation(Generic[S]):
     # --- inside -------------------------------------------------------------
 
     async def _main(self) -> None:
-        """Run the pipeline, and judge that."""
         letters, sink = MemoryDeadLetters(), MemorySink()
         pipeline = self._pipeline(
             MemorySource(self.scenario.items()), sink, letters, self._launch
@@ -354,12 +353,9 @@ def _logged(tell: Callable[[str], None] | None) -> Iterator[None]:
 
 
 class _StoryHandler(logging.Handler):
-    """Adds log lines to a story."""
-
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__()
         self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add a line."""
         self._tell(f"log: {record.getMessage()}")

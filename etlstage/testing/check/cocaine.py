@@ -350,18 +350,15 @@ async def accepts_headers(subject: Subject) -> None:
 
 
 def _dialect_of(subject: Subject) -> CocaineDialect:
-    """Return what its worker speaks."""
     assert isinstance(subject.dialect, CocaineDialect)
     return subject.dialect
 
 
 def _with_dialect(subject: Subject, dialect: CocaineDialect) -> Stage:
-    """Return its stage with other settings of the dialect."""
     return replace(subject.stage, dialect=dialect)
 
 
 def _version_of(worker: WorkerUnderTest) -> CocaineVersion:
-    """Return the version that a worker was found to speak."""
     assert isinstance(worker.session, CocaineSession)
     return worker.session.version
 
@@ -377,7 +374,6 @@ def _begun(subject: Subject, number: int, messages: Run) -> Opened:
 
 
 def _whole(subject: Subject, number: int, messages: Run) -> Opened:
-    """Return a session that ends with its chunks."""
     return Opened(number, messages, each=False)
 
 

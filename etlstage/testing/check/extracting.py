@@ -208,7 +208,6 @@ async def repeats_what_was_cut_short(subject: Subject) -> None:
 
 
 async def _cut_short(subject: Subject, request: bytes) -> None:
-    """Kill a worker when it has begun to answer."""
     async with subject.start() as worker:
         before = len(worker.transcript.of(Channel.STDOUT))
         await worker.hand_over([[request]])
@@ -301,7 +300,6 @@ def _compare(
 
 
 def _apart(whole: Sequence[bytes], other: Sequence[bytes]) -> str:
-    """Return where two readings differ."""
     pairs = enumerate(zip(whole, other, strict=False))
     ends = min(len(whole), len(other))
     at = next((n for n, (one, two) in pairs if one != two), ends)

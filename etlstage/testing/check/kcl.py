@@ -77,10 +77,20 @@ def _records(
 
 
 async def _ended(processor: ProcessorUnderTest, why: FarewellReason) -> None:
-    """End its life; it is to exit well."""
     status = await processor.end(why)
     if status:
         processor.fail(f"exited with status {status} at the end of its life")
+
+
+async def _life(
+    subject: Subject, *actions: AnnotatedRun, position: object = None, more: float = 0.0
+) -> ProcessorUnderTest:
+    """Return what was given actions, and then ended its shard."""
+    async with _daemon(subject, position, more=more) as processor:
+        for action in actions:
+            await processor.give(action)
+        await processor.end()
+    return processor
 
 
 async def initializes(subject: Subject) -> None:
@@ -111,13 +121,11 @@ async def answers_each_action_once(subject: Subject) -> None:
 
 async def writes_nothing_else_to_stdout(subject: Subject) -> None:
     """What it writes for people belongs on stderr: a daemon logs it as unexpected."""
-    async with _daemon(subject) as processor:
-        await processor.give(_records(subject))
-        await processor.end()
-        if processor.noise:
-            lines = counted(len(processor.noise), "line")
-            shown = processor.transcript.shown(subject.dialect)
-            raise Advice(f"{lines} on stdout that no daemon understands", shown)
+    processor = await _life(subject, _records(subject))
+    if processor.noise:
+        lines = counted(len(processor.noise), "line")
+        shown = processor.transcript.shown(subject.dialect)
+        raise Advice(f"{lines} on stdout that no daemon understands", shown)
 
 
 async def checkpoints_at_all(subject: Subject) -> None:
@@ -133,11 +141,8 @@ async def checkpoints_at_all(subject: Subject) -> None:
 
 async def checkpoints_what_was_delivered(subject: Subject) -> None:
     """A number that was not delivered, or is behind the last checkpoint, is refused."""
-    async with _daemon(subject) as processor:
-        for place in range(3):
-            await processor.give(_records(subject, 4, 4 * place))
-        await processor.end()
-        processor.blame_illegal()
+    actions = (_records(subject, 4, 4 * place) for place in range(3))
+    (await _life(subject, *actions)).blame_illegal()
 
 
 async def checkpoints_the_end_of_a_shard(subject: Subject) -> None:
@@ -160,9 +165,7 @@ async def checkpoints_the_end_of_an_empty_shard(subject: Subject) -> None:
 
 async def checkpoints_the_end_again_when_throttled(subject: Subject) -> None:
     """A store may have too much to do: try it again, within the action."""
-    async with _daemon(subject) as processor:
-        await processor.end()
-        number = len(processor.asked)
+    number = len((await _life(subject)).asked)
     throttled = _failed(number, THROTTLING)
     async with _daemon(subject, None, throttled, more=_PAUSE) as processor:
         await _ended(processor, FarewellReason.ENDED)
@@ -247,18 +250,13 @@ async def answers_a_request_to_shut_down(subject: Subject) -> None:
 async def begins_at_any_checkpoint(subject: Subject) -> None:
     """After a restart it is given what is behind its last checkpoint, and no more."""
     total = 8
-    async with _daemon(subject) as processor:
-        for place in range(0, total, 4):
-            await processor.give(_records(subject, 4, place))
-        await processor.end()
-        positions = [asked.position for asked in processor.asked[:-1]]
+    actions = (_records(subject, 4, place) for place in range(0, total, 4))
+    processor = await _life(subject, *actions)
+    positions = [asked.position for asked in processor.asked[:-1]]
     for position in dict.fromkeys(positions):
         begin = int(position.sequence) - _FIRST + 1
-        async with _daemon(subject, position) as processor:
-            if begin < total:
-                await processor.give(_records(subject, total - begin, begin))
-            await processor.end()
-            processor.blame_illegal()
+        left = [_records(subject, total - begin, begin)] if begin < total else []
+        (await _life(subject, *left, position=position)).blame_illegal()
 
 
 async def exits_when_stdin_ends(subject: Subject) -> None:
@@ -296,37 +294,24 @@ async def waits_for_a_late_answer(subject: Subject) -> None:
 
 async def accepts_no_records(subject: Subject) -> None:
     """A list may be empty, also the first one; so that it can act by time."""
-    async with _daemon(subject) as processor:
-        await processor.give(_records(subject, 0))
-        await processor.give(_records(subject))
-        await processor.give(_records(subject, 0))
-        await processor.end()
-        processor.blame_illegal()
+    actions = (_records(subject, count) for count in (0, 3, 0))
+    (await _life(subject, *actions)).blame_illegal()
 
 
 async def accepts_many_records(subject: Subject) -> None:
     """There may be 10,000 in an action, a line of several megabytes."""
-    async with _daemon(subject, more=_PAUSE) as processor:
-        await processor.give(_records(subject, _MANY))
-        await processor.end()
+    await _life(subject, _records(subject, _MANY), more=_PAUSE)
 
 
 async def accepts_records_without_data(subject: Subject) -> None:
     """Their data may be empty."""
-    async with _daemon(subject) as processor:
-        columns = _records(subject).columns
-        await processor.give(AnnotatedRun([b""] * 3, **columns))
-        await processor.end()
+    await _life(subject, AnnotatedRun([b""] * 3, **_records(subject).columns))
 
 
 async def accepts_keys_beyond_ascii(subject: Subject) -> None:
     """A partition key is any text of up to 256 characters."""
     keys = ["k\u00e4tzchen", "\u2028\u732b", "\U0001f408" * 128]
-    async with _daemon(subject) as processor:
-        await processor.give(
-            _records(subject, 3, columns={RecordColumn.PARTITION: keys})
-        )
-        await processor.end()
+    await _life(subject, _records(subject, columns={RecordColumn.PARTITION: keys}))
 
 
 async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
@@ -335,10 +320,7 @@ async def accepts_records_that_were_put_as_one(subject: Subject) -> None:
         RecordColumn.SEQUENCE: [str(_FIRST)] * 3,
         RecordColumn.SUB: [0, 1, 2],
     }
-    async with _daemon(subject) as processor:
-        await processor.give(_records(subject, 3, columns=numbers))
-        await processor.end()
-        processor.blame_illegal()
+    (await _life(subject, _records(subject, columns=numbers))).blame_illegal()
 
 
 async def begins_within_records_that_were_put_as_one(subject: Subject) -> None:
@@ -347,10 +329,8 @@ async def begins_within_records_that_were_put_as_one(subject: Subject) -> None:
         RecordColumn.SEQUENCE: [str(_FIRST)] * 2,
         RecordColumn.SUB: [2, 3],
     }
-    async with _daemon(subject, ShardPosition(str(_FIRST), 1)) as processor:
-        await processor.give(_records(subject, 2, columns=numbers))
-        await processor.end()
-        processor.blame_illegal()
+    begin, action = ShardPosition(str(_FIRST), 1), _records(subject, 2, columns=numbers)
+    (await _life(subject, action, position=begin)).blame_illegal()
 
 
 CHECKS: Final = (

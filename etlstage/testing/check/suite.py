@@ -466,7 +466,6 @@ def known_checks() -> Iterator[tuple[str, Sequence[Check]]]:
 
 
 def _examine(subject: Subject) -> None:
-    """Raise ConfigError for a message of the sample that can't be sent."""
     if subject.stage.kind is StageKind.EXTRACT and subject.sample:
         raise ConfigError("a sample is for workers that are given messages")
     examine_sample(subject.stage, subject.sample)

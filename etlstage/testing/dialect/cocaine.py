@@ -149,8 +149,6 @@ class Passing:
 
 
 class _Stream:
-    """What one side writes."""
-
     def __init__(self) -> None:
         self._frames = Frames(_LARGEST)
         self._waiting = bytearray()

@@ -130,7 +130,6 @@ class KclWire(FaultyWire):
 
 
 def _spoiled(shapes: Mapping[str, Fault], line: bytes) -> Iterator[Step]:
-    """Yield what is passed on in place of a status."""
     if "skip" in shapes:
         return
     if "flood" in shapes:

@@ -448,7 +448,6 @@ class _Stderr:
         self.stop_waiting: Callable[[], None] = inner.stop_waiting
 
     def say(self, data: bytes | None, size: int) -> None:
-        """Write so many bytes, in lines."""
         line = (b"." * 99 if data is None else data) + b"\n"
         self._more.extend(repeated(line, size))
         self.stop_waiting()
@@ -477,7 +476,6 @@ class _WatchedStatus:
         self.stop_waiting: Callable[[], None] = inner.stop_waiting
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what is there."""
         if self._scene.pauses:
             return None
         data = self._inner.read(size)
@@ -486,7 +484,6 @@ class _WatchedStatus:
         return data
 
     async def readable(self) -> None:
-        """Wait until there is more."""
         if self._scene.pauses:
             await self._scene.resumed()
         else:

@@ -130,7 +130,6 @@ class Failure:
 
     @property
     def _more(self) -> dict[str, object]:
-        """What is known of a command."""
         dialect = self.stage.dialect
         assert isinstance(dialect, MarkerDialect)
         more: dict[str, object] = {}
@@ -267,8 +266,6 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 class _Notes:
-    """What passes while a case is played."""
-
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.exit: int | None = None

@@ -413,7 +413,6 @@ async def compare(
 
 
 def _single(exchanged: AnsweredSteps, *, batches: bool) -> AnsweredSteps:
-    """Return the exchanges, each by itself."""
     return [
         single
         for step, replies in exchanged
@@ -449,7 +448,6 @@ async def _turn_round(
 
 
 async def _repeat(worker: UnderTest, exchanged: AnsweredSteps) -> None:
-    """Send outputs again."""
     batches = worker.stage.dialect.shape.batches
     for asked, replies in exchanged:
         outputs = _outputs(replies)
@@ -471,7 +469,6 @@ def _follow(
     *,
     batches: bool,
 ) -> None:
-    """Compare with what the model does."""
     for step, replies in exchanged:
         if not batches and len(step.messages) != 1:
             continue  # it is a session that no stage has

@@ -91,7 +91,6 @@ class _Shortening:
             self._takes(sorted(steps, key=lambda step: sum(map(len, step.messages))))
 
     def _all_at_once(self) -> None:
-        """Make all steps simpler."""
         steps = self._case.steps
         if not self._size and all(isinstance(step, Step) for step in steps):
             simplest = b"0" if self._as_json else b""
@@ -102,7 +101,6 @@ class _Shortening:
         self._takes([step.uncut() for step in self._case.steps])
 
     def _simplify(self, at: int) -> None:
-        """Make one step simpler."""
         match self._case.steps[at]:
             case Step() as step:
                 self._simplify_messages(_StepAt(self, at, step))
@@ -123,7 +121,6 @@ class _Shortening:
         return self._tried[key]
 
     def puts(self, at: int, step: Saying) -> bool:
-        """Go on with that step in its place if that fails, too."""
         steps = self._case.steps
         return self._takes([*steps[:at], step, *steps[at + 1 :]])
 
@@ -202,26 +199,21 @@ class _Shortening:
 
 
 class _StepAt(Generic[S]):
-    """One step of the case that is made shorter."""
-
     def __init__(self, shortening: _Shortening, at: int, step: S) -> None:
         self.step: S = step
         self._at = at
         self._shortening = shortening
 
     def puts(self, **changes: Any) -> bool:  # noqa: ANN401 - those of a step
-        """Go on with the step so changed if that fails, too."""
         return self.becomes(replace(self.step, **changes))
 
     def becomes(self, step: S) -> bool:
-        """Go on with another step if that fails, too."""
         if not self._shortening.puts(self._at, step):
             return False
         self.step = step
         return True
 
     def cut_less(self) -> None:
-        """Have it cut at fewer places."""
         cuts = getattr(self.step, "cuts", ())
         if cuts and not self.puts(cuts=(1,)):
             fewest(cuts, lambda left: self.puts(cuts=(*left,)))

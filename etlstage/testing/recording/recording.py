@@ -268,8 +268,6 @@ class RecordedLaunch:
 
 
 class _Clerk:
-    """Notes what is sent in one conversation, with the time."""
-
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._began = anyio.current_time()
