@@ -18,16 +18,8 @@ from etlstage.transport import Launch
 __all__ = ("InjectedFaults",)
 
 _CONDITIONS: Final = (
-    *(
-        "at",
-        "message",
-        "number",
-        "equals",
-        "contains",
-        "probability",
-        "start",
-        "worker",
-    ),
+    *("at", "message", "number", "equals", "contains", "probability", "start"),
+    "worker",
 )
 
 _TIMES: Final = 1000  # that a report has of each fault

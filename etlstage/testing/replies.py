@@ -87,7 +87,8 @@ class ReplyReader:
         self._received = 0
         self._asks = dialect.shape is Shape.ASKED_BATCH
         if dialect.shape is Shape.STREAM:
-            self._begin(Opened(1, (), each=False))
+            self.session.send(Opened(1, (), each=False), 0.0)
+            self.note(Opened(1, (), each=False))
 
     def receive(self, data: bytes, now: float) -> bool:
         """Take what it wrote, ``b""`` at the end; return whether that makes sense."""
@@ -96,7 +97,10 @@ class ReplyReader:
             self.session.receive_data(data, now)
         else:
             self.session.receive_eof(now)
-            self._judge(getattr(self.session, "tail", b""))
+            # What comes behind its last complete message.
+            if tail := getattr(self.session, "tail", b""):
+                shown = self._kit.shown(tail[:TAIL])
+                self.fault = f"ended its output with what is not complete: {shown}"
         self.unfinished += len(data)
         if self.take_events():
             self.unfinished = max(0, self.unfinished - len(data))
@@ -143,7 +147,9 @@ class ReplyReader:
                     for place, group in enumerate(groups):
                         given = self._given.pop(first + place, ())
                         outputs = () if place in why else (*given, *group)
-                        self._end(first + place, Reply(outputs, why.get(place)))
+                        self.ended[first + place] = Reply(outputs, why.get(place))
+                    self.unfinished = 0
+                    self._release()
                 case Ready():
                     self.unfinished = 0
                 case Farewell(code, reason, final):
@@ -152,16 +158,6 @@ class ReplyReader:
                 case Failed(error):
                     self.fault = f"broke the protocol: {error}"
         return bool(new) and all(isinstance(e, Alive | Ready) for e in new)
-
-    def _judge(self, tail: bytes) -> None:
-        """Take what comes behind its last complete message, at the end of all."""
-        if tail:
-            shown = self._kit.shown(tail[:TAIL])
-            self.fault = f"ended its output with what is not complete: {shown}"
-
-    def _begin(self, event: Event) -> None:
-        self.session.send(event, 0.0)
-        self.note(event)
 
     def opened(self, runs: Sequence[Run]) -> list[Event]:
         """
@@ -197,11 +193,6 @@ class ReplyReader:
                 self._release()
             case _:
                 pass
-
-    def _end(self, id_: int, reply: Reply) -> None:
-        self.unfinished = 0
-        self.ended[id_] = reply
-        self._release()
 
     def _release(self) -> None:
         while self.asked and self.asked[0] in self.ended:

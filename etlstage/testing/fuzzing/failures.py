@@ -163,15 +163,13 @@ class Failures:
 
     def __iter__(self) -> Iterator[Failure]:
         """Yield what is kept; raise ConfigError for a file that can't be read."""
-        for path in self._paths():
-            plain, origin = _read(path)
-            yield self._made(path, plain, origin)
+        return self.of(None)
 
-    def of(self, wanted: FailureOrigin) -> Iterator[Failure]:
-        """Yield what is kept of one worker."""
-        for path in self._paths():
+    def of(self, wanted: FailureOrigin | None) -> Iterator[Failure]:
+        """Yield what is kept of one worker, or of all."""
+        for path in sorted(self._folder.glob("*.json")):
             plain, origin = _read(path)
-            if origin == wanted:
+            if wanted in (None, origin):
                 yield self._made(path, plain, origin)
 
     def keep(self, failure: Failure, secrets: Secrets) -> Failure:
@@ -216,9 +214,6 @@ class Failures:
             why = os_reason(error)
             raise ConfigError(f"{self._folder} can't be written: {why}") from None
         return kept
-
-    def _paths(self) -> list[Path]:
-        return sorted(self._folder.glob("*.json"))
 
     def _made(
         self, path: Path, plain: Mapping[str, Any], origin: FailureOrigin
