@@ -52,5 +52,7 @@ def test_sound_processor_passes() -> None:
 )
 def test_bug_is_found(bug: str, said: str) -> None:
     """And reported in the words of who plays the daemon (issue 25)."""
+    # One of five times 20 examples are too few.
+    patient = settings(MANY, max_examples=200)
     with pytest.raises(WorkerMisbehaved, match=said):
-        run_state_machine_as_test(machine(bug), settings=MANY)
+        run_state_machine_as_test(machine(bug), settings=patient)
