@@ -338,7 +338,7 @@ _IDLE: Final = 0.05  # seconds without input
 
 class SimulatedWorker:
     """
-    One start of a worker that does its work, and what a fault plan says.
+    One start of a worker that does its work, and what a fault plan has.
 
     It is the hostile worker without a process; what takes one (``spin`` aside, which is
     a stall here) is refused.

@@ -254,7 +254,7 @@ async def _first(worker: WorkerUnderTest) -> int:
     except WorkerMisbehaved:
         if worker.status is not None:
             raise
-        return 0  # it is asked for this only where a pipeline says so
+        return 0  # it is known only where a pipeline asks for it
     return initial or 0
 
 

@@ -4,7 +4,7 @@ What a check is, and what comes of all of them.
 The suite is data: a check is an async function with a name and a docstring that the
 user is shown. It returns if all is well, and raises what it has found.
 
-It compares what the worker says to the same messages in two processes: one that
+It compares the worker's replies to the same messages in two processes: one that
 was given them whole and one after the other, and one that was given them in another
 way. So a worker may keep what it likes from message to message, and a check need not
 know what is right.

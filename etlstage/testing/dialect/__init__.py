@@ -86,7 +86,7 @@ class DialectKit(Generic[D_co]):
 
 
 def ready(dialect: Dialect, limits: Limits = _LIMITS) -> DialectSession:
-    """Return our side of a conversation with a worker that has said that it is ready."""
+    """Return our side of a conversation with a worker that has reported that it is ready."""
     ours, theirs = (dialect.open(side, limits) for side in Side)
     theirs.send(Ready(), 0.0)
     ours.receive_data(b"".join(theirs.data_to_send()), 0.0)

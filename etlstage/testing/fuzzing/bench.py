@@ -18,10 +18,10 @@ import anyio.abc
 
 from etlstage.stage import Stage
 from etlstage.testing.fuzzing.oracle import (
+    AnsweredSteps,
     Case,
     CaseFailed,
     Oracles,
-    AnsweredSteps,
     compare,
     converse,
     end,

@@ -2,7 +2,7 @@
 A conversation to be had with a worker, and what must be true of its replies.
 
 Asked of every worker is that it answers, keeps to the protocol, and ends well when its
-input does; what else, the oracles say.
+input does; what else, the oracles decide.
 
 A case that failed reads as one call::
 
@@ -48,7 +48,6 @@ __all__ = (
     "FailureKind",
     "Open",
     "Oracles",
-
     "SessionCase",
     "compare",
     "converse",

@@ -377,7 +377,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any field of a step
 
 
 def _repr(step: Saying | Call) -> str:
-    """Return what Python reads: the first field, and others where they say something."""
+    """Return what Python reads: the first field, and others that are not empty."""
     first, *others = (field.name for field in fields(step))
     items = (
         literal(x) if isinstance(x, bytes) else repr(x) for x in getattr(step, first)

@@ -1,5 +1,5 @@
 """
-A recording played to a worker, and compared with what is said now, reply by reply.
+A recording played to a worker, and compared with what is sent now, reply by reply.
 
 The same input, cut alike, is written at the same points.
 
