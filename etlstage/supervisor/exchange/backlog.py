@@ -93,9 +93,8 @@ class Backlog:
     @property
     def exhausted(self) -> bool:
         """Whether nothing waits for a worker, nor is still to come."""
-        if self.suspects:
-            return False
-        return all(s.closed and not s.waiting for s in self.submissions)
+        ended = all(s.closed and not s.waiting for s in self.submissions)
+        return ended and not self.suspects
 
     @property
     def demand(self) -> int:
