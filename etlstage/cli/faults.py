@@ -121,7 +121,7 @@ def _plain(occurrence: Occurrence) -> dict[str, object]:
         "worker": occurrence.worker,
         "start": occurrence.start,
         "message": occurrence.message,
-        "fate": _fate(occurrence),
+        "exit": _fate(occurrence),
     }
 
 

@@ -110,7 +110,7 @@ def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
     in the end it is answered, or an event or the run's error has the reason.
     """
     said = event.get("event")
-    if said == RESTARTED or (said == EXITED and event.get("held")):
+    if said == RESTARTED or (said == EXITED and event.get("in_flight")):
         raise structlog.DropEvent
     return event
 

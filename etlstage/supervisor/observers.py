@@ -153,9 +153,9 @@ class Observers:
                     "worker exited",
                     worker=event.worker,
                     pid=event.pid,
-                    fate=event.fate,
+                    exit=event.fate,
                     by_itself=not (given_up or event.stopped),
-                    held=event.lost,
+                    in_flight=event.lost,
                     answered=event.answered,
                 )
             case WorkerExited():
@@ -164,9 +164,11 @@ class Observers:
                     worker=event.worker,
                     pid=event.pid,
                     **({"cause": event.cause} if event.cause else {}),
-                    fate=event.fate,
+                    exit=event.fate,
                     # No outcome of a message will show that an extractor was lost.
-                    held=event.lost if self._stage.kind is not StageKind.EXTRACT else 0,
+                    in_flight=0
+                    if self._stage.kind is StageKind.EXTRACT
+                    else event.lost,
                     answered=event.answered,
                 )
             case WorkerSilent() if event.progressing not in self._silent:

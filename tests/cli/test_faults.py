@@ -43,7 +43,7 @@ def test_faults_happen_and_what_they_led_to_is_reported(
     ]
     assert (kill["stage"], kill["kind"], kill["message"]) == ("upper", "kill", 2)
     dead = {"worker": "upper-1", "start": 1, "message": 2}
-    assert kill["times"] == [{**dead, "fate": "was killed by SIGKILL"}]
+    assert kill["times"] == [{**dead, "exit": "was killed by SIGKILL"}]
     assert (stall["happened"], stall["times"]) == (0, [])
     assert (refuse["happened"], refuse["contains"]) == (1, "A")
 

@@ -74,13 +74,13 @@ def test_steps_to_an_outcome_are_for_developers(
     """What became of the message is reported; a worker that died without one, too."""
     configure(Screen(stderr=True), Verbosity(debug=debug))
     log = structlog.get_logger("etlstage")
-    log.warning("worker exited", held=2)
+    log.warning("worker exited", in_flight=2)
     log.info("worker is restarted", seconds=0.1)
-    log.warning("worker exited", held=0)
+    log.warning("worker exited", in_flight=0)
     log.warning("worker failed", error="silent")
     log.warning("message dead-lettered", id="r-1")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [(x["event"], x.get("held")) for x in lines] == [
+    assert [(x["event"], x.get("in_flight")) for x in lines] == [
         *[("worker exited", 2), ("worker is restarted", None)][: 2 * debug],
         ("worker exited", 0),
         ("worker failed", None),

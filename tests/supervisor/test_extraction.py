@@ -283,7 +283,7 @@ async def test_range_survives_workers_that_are_killed() -> None:
                 assert seen == expected
     # Nothing else would show an outage that was survived.
     told = [entry for entry in logs if entry["log_level"] == "warning"]
-    assert [entry["held"] for entry in told] == [0] * 6
+    assert [entry["in_flight"] for entry in told] == [0] * 6
 
 
 async def test_range_that_kills_its_worker_each_time() -> None:

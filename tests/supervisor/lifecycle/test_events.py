@@ -194,7 +194,7 @@ async def test_each_step_of_a_worker_is_logged() -> None:
         ("worker is stopped", "t-1", "SIGTERM"),
         ("worker exited", "t-1", False),
     ]
-    assert logs[-1]["fate"] == "was killed by SIGTERM"
+    assert logs[-1]["exit"] == "was killed by SIGTERM"
 
 
 async def test_round_of_a_program_is_no_restart() -> None:
