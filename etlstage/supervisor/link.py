@@ -622,7 +622,7 @@ class Link:
         answered = self.dispatch.ended(event, size, refused)
         self.answered += answered.messages
         if not self.dispatch.open.count:
-            self.deadlines.arm(now, None, busy=False)
+            self._arm_deadlines(now)  # nothing, unless a status is still to come
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._worker.name, *answered)
             if (checker := self._backlog.checker) is not None:
