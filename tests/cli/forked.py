@@ -21,9 +21,24 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import Self
+from typing import Final, Self
 
 __all__ = ("Forks",)
+
+LATER: Final = (
+    "anyio._backends._asyncio",
+    "etlstage.config.build",
+    "etlstage.config.ends.files",
+    "etlstage.config.ends.kinesis",
+    "etlstage.config.ends.worker",
+    "etlstage.testing.check.extracting",
+    "etlstage.testing.check.marker",
+    "etlstage.testing.dialect.marker",
+    "etlstage.testing.fuzzing.bench",
+    "etlstage.testing.fuzzing.fuzz",
+    "pydantic",  # by typer, where it is installed, as here by FastAPI
+)
+"""What commands import when they need it."""
 
 
 class Forks:
@@ -134,7 +149,8 @@ if __name__ == "__main__":
 
     for command in (name for group in COMMANDS.values() for name in group):
         import_module(f"etlstage.cli.{MODULES.get(command, command)}")
-    import_module("etlstage.config.build")
+    for module in LATER:
+        import_module(module)
     gc.freeze()
     sys.argv[:] = _serve(sys.argv[1])
     main()
