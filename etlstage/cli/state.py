@@ -195,9 +195,11 @@ def _lines(state: Path) -> Iterator[tuple[str, str]]:
         yield "fence", str(record.fence)
     if record.run:
         ended = "running" if held else "interrupted"
-        if record.ended:
-            # One that was drained has come to its end where the next reads on.
-            ended = "completed" if record.position is None else "ended at a position"
+        if record.ended and record.resumes:
+            at = record.position is not None
+            ended = "ended at a position" if at else "ended, its load is not over"
+        elif record.ended:
+            ended = "completed"
         yield "last run", f"{record.run}, {record.delivery}; {ended}"
     if record.last_load:
         yield "last load", _load(record.last_load)

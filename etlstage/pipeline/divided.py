@@ -229,7 +229,6 @@ class DividedPipeline(Runner):
         await anyio.to_thread.run_sync(self._balance)
         if self._error is not None:
             raise self._error
-        await anyio.to_thread.run_sync(self._settle)
         statuses = [report.status for report in self._reports.values()]
         return max(statuses, key=_WORST.index, default="done")
 
@@ -288,7 +287,10 @@ class DividedPipeline(Runner):
             edge.renew()
         return True
 
-    def _settle(self) -> None:
+    async def _settle(self) -> None:
+        await anyio.to_thread.run_sync(self._settle_first)
+
+    def _settle_first(self) -> None:
         """Record that a load is over, if the last part has come to its end."""
         pending = CommitRecord.latest(self._edges[0].before).pending
         whole = self._last == len(self._edges) and pending

@@ -138,7 +138,7 @@ class DurableEdge:
     def settle(self) -> None:
         """Record that a load that the half before it has ended is over."""
         with Delivery(self.before) as delivery:
-            delivery.performed()
+            delivery.settle()
 
     def renew(self) -> None:
         """Have the half behind it begin another load with what is appended next."""

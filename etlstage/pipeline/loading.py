@@ -147,7 +147,7 @@ class Loading:
         if delivery is not None and not self._doubtful():
             if exhausted and not self._source.goes_on:
                 pending = not self._sink.settles
-                delivery.commit(None, ended=True, performs=pending)
+                delivery.commit(None, ended=True, pending=pending)
                 await self._source.finished()
             else:
                 delivery.end()
@@ -279,7 +279,7 @@ class Loading:
             accounts=accounts,
             letters=letters,
             ended=ended,
-            performs=self._sink.performs or not self._sink.settles,
+            pending=True,
             intents=self._sink.intents,
         )
         await self._sink.commit(record.note)
@@ -287,4 +287,4 @@ class Loading:
         self._epochs.keep(record)
         if self._sink.performs:
             await self._sink.perform()
-            self._epochs.performed(settled=self._sink.settles)
+            self._epochs.at("performed")

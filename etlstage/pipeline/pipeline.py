@@ -509,12 +509,10 @@ class Pipeline(Runner):
             return False
         self._source.begin(self._epochs)
         if record.ended:
-            if record.pending:
-                # A sink that is entered does what a start has left to the next.
+            if self._sink.performs:
+                # One that is entered does what a start has left to the next.
                 async with self._sink:
                     pass
-            if self._delivery is not None:
-                self._delivery.performed(settled=self._sink.settles)
             await self._source.finished()
             return True
         if record.position is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Literal
@@ -150,16 +150,30 @@ class Runner(ABC):
         """
         self._phase = "running"
         self._started, self._began = anyio.current_time(), datetime.now(UTC)
+        with ExitStack() as held:
+            status = await self._run_in(held)
+            if status is None or self._error is not None:
+                return self.report("failed")
+            self.ledger.check(whole=status != "forced" and not self._cut)
+            if status != "forced":
+                try:
+                    await self._settle()
+                except Exception as error:
+                    self._fail(error)
+                    return self.report("failed")
+            return self.report(status)
+
+    async def _run_in(self, held: ExitStack) -> Status | None:
+        """Run, and let all go but the state directory; return None for a failure."""
         status: Status | None = None
         try:
             try:
                 if self._dead_letters is not None:
                     self._dead_letters.check()
+                if self._delivery is not None:
+                    held.enter_context(self._delivery)
                 # The spans of the stages are within this one.
-                with (
-                    self._delivery or nullcontext(),
-                    Span("run", current=True, pipeline=self.name),
-                ):
+                with Span("run", current=True, pipeline=self.name):
                     status = await self._run()
             except Exception as error:
                 self._fail(error)
@@ -177,10 +191,12 @@ class Runner(ABC):
             # What a whole run can't account for is a fault, and no loss.
             if status in (None, "forced") or self._error is not None or self._cut:
                 self.ledger.settle()
-        if status is None or self._error is not None:
-            return self.report("failed")
-        self.ledger.check(whole=status != "forced" and not self._cut)
-        return self.report(status)
+        return status
+
+    async def _settle(self) -> None:
+        """Record that the load is over, where it is; raises as :meth:`Delivery.settle`."""
+        if self._delivery is not None and self._landing.settles:
+            self._delivery.settle()
 
     def count(self, account: Account, name: str) -> int:
         """Return a count of one of its accounts, without that of starts that was interrupted."""

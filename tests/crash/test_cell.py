@@ -54,11 +54,12 @@ def test_what_was_not_recorded_is_loaded_once_again() -> None:
 @pytest.mark.process
 @pytest.mark.timeout(60)  # four starts
 def test_files_are_moved_once_whatever_is_killed() -> None:
-    """In front of the record, and behind it, with the moves to be made (issue 23)."""
+    """In front of the record, behind it, and when all is loaded (issues 22 and 23)."""
     starts = (
         "worker:begin:0 process:written:1",
         "process:aside:0",
         "process:recorded:0",
+        "process:ended:0",
     )
     cell = judge("files", *starts)
-    assert sum(cell.killed.values()) == 4
+    assert sum(cell.killed.values()) == 5

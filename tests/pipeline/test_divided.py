@@ -37,7 +37,7 @@ from etlstage.testing import MemorySink, ScriptedLaunch, ScriptedWorker
 from tests.pipeline.test_journal import committed, counting
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
 
-STEPS = ["begin", "written", "aside", "recorded", "performed"]
+STEPS = ["begin", "written", "aside", "recorded", "performed", "ended"]
 
 
 class Salted(JournalSink):

@@ -77,17 +77,14 @@ async def run(
         return await made.run()
 
 
-def stop_at(delivery: Delivery, step: str, number: int) -> Callable[[str], None]:
-    """Return what breaks a run off at the n-th such step, while its load goes on.
-
-    Behind the record that ends a load there is nothing to go on with.
-    """
+def stop_at(step: str, number: int) -> Callable[[str], None]:
+    """Return what breaks a run off at the n-th such step."""
     left = number
 
     def count(now: str) -> None:
         nonlocal left
         left -= now == step
-        if left == 0 and not delivery.record.ended:
+        if left == 0:
             raise Stopped
 
     return count
@@ -98,10 +95,13 @@ def stop_at(delivery: Delivery, step: str, number: int) -> Callable[[str], None]
     noting=st.booleans(),
     size=st.integers(1, 12),
     crashes=st.lists(
-        st.tuples(st.sampled_from([*STEPS, "recorded"]), st.integers(1, 6)), max_size=5
+        st.tuples(st.sampled_from([*STEPS, "recorded", "ended"]), st.integers(1, 6)),
+        max_size=5,
     ),
 )
 @example(noting=True, size=10, crashes=[("committed", 5)])
+@example(noting=True, size=10, crashes=[("committed", 5), ("ended", 1)])
+@example(noting=False, size=10, crashes=[("recorded", 5), ("ended", 1), ("ended", 1)])
 @example(noting=False, size=1, crashes=[("recorded", 3), ("recorded", 3)])
 def test_each_message_is_loaded_once(
     *, noting: bool, size: int, crashes: list[tuple[str, int]]
@@ -117,7 +117,7 @@ def test_each_message_is_loaded_once(
             delivery = Delivery(
                 folder, exactly_once=True, bounds=Bounds(messages=10, seconds=3600)
             )
-            delivery.at = stop_at(delivery, step, number)
+            delivery.at = stop_at(step, number)
             report = await run(folder, Numbers(50, size), sink(), delivery)
             if report.status == "done":
                 return report
@@ -151,7 +151,7 @@ async def test_drained_run_that_only_its_table_has_noted(tmp_path: Path) -> None
     """It has ended, and is not whole: the next start reads on (issue 14)."""
     epochs, wait = MemoryEpochs(), Wait()
     delivery = Delivery(tmp_path, exactly_once=True, bounds=Bounds(seconds=3600))
-    delivery.at = stop_at(delivery, "committed", 1)
+    delivery.at = stop_at("committed", 1)
     pipeline = Pipeline(
         name="p",
         source=Numbers(9, 3, waits=wait),
@@ -383,7 +383,8 @@ class Showing(MemoryEpochSink):
     size=st.integers(1, 12),
     crashes=st.lists(
         st.tuples(
-            st.sampled_from([*STEPS, "recorded", "performed"]), st.integers(1, 6)
+            st.sampled_from([*STEPS, "recorded", "performed", "ended"]),
+            st.integers(1, 6),
         ),
         max_size=6,
     ),

@@ -196,7 +196,7 @@ class Delivery:
         accounts: Mapping[str, Sequence[int]] | None = None,
         letters: Mapping[str, int] | None = None,
         ended: bool = False,
-        performs: bool = False,
+        pending: bool = False,
         intents: object = None,
     ) -> CommitRecord:
         """
@@ -207,8 +207,8 @@ class Delivery:
             accounts: What each stage has counted before it; None: as before.
             letters: Bytes of the dead letters of each stage before it; likewise.
             ended: Whether the run has come to its end.
-            performs: Whether something is to be done behind the record. Where the load
-                goes on, or did not end, each start does it anyway.
+            pending: Whether a load that ends so is over only with :meth:`settle`. Where
+                it goes on, or did not end, a start resumes it anyway.
             intents: What the sink needs for that, plain JSON.
 
         """
@@ -220,15 +220,15 @@ class Delivery:
             accounts=now.accounts if accounts is None else accounts,
             letters=now.letters if letters is None else {**now.letters, **letters},
             ended=ended,
-            pending=ended and performs and position is None,
+            pending=ended and pending and position is None,
             intents=intents,
         )
 
     def commit(
-        self, position: object, *, ended: bool = False, performs: bool = False
+        self, position: object, *, ended: bool = False, pending: bool = False
     ) -> None:
         """Record what :meth:`next` returns; raises as :meth:`keep`."""
-        self.keep(self.next(position, ended=ended, performs=performs))
+        self.keep(self.next(position, ended=ended, pending=pending))
 
     def keep(self, record: CommitRecord) -> None:
         """
@@ -267,16 +267,15 @@ class Delivery:
         if record.epoch > self.record.epoch:
             self.keep(record)
 
-    def performed(self, *, settled: bool = True) -> None:
+    def settle(self) -> None:
         """
-        Record that what belongs behind the record is done; raises as :meth:`keep`.
+        Record that a load that has ended is over; raises as :meth:`keep`.
 
-        Args:
-            settled: Whether that is all, and a load that has ended is over.
-
+        The last that a run does. One that is killed before does not know that all is
+        loaded, and who starts it again does not want another load.
         """
-        self.at("performed")
-        if settled and self.record.pending:
+        if self.record.pending:
+            self.at("ended")
             self._store(replace(self.record, pending=False))
 
     def renew(self) -> None:

@@ -67,7 +67,8 @@ class CommitRecord:
     ended: bool = True
     """Whether the run completed; else it was interrupted."""
     pending: bool = False
-    """Whether a run has ended, and what belongs behind its record may not be done."""
+    """Whether a load has ended and is not over: what belongs behind its record may not be
+    done, or the run was killed before it had ended."""
     intents: object = None
     """What the sink needs to do what belongs behind the record; plain JSON."""
     accounts: Mapping[str, Sequence[int]] = field(default_factory=dict)

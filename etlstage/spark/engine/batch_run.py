@@ -117,8 +117,6 @@ class ExecutorPipeline(Runner):
             with staging_for(spark, self._folder, self.name, keeper) as staging:
                 if record is not None and record.ended:
                     staging.whole = False  # all of it is loaded, and was not recorded
-                    if delivery is not None:
-                        delivery.performed()
                     return "done"
                 with stopped:
                     if self._drained:
@@ -187,11 +185,11 @@ class ExecutorPipeline(Runner):
             accounts={account.stage: account.counts for account in self.ledger},
             letters=self._letters.sizes(),
             ended=True,
-            performs=self._sink.performs,
+            pending=True,
         )
         await self._sink.commit(record.note)
         delivery.at("committed")
         delivery.keep(record)
         if self._sink.performs:
             await self._sink.perform()
-            delivery.performed()
+            delivery.at("performed")

@@ -209,7 +209,7 @@ class Batches:
                 delivery.keep(record)
                 if sink.performs:
                     await sink.perform()
-                    delivery.performed()
+                    delivery.at("performed")
         finally:
             letters.close()
 

@@ -139,7 +139,7 @@ async def test_run_on_executors_is_one_epoch(
     report = await run(path, spark, "recorded")
     assert epochs(tmp_path) == {f"{record.load}-1"}  # what is replaced is still there
     assert CommitRecord.latest(tmp_path / "state").pending
-    shown = await run(path, spark, "performed")
+    shown = await run(path, spark, "ended")
     assert shown.run == report.run != again.run
     assert rows(spark, tmp_path) == ONCE
     last = CommitRecord.latest(tmp_path / "state")
