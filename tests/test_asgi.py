@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -228,11 +230,15 @@ async def test_program_that_is_not_there() -> None:
 UPPER = "from etlstage import worker; worker.transform(lambda m: [m.upper()])"
 
 
-async def test_application_of_the_manual() -> None:
+async def test_application_of_the_manual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It serves as it stands there (issue 22)."""
-    names: dict[str, Any] = {
-        "stage": Stage(name="t", worker=[sys.executable, "-c", UPPER])
-    }
+    (tmp_path / "clean.py").write_text(UPPER)
+    monkeypatch.chdir(tmp_path)
+    programs = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", programs + os.pathsep + os.environ["PATH"])
+    names: dict[str, Any] = {}
     (fence,) = SECTIONS["how-to/embed.md#Serve HTTP with Starlette or FastAPI"]
     exec(compile(fence.text, "manual", "exec", dont_inherit=True), names)  # noqa: S102 - the manual's own
     async with serving(names["app"]) as client:
