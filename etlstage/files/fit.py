@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from etlstage.columns import array_of, content, one_of, strings_of
-from etlstage.pipeline.misfit import WantedColumn, loaded, reason
+from etlstage.pipeline.invalid import WantedColumn, loaded, reason
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
 __all__ = ("Fitting", "Read", "Rows", "arrow_type", "reader_of")

@@ -23,7 +23,7 @@ from pyarrow import types as pt
 from etlstage.columns import array_of
 from etlstage.files.find import InputFile
 from etlstage.files.fit import Read, arrow_type, reader_of
-from etlstage.pipeline.misfit import kind_of, loaded
+from etlstage.pipeline.invalid import kind_of, loaded
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
 __all__ = ("FORMATS", "Chunk", "Format", "Unreadable")

@@ -167,8 +167,8 @@ def _ordered_difference(
         if mine is None:
             return _lack(*names[::-1], Extra(place, theirs))
         pairs = enumerate(zip(mine, theirs, strict=False))
-        parting = (at for at, (one, other) in pairs if one != other)
-        start = next(parting, min(len(mine), len(theirs)))
+        unequal = (at for at, (one, other) in pairs if one != other)
+        start = next(unequal, min(len(mine), len(theirs)))
         return (
             f"message {place + 1:,} differs: {names[0]} has"
             f" {shown(mine, start=start)}, {names[1]} has {shown(theirs, start=start)}"

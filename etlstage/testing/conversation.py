@@ -279,7 +279,7 @@ class WorkerUnderTest(UnderTest):
                         await self.exited()
                     closed = f"closed its {self._output}"
                     fate = self.fate if self.gone else closed
-                    why = _failure(otherwise, fate) + self._parting()
+                    why = _failure(otherwise, fate) + self._why_it_left()
                     self.fail(self._replies.fault or why)
                 self.examine()
                 if await self.idles() and not done():
@@ -311,7 +311,7 @@ class WorkerUnderTest(UnderTest):
         after = self.transcript.of(Channel.STDOUT)[before:]
         self.examine()
         if self.gone:
-            self.fail(self.fate + self._parting())
+            self.fail(self.fate + self._why_it_left())
         if self._replies.heard > heard:
             self.fail(kit_of(self.stage.dialect).unsolicited(after[:TAIL]))
 
@@ -363,7 +363,7 @@ class WorkerUnderTest(UnderTest):
                 fate = f", and {self.fate}" if self.gone else ""
                 self.fail(f"closed its {self._input} before it had read all{fate}")
 
-    def _parting(self) -> str:
+    def _why_it_left(self) -> str:
         """Return its reason to end, unless it was asked to end."""
         return "" if self._dismissed else self._replies.farewell
 

@@ -98,7 +98,7 @@ class ProcessorSession:
         self._lines = Lines(max_line)
         self._member = "sequenceNumber"
         self._action = ""  # in flight
-        self._parting: FarewellReason | None = None  # of the farewell in flight
+        self._farewell: FarewellReason | None = None  # of the farewell in flight
         self._given = 0  # records
         self._asked: object = None
         self._events: list[Event] = []
@@ -187,7 +187,7 @@ class ProcessorSession:
         end = _ENDS.get((action or "", text_of(fields.get("reason"))))
         if end is None:
             return None
-        self._parting = end
+        self._farewell = end
         return Farewell(why=end)
 
     def _opened(self, fields: dict[str, Any]) -> Event:
@@ -233,7 +233,7 @@ class ProcessorSession:
                 self._answer(Turn.THEIRS)
             case Added(ended=True) if self._action == "processRecords":
                 self._answer(Turn.THEIRS)
-            case Farewell(why=why) if why is self._parting:
+            case Farewell(why=why) if why is self._farewell:
                 self._answer(Turn.THEIRS if why is FarewellReason.DRAIN else Turn.OVER)
             case _:
                 raise LocalProtocolError(
@@ -250,7 +250,7 @@ class ProcessorSession:
 
     def _answer(self, turn: Turn) -> None:
         self._out.append(status_line(self._action))
-        self._action, self._parting, self.turn = "", None, turn
+        self._action, self._farewell, self.turn = "", None, turn
 
     def data_to_send(self) -> list[bytes]:
         """Return, once, the bytes to write."""

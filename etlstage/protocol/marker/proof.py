@@ -178,7 +178,7 @@ class Proof:
         self._looks = 0
         self._since = self._quiet_until = 0.0
         self._patient = False  # the quiet time is as long as it takes
-        self._hushed = 0  # messages for which only a quiet time speaks
+        self._by_silence = 0  # messages for which only a quiet time speaks
         self._unproven = 0  # messages that were released, and a fault may still show
         self._whole: bool | None = None  # it had answered all when its output ended
         self._stopped = False
@@ -188,8 +188,8 @@ class Proof:
     def unproven(self) -> int:
         """Messages that were released, and may yet turn out to have others' replies."""
         # What follows a quiet time shows that it was too short. Not so a fault in the
-        # next block: the one that was hushed came before it.
-        return self._unproven + (0 if self.held else self._hushed)
+        # next block: what was shown by silence came before it.
+        return self._unproven + (0 if self.held else self._by_silence)
 
     # --- what goes to the worker ----------------------------------------------
 
@@ -329,11 +329,11 @@ class Proof:
                 " full batches by itself set dialect.eob_after_full: false"
             )
         else:
-            hushed = 0 if self._probed else self._held
+            by_silence = 0 if self._probed else self._held
             if self.ahead:
                 self.blocks.turn(now)
             self._release(proven=self._probed or self._patient)
-            self._hushed = hushed if self._patient else 0
+            self._by_silence = by_silence if self._patient else 0
 
     def next_look(self, now: float) -> float | None:
         """Return when :meth:`input_unread` is due again, in seconds, or None."""
@@ -380,7 +380,7 @@ class Proof:
     def _clear(self, now: float) -> None:
         """Doubt nothing behind which the worker was idle for long: it would have shown."""
         if self.blocks.turn(now):
-            self._unproven = self._hushed = 0
+            self._unproven = self._by_silence = 0
 
     def _move(self, step: ProofStep) -> None:
         self.stand = TRANSITIONS[self.stand, step]
@@ -418,14 +418,14 @@ class Proof:
         read = self._left - self._probed <= self._trail
         # One reply too many may have come behind what was released without proof. What
         # is loaded would be loaded twice if it was given back.
-        shown = not (self._unproven or self._hushed)
+        shown = not (self._unproven or self._by_silence)
         lone = self.held == 1 and (self._terms.loads or shown)
         if self._whole and read and (clean or lone):
             self._flush()
 
     def _release(self, *, proven: bool) -> None:
         self._unproven = 0 if proven else self._unproven + self._held
-        self._hushed = 0
+        self._by_silence = 0
         self._move(ProofStep.RELEASE)
         self._flush()
         self._write_rest()

@@ -40,7 +40,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from etlstage.pipeline import misfit
+from etlstage.pipeline import invalid
 from etlstage.settings.ddl import columns_of, spark_ddl
 from etlstage.spark.session.job import run_job
 
@@ -275,11 +275,11 @@ def reason(message: bytes, row: dict[str, object] | None, contract: Contract) ->
         contract: What it should have fitted.
 
     """
-    return misfit.reason(
+    return invalid.reason(
         message,
         [name for name, value in (row or {}).items() if value is not None],
         [
-            misfit.WantedColumn(
+            invalid.WantedColumn(
                 field.name, field.nullable, field.dataType.simpleString()
             )
             for field in contract.schema.fields

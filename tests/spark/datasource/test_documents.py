@@ -48,7 +48,7 @@ def rows(schema: StructType, *messages: bytes) -> list[dict[str, object]]:
     return made
 
 
-def misfits(schema: StructType, *messages: bytes) -> list[tuple[int, str]]:
+def invalid(schema: StructType, *messages: bytes) -> list[tuple[int, str]]:
     """Return the places of messages that do not fit, and why."""
     found = fitting_of(schema).rows(pa.chunked_array([messages], pa.binary()))
     return [(place, why) for place, _, why in found.unfit]
@@ -89,7 +89,7 @@ def test_documents_become_rows() -> None:
 )
 def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
     """By its place, with the reason, and never its content."""
-    ((place, said),) = misfits(SCHEMA, b'{"id": 0}', message, b'{"id": 2}')
+    ((place, said),) = invalid(SCHEMA, b'{"id": 0}', message, b'{"id": 2}')
     assert place == 1
     assert why in said
 
@@ -131,7 +131,7 @@ def test_value_must_be_of_its_type(
         (row,) = rows(schema, b'{"x": %s}' % text.encode())
         assert row["x"] is not None
     for text in others:
-        ((_, why),) = misfits(schema, b'{"x": %s}' % text.encode())
+        ((_, why),) = invalid(schema, b'{"x": %s}' % text.encode())
         assert re.search("field 'x' is .* that is no ", why), text
 
 
