@@ -238,7 +238,8 @@ async def test_worker_that_writes_no_eop() -> None:
     assert re.search(
         story(
             "did not answer a message within 1.0 s: it wrote 6 bytes without the"
-            r" marker eop '\\000' behind its reply",
+            r" marker eop '\\000' behind its reply; if it answers each message with one,"
+            " set eop to eom",
             run,
         ),
         errors(results)[1],

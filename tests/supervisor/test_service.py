@@ -498,7 +498,10 @@ async def test_worker_that_does_not_answer_is_reported_once() -> None:
         silent = [event async for event in events if isinstance(event, WorkerSilent)]
     assert silent[0].worker == "t-1"
     assert silent[0].seconds == pytest.approx(30)
-    hint = "it wrote 3 bytes without the marker eop '\\000' behind its reply"
+    hint = (
+        "it wrote 3 bytes without the marker eop '\\000' behind its reply; if it answers"
+        " each message with one, set eop to eom"
+    )
     assert silent[0].hint == hint
     told = [log for log in logs if log["event"] == "worker has not answered"]
     assert [(log["seconds"], log["hint"]) for log in told] == [(30, hint)]

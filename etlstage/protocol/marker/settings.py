@@ -174,9 +174,12 @@ class MarkerDialect(Definition, Dialect):
                 "it wrote nothing; does it flush its output after each reply?"
                 " see: etlstage help write-a-worker"
             )
+        markers, remedy = self.markers, ""
+        if markers.eop != markers.eom:
+            remedy = "; if it answers each message with one, set eop to eom"
         return (
             f"it wrote {received} bytes without the marker eop"
-            f" '{escape(self.markers.eop)}' behind its reply"
+            f" '{escape(markers.eop)}' behind its reply{remedy}"
         )
 
     def problem(self, kind: StageKind) -> str | None:

@@ -106,7 +106,10 @@ def test_silence_names_the_marker_that_lacks() -> None:
     """Or that there was nothing at all."""
     assert ODD.silence(12) == (
         r"it wrote 12 bytes without the marker eop '\000\377' behind its reply"
+        "; if it answers each message with one, set eop to eom"
     )
+    lines = MarkerDialect(markers=Markers(eop=b"\n")).silence(12)
+    assert lines == r"it wrote 12 bytes without the marker eop '\012' behind its reply"
     assert "flush" in ODD.silence(0)
 
 
