@@ -173,7 +173,7 @@ class DataFrameSink(RowSink, SparkSink):
         if table is None:
             return None
         with self._failing("the epochs "):
-            self.activity = "starting Spark"
+            self.activity: str = "starting Spark"
             spark = await anyio.to_thread.run_sync(self._session.start)
             self.activity = "reading the epochs"
             found = await anyio.to_thread.run_sync(lambda: table.noted(spark))
