@@ -88,15 +88,25 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("position", "text"), [(17, "ended at a position"), (None, "completed")]
+    ("position", "pending", "text"),
+    [
+        (17, True, "ended at a position"),
+        (None, True, "ended, its load is not over"),
+        (None, False, "completed"),
+    ],
 )
-def test_run_that_was_drained_has_not_completed(
-    tmp_path: Path, position: int | None, text: str, capsys: pytest.CaptureFixture[str]
+def test_run_has_completed_if_the_next_is_another_load(
+    tmp_path: Path,
+    *,
+    position: int | None,
+    pending: bool,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The next run reads on where it ended (issue 23)."""
+    """Else the next reads on where it ended, or completes it (issues 22 and 23)."""
     with Delivery(tmp_path, exactly_once=True) as delivery:
         delivery.begin("r0", stages=[], letters={})
-        delivery.commit(position, ended=True)
+        delivery.commit(position, ended=True, pending=pending)
     assert f"r0, exactly-once; {text}\n" in shown(tmp_path, capsys)
 
 

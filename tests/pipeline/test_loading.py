@@ -132,6 +132,24 @@ def test_each_message_is_loaded_once(
     assert max(map(len, epochs.places.values())) <= max(size, 10)
 
 
+async def test_load_is_over_with_the_last_that_its_run_does(tmp_path: Path) -> None:
+    """Killed before that, nobody knows that all was recorded (issue 22)."""
+    pending = []
+
+    async def release(_: Exception | None) -> None:
+        pending.append(CommitRecord.latest(tmp_path).pending)
+
+    made = Pipeline(
+        name="p",
+        source=Numbers(50, 10),
+        sink=MemoryEpochSink(MemoryEpochs()),
+        delivery=Delivery(tmp_path, exactly_once=True),
+        release=release,
+    )
+    assert (await made.run()).status == "done"
+    assert [*pending, CommitRecord.latest(tmp_path).pending] == [True, False]
+
+
 async def test_letters_bear_the_fence_of_their_run(tmp_path: Path) -> None:
     """Behind a higher one none is kept (issue 14)."""
     delivery = Delivery(tmp_path, exactly_once=True)
