@@ -126,7 +126,9 @@ def test_each_message_is_loaded_once(
 
     with tempfile.TemporaryDirectory() as folder:
         report = anyio.run(all_runs, Path(folder))
+        record = CommitRecord.latest(Path(folder))
     assert report.status == "done"
+    assert (record.resumes, record.last) == (False, {})  # one load, and it is over
     assert epochs.messages == numbers(50)
     assert [(a.received, a.made) for a in report.ledger] == [(0, 50), (50, 50)]
     assert max(map(len, epochs.places.values())) <= max(size, 10)
