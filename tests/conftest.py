@@ -160,7 +160,7 @@ def pytest_ignore_collect(
 def _may_have(path: Path) -> frozenset[str]:
     """Return the group of a file's folder, and the marks that the file mentions."""
     marks = re.findall(r"\bmark\.(\w+)", text := path.read_text())
-    if "in_memory" in text:
+    if "in_memory" in text:  # the mark core, by tests/supervisor/acts.py
         marks.append("core")
     return frozenset({*marks, _group(path.relative_to(HERE))})
 
