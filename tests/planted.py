@@ -50,9 +50,11 @@ def answer(messages):
         say(b"will not\n\x15")
     elif hit and fault == "omit":
         say(reply)
+    elif hit and fault == "surplus":
+        say(reply + b"\0\0")  # in one: a pause between them is what "late" has
     else:
         say(reply + b"\0")
-        if hit and fault in ("surplus", "random", "late"):
+        if hit and fault in ("random", "late"):
             time.sleep(late)
             say(b"\0")
 

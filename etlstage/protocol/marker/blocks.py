@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-__all__ = ("BlockSizing", "Terms", "Window")
+__all__ = ("LONGEST_QUIET", "BlockSizing", "Terms", "Window")
 
 _YOUNG: Final = 4  # blocks of a process behind which a quiet time is waited for
 _GROWTH: Final = 4
@@ -22,7 +22,7 @@ _OF_LIFE: Final = 8  # blocks, in the messages behind which a process is lost
 _BYTES: Final = 8 * 1024 * 1024  # messages, and replies that wait
 _SECONDS: Final = 0.25
 _QUIET: Final = 0.005  # seconds: a shorter pause may be the scheduler's
-_LONGEST_QUIET: Final = 1.0
+LONGEST_QUIET: Final = 1.0
 _PACE: Final = 1.5  # quiet times, in the longest that an exchange took
 _SHARE: Final = 0.05  # of the time of a block, that a quiet time may add
 _HORIZON: Final = 0.05  # seconds: what a worker is to have ahead
@@ -74,7 +74,7 @@ class BlockSizing:
     @property
     def pace(self) -> float:
         """Seconds behind which a worker that had more to write would have written it."""
-        return min(max(_QUIET, _PACE * self._longest), _LONGEST_QUIET)
+        return min(max(_QUIET, _PACE * self._longest), LONGEST_QUIET)
 
     def room(self, now: float) -> int:
         """Return how many messages may still be given before this block ends."""
@@ -101,7 +101,7 @@ class BlockSizing:
         has.
         """
         rested, self._turn = now - self._turn, now
-        return rested >= _LONGEST_QUIET and rested >= _PACE * self._longest
+        return rested >= LONGEST_QUIET and rested >= _PACE * self._longest
 
     def answered(self, size: int, now: float) -> bool:
         """

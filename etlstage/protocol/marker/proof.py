@@ -46,7 +46,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from etlstage.protocol.events import Ended, Event, Mispaired
-from etlstage.protocol.marker.blocks import BlockSizing, Terms
+from etlstage.protocol.marker.blocks import LONGEST_QUIET, BlockSizing, Terms
 from etlstage.protocol.marker.markers import Markers
 
 __all__ = ("TRANSITIONS", "Proof", "ProofStep", "Stand")
@@ -123,8 +123,9 @@ class Proof:
         terms: Of the stage.
         markers: Those of its dialect.
         out: Where to put the bytes for the worker.
-        batches: Whether exchanges are batches: a worker that counts its messages
-            answers one before it has read EOB.
+        batches: Whether exchanges are batches.
+        asks: Whether the worker asks for each message of them: then it has read what it
+            answers. Another that counts its messages answers before it has read EOB.
         slack: Bytes behind EOB that a worker need not read.
         hint: Ends the error of a worker that has written what is not due.
 
@@ -149,6 +150,7 @@ class Proof:
         out: list[bytes],
         *,
         batches: bool = False,
+        asks: bool = False,
         slack: int = 0,
         hint: str = "",
     ) -> None:
@@ -162,6 +164,7 @@ class Proof:
         self._terms = terms
         self._markers = markers
         self._batches = batches
+        self._counts = batches and not asks
         self._slack = slack
         self._hint = hint
         self._answers: list[Ended] = []  # that are held back
@@ -178,6 +181,7 @@ class Proof:
         self._looks = 0
         self._since = self._quiet_until = 0.0
         self._patient = False  # the quiet time is as long as it takes
+        self._suspect = False  # the last answer may be one too many to that before it
         self._by_silence = 0  # messages for which only a quiet time speaks
         self._unproven = 0  # messages that were released, and a fault may still show
         self._whole: bool | None = None  # it had answered all when its output ended
@@ -240,8 +244,23 @@ class Proof:
 
     # --- what comes from the worker -------------------------------------------
 
-    def hold(self, answer: Ended, size: int, now: float, *, owed: int) -> None:
-        """Hold back the answer to the oldest exchanges; it takes ``size`` bytes."""
+    def hold(
+        self,
+        answer: Ended,
+        size: int,
+        now: float,
+        *,
+        owed: int,
+        suspect: bool = False,
+    ) -> None:
+        """
+        Hold back the answer to the oldest exchanges; it takes ``size`` bytes.
+
+        A ``suspect`` one may be a reply too many, for which the worker makes up with
+        the next: so it is the last of its block. Without a probe it takes the longest
+        quiet time to show that it is not.
+        """
+        self._suspect = suspect
         count = len(answer.groups)
         self._owed_bytes = self._owed_bytes * owed // (owed + count)
         self.answered += count
@@ -252,7 +271,7 @@ class Proof:
         self._answers.append(answer)
         if self.blocks.answered(size, now):
             self._release(proven=False)
-        elif not owed and not self._stopped and not self.blocks.room(now):
+        elif not (owed or self._stopped) and (suspect or not self.blocks.room(now)):
             self._end(now)  # so that what comes next can be given as a probe
 
     def hear(self, data: bytes, events: Sequence[Event]) -> None:
@@ -295,7 +314,7 @@ class Proof:
             self._end(now)  # there was room, and nothing was given
         if not self._checked:
             self._checked = True
-            if left > self._slack and not self._batches:
+            if left > self._slack and not self._counts:
                 self.doubt(
                     f"wrote a reply too many: {left} bytes of what it answered are"
                     " unread"
@@ -394,6 +413,8 @@ class Proof:
         """Begin to prove what is held back."""
         self._move(ProofStep.END)
         quiet = self.blocks.quiet(now, several=self.held > 1)
+        if self._suspect:
+            quiet = LONGEST_QUIET
         self._since, self._quiet_until = now, now + quiet
         self._patient = quiet >= self.blocks.pace
         self._stray, self._heard, self._ends = b"", b"", False

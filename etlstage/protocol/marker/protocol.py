@@ -142,6 +142,7 @@ class MarkerProtocol:
                 self.markers,
                 self._out,
                 batches=mode.batches,
+                asks=self._asks,
                 slack=slack,
                 hint=_CLOSES if self._closes and eob_after_full else "",
             )
@@ -307,11 +308,16 @@ class MarkerProtocol:
         events, self._reader.events = self._reader.events, []
         if proof.proving or proof.stand is Stand.OVER:
             proof.hear(data, events)
+            if proof.proving and self._session.state is MarkerState.WANTED:
+                # It asks behind a message of which it has a part, or nothing.
+                proof.doubt(proof.unsolicited(self.markers.bnc))
             return
         size = len(data)
         for event in events:
             if type(event) is Ended:
-                proof.hold(event, size + event.overhead, now, owed=self._due)
+                suspect = self._reader.suspect
+                size += event.overhead
+                proof.hold(event, size, now, owed=self._due, suspect=suspect)
                 size = 0
             elif isinstance(event, Failed) and not self._due:
                 proof.doubt(proof.unsolicited(getattr(event.error, "found", b"")))
@@ -398,6 +404,7 @@ class MarkerProtocol:
             self._reader.echoes += bool(tail) and self._asks
             wire += self.markers.eob + tail
         self._filled = held + count
+        self._reader.filled = 0 if ended else self._filled
         self._write(wire, count, idle=idle, opens=not held)
 
     def _write(

@@ -48,6 +48,10 @@ class MarkerReader:
         framing: How replies are found in what has come, and held.
         round: Number of the round of a worker that writes until it exits; 0: none is
             open, and what it writes is of no round.
+        filled: Messages of the batch that a worker fills, which may be answered now;
+            0: none that it has not asked for more behind, or EOB has closed it.
+        suspect: Whether the last batch was answered by a worker that had asked for more
+            behind as many messages before: it may have meant the batch before it.
 
     """
 
@@ -63,6 +67,9 @@ class MarkerReader:
         self.echoes_owed: int = 0
         self.eob_then_eom = False
         self.round: int = 0
+        self.filled: int = 0
+        self.suspect: bool = False
+        self._asked = 0  # messages behind which the worker has asked for more, at most
         self._session = session
         self._batches = session.mode.batches
         self._markers = markers
@@ -240,6 +247,7 @@ class MarkerReader:
                 refused = end == self._find_err()
                 marker = self._markers.err if refused else self._markers.eop
                 self._take_replies(end + len(marker or b""))
+                self.suspect = 0 < self.filled <= self._asked
             else:
                 self._check_rest()
                 break
@@ -278,6 +286,8 @@ class MarkerReader:
             self.echoes -= 1
         else:
             self._got(Token.BNC)  # and there is room
+            self._asked = max(self._asked, self.filled)
+            self.filled = 0
         self._buffer.drop(len(self._markers.bnc))
 
     def _take_output(self, end: int) -> None:

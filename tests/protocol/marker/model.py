@@ -89,9 +89,6 @@ def draw(seed: int) -> Plan:
     late = dice.choice((0.0, 0.0, 0.0005, 0.003, 0.02, 0.05))
     # Who reads ahead, and dies or is late with a reply too many, leaves no trace of it.
     eager = dice.random() < 0.3 and not (late or kind in ("double_die", "exit"))
-    # A worker that ends its batches by itself may end one with a reply too many and
-    # leave out the next: only where each batch is proven no count makes up for that.
-    step = mode is Mode.BATCH_WORKER and kind.startswith("double")
     return Plan(
         mode=mode,
         count=count,
@@ -111,7 +108,7 @@ def draw(seed: int) -> Plan:
             alone=loads or mode is Mode.CYCLIC,
             loads=loads,
         ),
-        step=step or dice.random() < 0.2,
+        step=dice.random() < 0.2,
         gaps=dice.random() < 0.5,
         seed=seed,
     )

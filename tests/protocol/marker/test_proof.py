@@ -10,11 +10,11 @@ import pytest
 from etlstage.errors import LocalProtocolError
 from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import Ended, Event, Failed, Mispaired
-from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, proof
 from etlstage.protocol.marker.blocks import BlockSizing, Terms
 from etlstage.protocol.marker.proof import TRANSITIONS, Proof, ProofStep, Stand
 from tests.protocol.marker.model import Fault, Plan, draw, live
-from tests.protocol.words import Eof, Messages, tell
+from tests.protocol.words import BatchEnd, Eof, Messages, tell
 
 
 class Talk:
@@ -100,19 +100,27 @@ LEAVES: Plan = Plan(
 """The same, but it ends well, and has two outstanding."""
 
 
-def nothing_proven(patch: Callable[[type, str, object], None]) -> None:
+def nothing_proven(patch: Callable[[object, str, object], None]) -> None:
     """Release what is answered at once."""
     hold = Proof.hold
 
-    def held(self: Proof, event: Ended, size: int, now: float, *, owed: int) -> None:
-        hold(self, event, size, now, owed=owed)
+    def held(
+        self: Proof,
+        event: Ended,
+        size: int,
+        now: float,
+        *,
+        owed: int,
+        suspect: bool = False,
+    ) -> None:
+        hold(self, event, size, now, owed=owed, suspect=suspect)
         if self.stand in (Stand.OPEN, Stand.QUIET):
             self._release(proven=True)
 
     patch(Proof, "hold", held)
 
 
-def not_read_dry(patch: Callable[[type, str, object], None]) -> None:
+def not_read_dry(patch: Callable[[object, str, object], None]) -> None:
     """Judge before all is received that the worker wrote."""
     unread = Proof.input_unread
 
@@ -124,7 +132,7 @@ def not_read_dry(patch: Callable[[type, str, object], None]) -> None:
     patch(Proof, "input_unread", judged)
 
 
-def any_exit_proves(patch: Callable[[type, str, object], None]) -> None:
+def any_exit_proves(patch: Callable[[object, str, object], None]) -> None:
     """Take each exit for a clean one."""
     conclude = Proof._conclude
 
@@ -134,7 +142,7 @@ def any_exit_proves(patch: Callable[[type, str, object], None]) -> None:
     patch(Proof, "_conclude", concluded)
 
 
-def always_whole(patch: Callable[[type, str, object], None]) -> None:
+def always_whole(patch: Callable[[object, str, object], None]) -> None:
     """Take each exit for that of a worker that has answered all."""
     conclude = Proof._conclude
 
@@ -145,22 +153,23 @@ def always_whole(patch: Callable[[type, str, object], None]) -> None:
     patch(Proof, "_conclude", concluded)
 
 
-def no_quiet_times(patch: Callable[[type, str, object], None]) -> None:
+def no_quiet_times(patch: Callable[[object, str, object], None]) -> None:
     """Wait for nothing where no message waits."""
     patch(BlockSizing, "quiet", lambda _self, _now, *, several: 0.0 * several)
+    patch(proof, "LONGEST_QUIET", 0.0)
 
 
-def unread_at_exit_counts(patch: Callable[[type, str, object], None]) -> None:
+def unread_at_exit_counts(patch: Callable[[object, str, object], None]) -> None:
     """Take what was never read for answered."""
     patch(Proof, "_trail", property(lambda _self: 1 << 60))
 
 
-def faults_unheard(patch: Callable[[type, str, object], None]) -> None:
+def faults_unheard(patch: Callable[[object, str, object], None]) -> None:
     """Let a worker write what it likes while a block is proven."""
     patch(Proof, "hear", lambda _self, _data, _events: None)
 
 
-def parts_unheard(patch: Callable[[type, str, object], None]) -> None:
+def parts_unheard(patch: Callable[[object, str, object], None]) -> None:
     """Hear whole replies only, while a block is proven."""
 
     def heard(self: Proof, _data: bytes, events: list[Event]) -> None:
@@ -170,7 +179,7 @@ def parts_unheard(patch: Callable[[type, str, object], None]) -> None:
     patch(Proof, "hear", heard)
 
 
-def all_release_proves(patch: Callable[[type, str, object], None]) -> None:
+def all_release_proves(patch: Callable[[object, str, object], None]) -> None:
     """Take a lone message for proven."""
     release = Proof._release
 
@@ -180,7 +189,7 @@ def all_release_proves(patch: Callable[[type, str, object], None]) -> None:
     patch(Proof, "_release", released)
 
 
-def greeting_not_awaited(patch: Callable[[type, str, object], None]) -> None:
+def greeting_not_awaited(patch: Callable[[object, str, object], None]) -> None:
     """Give the first message at once."""
     give = Proof.give
 
@@ -193,7 +202,7 @@ def greeting_not_awaited(patch: Callable[[type, str, object], None]) -> None:
     patch(Proof, "give", given)
 
 
-def probe_not_awaited(patch: Callable[[type, str, object], None]) -> None:
+def probe_not_awaited(patch: Callable[[object, str, object], None]) -> None:
     """Take the byte ahead for read as soon as it is written."""
     unread = Proof.input_unread
 
@@ -204,18 +213,29 @@ def probe_not_awaited(patch: Callable[[type, str, object], None]) -> None:
     patch(Proof, "input_unread", looked)
 
 
+def any_batch_ends_early(patch: Callable[[object, str, object], None]) -> None:
+    """Trust a worker that ends a batch where it has asked for more before."""
+    hold = Proof.hold
+
+    def held(self: Proof, *args: object, suspect: bool = False, owed: int) -> None:
+        hold(self, *args, owed=owed, suspect=False)  # type: ignore[arg-type]
+
+    patch(Proof, "hold", held)
+
+
 MUTATIONS: list[tuple[Callable[..., None], list[Plan]]] = [
     (nothing_proven, [draw(seed) for seed in range(40)]),
     (not_read_dry, [draw(seed) for seed in range(60)]),
     (any_exit_proves, [DIES]),
     (always_whole, [LEAVES]),
-    (no_quiet_times, [draw(2083), draw(3899)]),
+    (no_quiet_times, [draw(2359), draw(3899)]),
     (unread_at_exit_counts, [draw(seed) for seed in range(175, 185)]),
     (faults_unheard, [draw(seed) for seed in range(40)]),
     (parts_unheard, [draw(seed) for seed in range(40)]),
     (all_release_proves, [draw(1358)]),
     (greeting_not_awaited, [draw(seed) for seed in range(40)]),
     (probe_not_awaited, [draw(seed) for seed in range(40)]),
+    (any_batch_ends_early, [draw(37), draw(325)]),
 ]
 
 
@@ -267,6 +287,58 @@ def test_first_message_is_a_probe() -> None:
     assert re.search("wrote 1 reply too many: hello<EOM><EOP>", found.what)
     assert (found.exchanges, found.doubtful) == (0, 0)
     assert greets.hear(b"more\n\0") == []
+
+
+def batch_of_one(talk: Talk, now: float = 0.0) -> None:
+    """Have a worker that fills its batches answer one message, which EOB ends."""
+    talk.give(b"ab", now=now)
+    talk.look(0, now)
+    talk.hear(b"\5", now)
+    tell(talk.session, BatchEnd(), now)
+    assert talk.hear(b"AB\n\0", now) == []
+    talk.look(0, now)
+    assert len(talk.look(0, now + 0.5)) == 1
+
+
+def test_empty_batch_that_is_a_reply_too_many() -> None:
+    """A worker that asks at one message does not end a batch there by itself."""
+    talk = Talk(Mode.BATCH_WORKER)
+    batch_of_one(talk)
+    talk.give(b"cd", now=1.0)
+    talk.session.data_to_send()
+    # It has read that, and for its EOP we have the one too many of the batch before.
+    assert talk.hear(b"\0", 1.0) == []
+    assert talk.look(0, 1.0) == talk.look(0, 1.9) == []
+    assert fault(talk.hear(b"\5", 1.9)).exchanges == 1
+
+
+def test_batch_that_a_worker_ends_early() -> None:
+    """It may have its reasons: a second of silence shows that it is no fault."""
+    talk = Talk(Mode.BATCH_WORKER)
+    batch_of_one(talk)
+    talk.give(b"cd", now=1.0)
+    assert talk.hear(b"\0", 1.0) == []
+    assert talk.look(0, 1.0) == []
+    assert replies(talk.look(0, 2.0)) == [()]
+
+
+def test_batch_is_read_when_it_is_answered() -> None:
+    """By a worker that asks for each message of it."""
+    talk = Talk(Mode.BATCH_WORKER)
+    batch_of_one(talk)
+    talk.give(b"cd", now=1.0)
+    assert talk.hear(b"\0", 1.0) == []
+    assert "3 bytes of what it answered are unread" in fault(talk.look(3, 1.0)).what
+
+
+def test_worker_can_not_ask_behind_a_part_of_a_message() -> None:
+    """What is written ahead of the verdict is not yet in its hands."""
+    talk = Talk(Mode.BATCH_WORKER)
+    batch_of_one(talk)
+    talk.give(b"cd", now=1.0)
+    talk.hear(b"\0", 1.0)
+    talk.give(b"ef", now=1.0)
+    assert fault(talk.hear(b"\5", 1.0)).what.startswith("wrote unsolicited output")
 
 
 def test_greeting_without_end_is_found_when_it_is_dry() -> None:
