@@ -7,24 +7,32 @@ that ``ETLSTAGE_EPOCH`` and ``ETLSTAGE_ATTEMPT`` have for them. ``commit`` makes
 final. ``abort`` undoes an epoch, whether it is apart or final by now: it is run for the
 first that is not on record, before anything is loaded. An epoch is called the same each
 time that it is loaded, an attempt never: what one keeps apart that was taken over
-is dropped. A run that was taken over starts none of these programs any more; one that
-is under way by then knows by ``ETLSTAGE_FENCE`` whether another has come since.
+is dropped.
+
+A worker that is lost with a message unanswered may have kept that apart, in part or
+whole, and others are given it again. So the attempt is undone, and all that was answered
+in it is loaded in another: until then the messages of an epoch are kept.
+
+A run that was taken over starts none of these programs any more; one that is under way
+by then knows by ``ETLSTAGE_FENCE`` whether another has come since.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import secrets
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import IO, Final, Self
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from etlstage.errors import EtlstageError, SinkFailed
+from etlstage.errors import EtlstageError, SinkFailed, os_reason
 from etlstage.messages import Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
@@ -32,9 +40,14 @@ from etlstage.pipeline.worker_sink import WorkerSink, check_ends, tell
 from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
+from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("EpochSink",)
+
+_log = Log()
+
+_IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of messages that are kept for an attempt
 
 
 class EpochSink(WorkerSink):
@@ -80,6 +93,7 @@ class EpochSink(WorkerSink):
         self._attempt = secrets.token_hex(4)
         self._open = False
         self._answered = 0
+        self._kept = _Attempted(stage.name)
         self._tasks: TaskGroup
         self._ended: anyio.Event
         self._closed: anyio.Event
@@ -114,36 +128,52 @@ class EpochSink(WorkerSink):
             self._tasks.cancel_scope.cancel()
         elif self._open:
             await self._end_workers()
+        self._kept.clear()
         # The error that ended the run is raised by the caller.
         with suppress(anyio.get_cancelled_exc_class()):
             await self._tasks.__aexit__(None, None, None)
 
     async def write(self, run: Run) -> None:
-        """Pass a run through the workers; return when all of it is answered."""
+        """
+        Pass a run through the workers; return when all of it is answered.
+
+        Raises:
+            SinkFailed: If it can't be kept.
+
+        """
+        if self._open and self.supervisor.lost:
+            # In this attempt it would be loaded in vain.
+            self._kept.add(self.account.received, run)
+            self.account.received += len(run)
+            return
         if not self._open:
             await self._tasks.start(self._work)
-        done = self.account.done
-        try:
-            await super().write(run)
-        finally:
-            # What is kept apart is not loaded yet.
-            self._answered += self.account.done - done
-            self.account.done = done
+        await super().write(run)
+
+    def _book_loaded(self, messages: Run, place: int) -> None:
+        # What is kept apart is not loaded yet.
+        self._answered += len(messages)
+        self._kept.add(place, messages)
 
     async def flush(self) -> None:
         """
         End the epoch, and have it committed.
 
         Raises:
-            SinkFailed: If a worker or the program ends badly, or that does not answer.
+            SinkFailed: If a worker or the program ends badly, or that does not answer;
+                or if a worker was lost in more attempts than ``restart.max``.
             StateUnusable: If another run has taken over.
 
         """
         if self._open:
-            await self._end_workers()
+            tries = 1
+            while not await self._end_workers():
+                await self._load_again(tries)
+                tries += 1
             await self._tell("commit", self._commit)
         self.account.done += self._answered
         self._answered = 0
+        self._kept.clear()
         self._number += 1
 
     async def finish(self) -> None:
@@ -167,17 +197,56 @@ class EpochSink(WorkerSink):
             self._book()
             self._closed.set()
 
-    async def _end_workers(self) -> None:
+    def _book(self) -> None:
+        account = self.account
+        skipped, doubtful = account.skipped, account.doubtful
+        super()._book()
+        if self.supervisor.lost:
+            # All of it is loaded again.
+            account.skipped, account.doubtful = skipped, doubtful
+
+    async def _end_workers(self) -> bool:
+        """End those of this attempt; return whether it is whole."""
         with self.supervisor.events() as events:
             self._ended.set()
             await self._closed.wait()
+            if self.supervisor.lost:
+                return False
             await check_ends(self.name, events)
         if (doubt := self.supervisor.doubt) is not None:
             raise doubt
+        return True
+
+    async def _load_again(self, tries: int) -> None:
+        """Undo what was tried so often, and load its messages in another attempt."""
+        lost, most = self.supervisor.lost, self._stage.restart.max
+        if tries > most:
+            raise SinkFailed(
+                f"{self.name}: epoch {self._epoch} was loaded {tries} times, and each"
+                " time a worker was lost with messages that it may have kept apart;"
+                f" restart.max is {most}",
+                stage=self.name,
+            )
+        _log.warning(
+            "epoch is loaded again: a worker was lost that may have kept part of it apart",
+            stage=self.name,
+            epoch=self._epoch,
+            messages=lost,
+        )
+        await self._tell("abort", self._abort)
+        self._attempt = secrets.token_hex(4)
+        self._answered = 0
+        kept, self._kept = self._kept, _Attempted(self.name)
+        try:
+            await self._tasks.start(self._work)
+            for place, run in kept:
+                await self._settle([run], place)
+        finally:
+            kept.clear()
 
     async def _tell(self, what: str, command: tuple[str, ...]) -> None:
         self._check()  # workers may have taken their time to end
-        epoch = f"{self._load}-{self._number}"
+        epoch = self._epoch
         about = {
             "epoch": epoch,
             "attempt": self._attempt,
@@ -200,16 +269,56 @@ class EpochSink(WorkerSink):
                 stage=self.name,
             ) from error
 
+    @property
+    def _epoch(self) -> str:
+        return f"{self._load}-{self._number}"
+
     def _of_epoch(self, stage: Stage) -> Stage:
         """Return a stage whose workers know the epoch."""
         about = {
-            "ETLSTAGE_EPOCH": f"{self._load}-{self._number}",
+            "ETLSTAGE_EPOCH": self._epoch,
             "ETLSTAGE_ATTEMPT": self._attempt,
             "ETLSTAGE_FENCE": f"{self._fence}",
         }
         return replace(
             stage, worker=replace(stage.program, env={**stage.program.env, **about})
         )
+
+
+class _Attempted:
+    """Runs of an epoch with the places of their first messages, on disk if many."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._file: IO[bytes] | None = None
+
+    def add(self, place: int, run: Run) -> None:
+        """Keep a run; raises SinkFailed if there is no room."""
+        if self._file is None:
+            self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - see clear
+        try:
+            pickle.dump((place, run), self._file)
+        except OSError as error:
+            raise SinkFailed(
+                f"{self._stage}: can't keep the messages of an epoch in"
+                f" {tempfile.gettempdir()}: {os_reason(error)}; set TMPDIR to a folder"
+                " with room for them",
+                stage=self._stage,
+            ) from error
+
+    def __iter__(self) -> Iterator[tuple[int, Run]]:
+        if self._file is None:
+            return
+        self._file.seek(0)
+        with suppress(EOFError):
+            while True:
+                yield pickle.load(self._file)  # noqa: S301 - it is ours, and has no name
+
+    def clear(self) -> None:
+        """Forget them."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _alone() -> None:

@@ -122,13 +122,12 @@ class WorkerSink(Sink):
                 and what is loaded behind it would be taken for what is before it.
 
         """
-        account = self.account
         failure: Exception | None = None
         async with aclosing(self.supervisor.answers(runs)) as answers:
             async for answer in answers:
                 for part in answer.parts():
                     if part.error is None:
-                        account.done += len(part.messages)
+                        self._book_loaded(part.messages, before + part.start)
                         self._note_outputs(sum(map(len, part.groups)))
                         continue
                     try:
@@ -141,6 +140,11 @@ class WorkerSink(Sink):
                         failure = failure or error
         if failure is not None:
             raise failure
+
+    def _book_loaded(self, messages: Run, place: int) -> None:
+        """Count messages as loaded, the first of which has a place in the input."""
+        del place
+        self.account.done += len(messages)
 
     async def finish(self) -> None:
         """Record that the input was whole."""

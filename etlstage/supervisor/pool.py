@@ -221,6 +221,8 @@ class WorkerPool:
         """When workers hold messages."""
         self.skipped: int = 0
         """Messages that workers report as skipped."""
+        self.lost: int = 0
+        """Messages that workers had begun, and have not answered: they were lost."""
 
     @property
     def doubtful(self) -> int:
@@ -501,6 +503,7 @@ class WorkerPool:
             self._doubtful += event.doubtful
             self.doubt = self.doubt or event.doubt
         if isinstance(event, WorkerExited):
+            self.lost += 0 if event.untouched else event.lost
             error = self._running.pop(event.worker).error
             self._kick_due = True
             if error is not None:

@@ -288,6 +288,15 @@ class AsyncSupervisor:
         return self._pool.skipped
 
     @property
+    def lost(self) -> int:
+        """
+        Messages of workers that were lost, or cancelled, and had not answered them.
+
+        What a worker has done with such a message is unknown; it is tried again.
+        """
+        return self._pool.lost
+
+    @property
     def mismatches(self) -> Mapping[str, int]:
         """Replies that broke ``expect``, by the first key that they broke."""
         checker = self._pool.backlog.checker

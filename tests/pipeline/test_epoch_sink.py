@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import pickle
 import re
 import textwrap
 from pathlib import Path
@@ -10,12 +12,13 @@ from etlstage.errors import SinkFailed, StageFailed, StateUnusable, WorkerLost
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.retry import Retry
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
-from etlstage.stage import Stage, Timeouts, WorkerProgram
+from etlstage.stage import RestartPolicy, Stage, Timeouts, WorkerProgram
 from tests.pipeline.dead_letter.test_retry import letter
 from tests.pipeline.ends import ScriptedSource
 
@@ -67,7 +70,13 @@ class Resumable(ScriptedSource):
 
 
 def sink(
-    folder: Path, *, load: str = LOAD, commit: str = COMMIT, stop: float = 5.0
+    folder: Path,
+    *,
+    load: str = LOAD,
+    commit: str = COMMIT,
+    stop: float = 5.0,
+    restarts: int = 5,
+    letters: DeadLetters | None = None,
 ) -> EpochSink:
     """Return a sink whose programs are scripts."""
     for name, text in (("load", load), ("commit", commit), ("abort", ABORT)):
@@ -77,8 +86,11 @@ def sink(
         kind=StageKind.LOAD,
         worker=WorkerProgram(command=("sh", "load"), cwd=folder),
         timeout=Timeouts(stop=stop),
+        restart=RestartPolicy(max=restarts, delay=0.001),
     )
-    return EpochSink(stage, commit=("sh", "commit"), abort=("sh", "abort"))
+    return EpochSink(
+        stage, commit=("sh", "commit"), abort=("sh", "abort"), dead_letters=letters
+    )
 
 
 async def run(folder: Path, end: EpochSink, *, crash: str | None = None) -> Report:
@@ -119,6 +131,66 @@ async def test_worker_that_does_not_end_well(tmp_path: Path) -> None:
     assert "exited with status 3 at the end of its input" in str(report.error)
     assert loaded(tmp_path) == ["1\n2\n"]  # aside
     assert report.ledger[-1].done == 0
+
+
+DIES = """\
+    while read line; do
+        echo "$line" >> "aside.$ETLSTAGE_EPOCH.$ETLSTAGE_ATTEMPT"
+        if [ "$line" = 4 ] && TEST; then
+            exit 3
+        fi
+        printf '\\0'
+    done
+"""
+
+
+async def test_worker_that_is_lost_with_a_message(tmp_path: Path) -> None:
+    """It has kept the message apart by then: the epoch has it once (issue 24)."""
+    report = await run(
+        tmp_path, sink(tmp_path, load=DIES.replace("TEST", "mkdir once"))
+    )
+    assert (report.status, report.error) == ("done", None)
+    assert loaded(tmp_path) == ["1\n2\n", "3\n4\n", "5\n6\n"]
+    account = report.ledger[-1]
+    assert (account.done, account.dead, account.failures) == (6, 0, 1)
+
+
+async def test_worker_that_a_message_kills(tmp_path: Path) -> None:
+    """The message is dead-lettered, and is not in its epoch (issue 24)."""
+    letters = DeadLetters(tmp_path / "letters", pipeline="p")
+    end = sink(tmp_path, load=DIES.replace("TEST", "true"), letters=letters)
+    report = await run(tmp_path, end)
+    assert (report.status, report.error) == ("done", None)
+    assert loaded(tmp_path) == ["1\n2\n", "3\n", "5\n6\n"]
+    assert [(x.message, x.place) for x in letters.letters()] == [(b"4", 3)]
+    letters.close()
+    account = report.ledger[-1]
+    assert (account.received, account.done, account.dead) == (6, 5, 1)
+
+
+async def test_worker_that_is_lost_in_each_attempt(tmp_path: Path) -> None:
+    """The run fails, and says what it is about; nothing of the epoch is final."""
+    load = DIES.replace("TEST", 'mkdir "once.$ETLSTAGE_ATTEMPT"')
+    report = await run(tmp_path, sink(tmp_path, load=load, restarts=2))
+    assert isinstance(report.error, SinkFailed)
+    assert "was loaded 3 times, and each time a worker was lost" in str(report.error)
+    assert "restart.max is 2" in str(report.error)
+    assert loaded(tmp_path) == ["3\n4\n4\n", "1\n2\n"]  # aside, and final
+    assert report.ledger[-1].done == 2
+
+
+async def test_messages_for_which_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch is not begun that could not be loaded again."""
+
+    def dump(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pickle, "dump", dump)
+    report = await run(tmp_path, sink(tmp_path))
+    assert isinstance(report.error, SinkFailed)
+    assert "no space left on device; set TMPDIR" in str(report.error)
 
 
 async def test_epoch_of_which_an_upload_was_killed(tmp_path: Path) -> None:
