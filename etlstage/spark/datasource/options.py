@@ -214,8 +214,13 @@ def writing(options: Mapping[str, str]) -> Writing:
                     " attempt that has lost its worker is thrown away, and Spark makes"
                     " another"
                 )
-        # The next worker would go on where this one was torn off.
-        stage = replace(stage, restart=RestartPolicy(policy="temporary"))
+        # What a worker has done with a message that it lost, or that was cancelled there,
+        # is unknown: no one else may load it into the same attempt.
+        stage = replace(
+            stage,
+            restart=RestartPolicy(policy="temporary"),
+            on_error=replace(stage.on_error, retries=0),
+        )
     return Writing(stage=stage, **own)
 
 

@@ -174,6 +174,8 @@ def test_worker_that_stages_is_not_replaced() -> None:
     assert (made.stage.restart.policy, made.path) == ("temporary", Path("/out"))
     assert writing(RUN | {"path": "out"}).path == Path.cwd() / "out"
     assert writing(RUN | {"commit": "c"}).stage.restart.policy == "temporary"
+    # One that was only cancelled, in a dialect that can, goes to no one else, either.
+    assert made.stage.on_error.retries == 0
     assert writing(RUN).stage.restart.policy == "permanent"
     again = {"on_error.retries": "1", "restart.max": "1", "recycle.max_age": "1h"}
     for name, value in again.items():
