@@ -10,8 +10,9 @@ time that it is loaded, an attempt never: what one keeps apart that was taken ov
 is dropped.
 
 A worker that is lost with a message unanswered may have kept that apart, in part or
-whole, and others are given it again. So the attempt is undone, and all that was answered
-in it is loaded in another: until then the messages of an epoch are kept.
+whole, and so may one that rejects a batch behind a part of it; both is tried again. So
+the attempt is undone, and all that was answered in it is loaded in another: until then
+the messages of an epoch are kept.
 
 A run that was taken over starts none of these programs any more; one that is under way
 by then knows by ``ETLSTAGE_FENCE`` whether another has come since.
@@ -141,7 +142,7 @@ class EpochSink(WorkerSink):
             SinkFailed: If it can't be kept.
 
         """
-        if self._open and self.supervisor.lost:
+        if self._open and self.supervisor.unknown_outcomes:
             # In this attempt it would be loaded in vain.
             self._kept.add(self.account.received, run)
             self.account.received += len(run)
@@ -161,7 +162,7 @@ class EpochSink(WorkerSink):
 
         Raises:
             SinkFailed: If a worker or the program ends badly, or that does not answer;
-                or if a worker was lost in more attempts than ``restart.max``.
+                or if more attempts than ``restart.max`` were undone.
             StateUnusable: If another run has taken over.
 
         """
@@ -201,7 +202,7 @@ class EpochSink(WorkerSink):
         account = self.account
         skipped, doubtful = account.skipped, account.doubtful
         super()._book()
-        if self.supervisor.lost:
+        if self.supervisor.unknown_outcomes:
             # All of it is loaded again.
             account.skipped, account.doubtful = skipped, doubtful
 
@@ -210,7 +211,7 @@ class EpochSink(WorkerSink):
         with self.supervisor.events() as events:
             self._ended.set()
             await self._closed.wait()
-            if self.supervisor.lost:
+            if self.supervisor.unknown_outcomes:
                 return False
             await check_ends(self.name, events)
         if (doubt := self.supervisor.doubt) is not None:
@@ -219,19 +220,19 @@ class EpochSink(WorkerSink):
 
     async def _load_again(self, tries: int) -> None:
         """Undo what was tried so often, and load its messages in another attempt."""
-        lost, most = self.supervisor.lost, self._stage.restart.max
+        most = self._stage.restart.max
         if tries > most:
             raise SinkFailed(
                 f"{self.name}: epoch {self._epoch} was loaded {tries} times, and each"
-                " time a worker was lost with messages that it may have kept apart;"
-                f" restart.max is {most}",
+                " time a worker was lost, or rejected a batch, and may have kept some"
+                f" of it apart; restart.max is {most}",
                 stage=self.name,
             )
         _log.warning(
-            "epoch is loaded again: a worker was lost that may have kept part of it apart",
+            "epoch is loaded again: a worker may have kept apart what was tried again",
             stage=self.name,
             epoch=self._epoch,
-            messages=lost,
+            messages=self.supervisor.unknown_outcomes,
         )
         await self._tell("abort", self._abort)
         self._attempt = secrets.token_hex(4)

@@ -798,8 +798,7 @@ class Link:
         assert limit is not None, "what is missed has a limit"
         for id_ in self.dispatch.expired(now, limit):
             reason = f"did not answer a {what} within {limit} s, and it was cancelled"
-            loss = self.dispatch.lose_one(id_, *self._worker.errors.cancelled(reason))
-            self._pool.lost += loss.held
+            self.dispatch.lose_one(id_, *self._worker.errors.cancelled(reason))
             self._session.send(Cancelled(id_, 0, reason), now)
             self._note_wear()
             self.pump_all(now)  # there is room for another one

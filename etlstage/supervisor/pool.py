@@ -221,8 +221,6 @@ class WorkerPool:
         """When workers hold messages."""
         self.skipped: int = 0
         """Messages that workers report as skipped."""
-        self.lost: int = 0
-        """Messages that workers had begun, and have not answered: they were lost."""
 
     @property
     def doubtful(self) -> int:
@@ -503,7 +501,7 @@ class WorkerPool:
             self._doubtful += event.doubtful
             self.doubt = self.doubt or event.doubt
         if isinstance(event, WorkerExited):
-            self.lost += 0 if event.untouched else event.lost
+            self.backlog.unknown_outcomes += 0 if event.untouched else event.lost
             error = self._running.pop(event.worker).error
             self._kick_due = True
             if error is not None:

@@ -288,13 +288,14 @@ class AsyncSupervisor:
         return self._pool.skipped
 
     @property
-    def lost(self) -> int:
+    def unknown_outcomes(self) -> int:
         """
-        Messages of workers that were lost, or cancelled, and had not answered them.
+        How often it is unknown what a worker has done with a message.
 
-        What a worker has done with such a message is unknown; it is tried again.
+        The worker was lost before it had answered it, or it was cancelled; or it was
+        refused, by itself or with others of a batch, and is tried again.
         """
-        return self._pool.lost
+        return self._pool.backlog.unknown_outcomes
 
     @property
     def mismatches(self) -> Mapping[str, int]:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import errno
 import pickle
 import re
+import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
-from etlstage.stage import RestartPolicy, Stage, Timeouts, WorkerProgram
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts, WorkerProgram
 from tests.pipeline.dead_letter.test_retry import letter
 from tests.pipeline.ends import ScriptedSource
 
@@ -77,6 +81,7 @@ def sink(
     stop: float = 5.0,
     restarts: int = 5,
     letters: DeadLetters | None = None,
+    batch: BatchPolicy | None = None,
 ) -> EpochSink:
     """Return a sink whose programs are scripts."""
     for name, text in (("load", load), ("commit", commit), ("abort", ABORT)):
@@ -88,6 +93,10 @@ def sink(
         timeout=Timeouts(stop=stop),
         restart=RestartPolicy(max=restarts, delay=0.001),
     )
+    if batch is not None:
+        program = WorkerProgram(command=(sys.executable, "load"), cwd=folder)
+        spoken = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
+        stage = replace(stage, worker=program, batch=batch, dialect=spoken)
     return EpochSink(
         stage, commit=("sh", "commit"), abort=("sh", "abort"), dead_letters=letters
     )
@@ -168,12 +177,40 @@ async def test_worker_that_a_message_kills(tmp_path: Path) -> None:
     assert (account.received, account.done, account.dead) == (6, 5, 1)
 
 
+async def test_batch_that_is_rejected_behind_a_part_of_it(tmp_path: Path) -> None:
+    """As by a function that raises for one message: what it kept is once there."""
+    load = """\
+        import os
+        from etlstage import worker
+
+        epoch, attempt = os.environ["ETLSTAGE_EPOCH"], os.environ["ETLSTAGE_ATTEMPT"]
+        file = open(f"aside.{epoch}.{attempt}", "ab", buffering=0)
+
+        def load(messages):
+            for message in messages:
+                if message == b"4":
+                    raise ValueError("four")
+                file.write(message + b"\\n")
+
+        worker.load_batch(load)
+        """
+    letters = DeadLetters(tmp_path / "letters", pipeline="p")
+    end = sink(tmp_path, load=load, letters=letters, batch=BatchPolicy(size=2))
+    report = await run(tmp_path, end)
+    assert (report.status, report.error) == ("done", None)
+    assert loaded(tmp_path) == ["1\n2\n", "3\n", "5\n6\n"]
+    assert [letter.message for letter in letters.letters()] == [b"4"]
+    letters.close()
+
+
 async def test_worker_that_is_lost_in_each_attempt(tmp_path: Path) -> None:
     """The run fails, and says what it is about; nothing of the epoch is final."""
     load = DIES.replace("TEST", 'mkdir "once.$ETLSTAGE_ATTEMPT"')
     report = await run(tmp_path, sink(tmp_path, load=load, restarts=2))
     assert isinstance(report.error, SinkFailed)
-    assert "was loaded 3 times, and each time a worker was lost" in str(report.error)
+    assert "was loaded 3 times, and each time a worker was lost, or" in str(
+        report.error
+    )
     assert "restart.max is 2" in str(report.error)
     assert loaded(tmp_path) == ["3\n4\n4\n", "1\n2\n"]  # aside, and final
     assert report.ledger[-1].done == 2

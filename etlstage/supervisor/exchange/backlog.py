@@ -41,6 +41,8 @@ class Backlog:
         """Messages behind which workers were lost, the last ones above all."""
         self.answered: bool = False
         """Some worker has ever answered."""
+        self.unknown_outcomes: int = 0
+        """Messages that a worker may have processed and that were, or are, tried again."""
         self.suspects: deque[Exchange] = deque()
         """What workers were lost with; a fresh worker tries it, alone."""
         self.orphaned: bool = False

@@ -243,6 +243,7 @@ class Dispatcher:
             size += outcome.size
             if mine:
                 for again in self._take_no(exchange, outcome, slow):
+                    self._backlog.unknown_outcomes += again.left
                     messages -= again.left
                     size -= again.size
             else:
@@ -343,6 +344,7 @@ class Dispatcher:
         """Have one exchange tried again, which was cancelled; the worker lives on."""
         exchange = self._close(id_)
         assert exchange is not None, "what is not open can't be cancelled"
+        self._backlog.unknown_outcomes += exchange.left
         dialogue = exchange.submission
         if isinstance(dialogue, Dialogue):
             dialogue.expired = True
