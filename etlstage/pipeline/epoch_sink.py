@@ -142,7 +142,8 @@ class EpochSink(WorkerSink):
             SinkFailed: If it can't be kept.
 
         """
-        if self._open and self.supervisor.unknown_outcomes:
+        lost = self._open and self.supervisor.unknown_outcomes
+        if lost and not self.withheld:
             # In this attempt it would be loaded in vain.
             self._kept.add(self.account.received, run)
             self.account.received += len(run)
