@@ -293,7 +293,7 @@ class AsyncSupervisor:
         How often it is unknown what a worker has done with a message.
 
         The worker was lost before it had answered it, or it was cancelled; or it was
-        refused, by itself or with others of a batch, and is tried again.
+        refused with others of a batch, of which some may be processed.
         """
         return self._pool.backlog.unknown_outcomes
 

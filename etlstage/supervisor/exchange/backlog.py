@@ -42,7 +42,7 @@ class Backlog:
         self.answered: bool = False
         """Some worker has ever answered."""
         self.unknown_outcomes: int = 0
-        """Messages that a worker may have processed and that were, or are, tried again."""
+        """How often a worker may have processed a message that it has not answered."""
         self.suspects: deque[Exchange] = deque()
         """What workers were lost with; a fresh worker tries it, alone."""
         self.orphaned: bool = False

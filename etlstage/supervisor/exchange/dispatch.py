@@ -242,8 +242,9 @@ class Dispatcher:
             messages += len(outcome.messages)
             size += outcome.size
             if mine:
+                whole = self._batches and len(outcome.messages) > 1
                 for again in self._take_no(exchange, outcome, slow):
-                    self._backlog.unknown_outcomes += again.left
+                    self._backlog.unknown_outcomes += again.left * whole
                     messages -= again.left
                     size -= again.size
             else:

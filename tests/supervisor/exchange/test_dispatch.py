@@ -385,6 +385,8 @@ def test_error_of_a_refused_message_shows_every_attempt() -> None:
     assert isinstance(refused, Outcome)
     assert isinstance(refused.error, WorkerRefusal)
     assert len(refused.error.attempts) == 3  # of three, of two, alone
+    # Of a batch some may be processed; who is refused alone is not.
+    assert line.backlog.unknown_outcomes == 3 + 2
 
 
 def test_error_of_a_message_that_was_refused_again_shows_every_attempt() -> None:
@@ -405,6 +407,7 @@ def test_error_of_a_message_that_was_refused_again_shows_every_attempt() -> None
     (error,) = {item.error for item in said} - {None}
     assert isinstance(error, WorkerRefusal)
     assert len(error.attempts) == 2
+    assert line.backlog.unknown_outcomes == 0
 
 
 def test_worker_may_refuse_a_batch_before_it_has_all_of_it() -> None:
