@@ -154,7 +154,14 @@ def test_planted_bug_is_found(name: str) -> None:
 conclude, look, exited = Proof._conclude, Proof.input_unread, Proof.peer_exited
 
 
-def trust(proof: Proof, answer: Any, many: int, *_: Any, owed: int) -> None:  # noqa: ANN401
+def trust(
+    proof: Proof,
+    answer: Any,  # noqa: ANN401
+    many: int,
+    *_: Any,  # noqa: ANN401
+    owed: int,
+    **_more: Any,  # noqa: ANN401
+) -> None:
     """Release a block as soon as it has ended."""
     proof.answered += many
     proof.held += many
