@@ -440,3 +440,9 @@ class _Ending(WorkerSink):
         with self._events as events:
             if error is None:
                 await check_ends(self.name, events)
+        if error is None and self.supervisor.unknown_outcomes:
+            raise StageFailed(
+                f"stage {self.name}: a batch was rejected, and its messages were tried"
+                " again: the worker may have kept some of them twice in this attempt",
+                stage=self.name,
+            )

@@ -144,6 +144,28 @@ def test_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) ->
 
 
 @pytest.mark.any_client
+def test_batch_that_is_tried_again_fails_its_attempt(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The worker may have kept some of it before it rejected it (issue 23)."""
+    program = """
+import os, sys
+from etlstage import worker
+out, tries = open(sys.argv[1] + "/rows", "ab", 0), []
+def load(batch):
+    out.write(b"|".join(batch))
+    tries.append(batch)
+    if len(tries) == 1:
+        raise ConnectionError("gone for a moment")
+worker.load_batch(load)
+"""
+    options = {"command": command(program, "{staging}"), "batch__size": 3}
+    writer = write(texts(spark, "a", "b", "c").coalesce(1), **options)
+    with pytest.raises(Exception, match="may have kept some of them twice"):
+        writer.save(str(tmp_path / "o"))
+    assert not [*(tmp_path / "o").glob("**/rows*")]
+
+
 def test_worker_must_end_well_too(spark: SparkSession, tmp_path: Path) -> None:
     """Its files may be incomplete if it does not, though it has answered."""
     # One task: of two, Spark does not wait for the other when it gives the write up.
