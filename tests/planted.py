@@ -125,7 +125,7 @@ def plan(seed: int) -> Plan:
     mode = draw.choice((Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER))
     slow = draw.choice((0.0, 0.0, 0.0, 0.02))
     every = draw.choice((7, 40, 100))
-    late = draw.choice((0.001, 0.01)) if fault == "late" else 0.0
+    late = draw.choice((0.0, 0.001, 0.01)) if fault == "late" else 0.0
     count = draw.choice((30, 60)) if slow else draw.choice((60, 300))
     if fault == "omit":
         every, count = 100, 150  # each takes a deadline or more

@@ -34,7 +34,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from etlstage.errors import EtlstageError, SinkFailed, os_reason
-from etlstage.messages import Run
+from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.worker_sink import WorkerSink, check_ends, tell
@@ -94,7 +94,7 @@ class EpochSink(WorkerSink):
         self._attempt = secrets.token_hex(4)
         self._open = False
         self._answered = 0
-        self._kept = _Attempted(stage.name)
+        self._kept = _EpochMessages(stage.name)
         self._tasks: TaskGroup
         self._ended: anyio.Event
         self._closed: anyio.Event
@@ -142,20 +142,34 @@ class EpochSink(WorkerSink):
             SinkFailed: If it can't be kept.
 
         """
-        lost = self._open and self.supervisor.unknown_outcomes
-        if lost and not self.withheld:
-            # In this attempt it would be loaded in vain.
-            self._kept.add(self.account.received, run)
-            self.account.received += len(run)
+        if self.withheld:
+            await super().write(run)
+            return
+        place = self.account.received
+        self.account.received += len(run)
+        self._kept.add(place, run)
+        if self._open and self._in_vain:
             return
         if not self._open:
             await self._tasks.start(self._work)
-        await super().write(run)
+        await self._pass(run, place)
 
-    def _book_loaded(self, messages: Run, place: int) -> None:
-        # What is kept apart is not loaded yet.
-        self._answered += len(messages)
-        self._kept.add(place, messages)
+    async def _pass(self, run: Run, place: int) -> None:
+        done = self.account.done
+        try:
+            await self._settle([run], place)
+        finally:
+            # What is kept apart is not loaded yet.
+            self._answered += self.account.done - done
+            self.account.done = done
+
+    def _book_dead(self, places: range) -> None:
+        self._kept.drop(places)
+
+    @property
+    def _in_vain(self) -> bool:
+        """Whether this attempt is to be undone, whatever it still loads."""
+        return self.supervisor.unknown_outcomes > 0
 
     async def flush(self) -> None:
         """
@@ -203,7 +217,7 @@ class EpochSink(WorkerSink):
         account = self.account
         skipped, doubtful = account.skipped, account.doubtful
         super()._book()
-        if self.supervisor.unknown_outcomes:
+        if self._in_vain:
             # All of it is loaded again.
             account.skipped, account.doubtful = skipped, doubtful
 
@@ -212,7 +226,7 @@ class EpochSink(WorkerSink):
         with self.supervisor.events() as events:
             self._ended.set()
             await self._closed.wait()
-            if self.supervisor.unknown_outcomes:
+            if self._in_vain:
                 return False
             await check_ends(self.name, events)
         if (doubt := self.supervisor.doubt) is not None:
@@ -238,13 +252,9 @@ class EpochSink(WorkerSink):
         await self._tell("abort", self._abort)
         self._attempt = secrets.token_hex(4)
         self._answered = 0
-        kept, self._kept = self._kept, _Attempted(self.name)
-        try:
-            await self._tasks.start(self._work)
-            for place, run in kept:
-                await self._settle([run], place)
-        finally:
-            kept.clear()
+        await self._tasks.start(self._work)
+        for place, run in self._kept:
+            await self._pass(run, place)
 
     async def _tell(self, what: str, command: tuple[str, ...]) -> None:
         self._check()  # workers may have taken their time to end
@@ -287,19 +297,24 @@ class EpochSink(WorkerSink):
         )
 
 
-class _Attempted:
-    """Runs of an epoch with the places of their first messages, on disk if many."""
+class _EpochMessages:
+    """The messages of an epoch with their places, but those that are dead-lettered."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
         self._file: IO[bytes] | None = None
+        self._dead: set[int] = set()
 
     def add(self, place: int, run: Run) -> None:
-        """Keep a run; raises SinkFailed if there is no room."""
+        """Keep a run, the first of which has a place; raises SinkFailed without room."""
         if self._file is None:
             self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - see clear
+        # A slice of an Arrow array would be pickled with all that it is a slice of.
+        messages: Run = [*run]
+        if isinstance(run, AnnotatedRun):
+            messages = AnnotatedRun(messages, **run.columns)
         try:
-            pickle.dump((place, run), self._file)
+            pickle.dump((place, messages), self._file)
         except OSError as error:
             raise SinkFailed(
                 f"{self._stage}: can't keep the messages of an epoch in"
@@ -308,16 +323,29 @@ class _Attempted:
                 stage=self._stage,
             ) from error
 
+    def drop(self, places: range) -> None:
+        """Leave these out from now on."""
+        self._dead.update(places)
+
     def __iter__(self) -> Iterator[tuple[int, Run]]:
-        if self._file is None:
-            return
+        """Yield them as they came, in pieces where some are left out."""
+        assert self._file is not None, "an attempt has messages"
+        end = self._file.tell()
         self._file.seek(0)
-        with suppress(EOFError):
-            while True:
-                yield pickle.load(self._file)  # noqa: S301 - it is ours, and has no name
+        while self._file.tell() < end:
+            place, run = pickle.load(self._file)  # noqa: S301 - it is ours, and has no name
+            at = place
+            # What is dead-lettered while a piece is loaded again is of that piece.
+            for dead in sorted(self._dead & {*range(place, place + len(run))}):
+                if at < dead:
+                    yield at, run[at - place : dead - place]
+                at = dead + 1
+            if at < place + len(run):
+                yield at, run[at - place :]
 
     def clear(self) -> None:
         """Forget them."""
+        self._dead.clear()
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -122,29 +122,31 @@ class WorkerSink(Sink):
                 and what is loaded behind it would be taken for what is before it.
 
         """
+        account = self.account
         failure: Exception | None = None
         async with aclosing(self.supervisor.answers(runs)) as answers:
             async for answer in answers:
                 for part in answer.parts():
                     if part.error is None:
-                        self._book_loaded(part.messages, before + part.start)
+                        account.done += len(part.messages)
                         self._note_outputs(sum(map(len, part.groups)))
                         continue
+                    place = before + part.start
                     try:
                         await self._policy.settle(
-                            part.error, part.messages, place=before + part.start
+                            part.error, part.messages, place=place
                         )
                     except EtlstageError as error:
                         if endless:
                             raise
                         failure = failure or error
+                    else:
+                        self._book_dead(range(place, place + len(part.messages)))
         if failure is not None:
             raise failure
 
-    def _book_loaded(self, messages: Run, place: int) -> None:
-        """Count messages as loaded, the first of which has a place in the input."""
-        del place
-        self.account.done += len(messages)
+    def _book_dead(self, places: range) -> None:
+        """Hear of the places of messages that were dead-lettered."""
 
     async def finish(self) -> None:
         """Record that the input was whole."""

@@ -8,11 +8,15 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from etlstage.columns import Column
 from etlstage.errors import SinkFailed, StageFailed, StateUnusable, WorkerLost
-from etlstage.messages import Position, StageKind
-from etlstage.pipeline import Pipeline
+from etlstage.messages import AnnotatedRun, Position, StageKind
+from etlstage.pipeline import Pipeline, epoch_sink
 from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
@@ -153,8 +157,12 @@ DIES = """\
 """
 
 
-async def test_worker_that_is_lost_with_a_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_memory", [16 << 20, 1])
+async def test_worker_that_is_lost_with_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
+) -> None:
     """It has kept the message apart by then: the epoch has it once (issue 24)."""
+    monkeypatch.setattr(epoch_sink, "_IN_MEMORY", in_memory)
     report = await run(
         tmp_path, sink(tmp_path, load=DIES.replace("TEST", "mkdir once"))
     )
@@ -201,6 +209,59 @@ async def test_batch_that_is_rejected_behind_a_part_of_it(tmp_path: Path) -> Non
     assert loaded(tmp_path) == ["1\n2\n", "3\n", "5\n6\n"]
     assert [letter.message for letter in letters.letters()] == [b"4"]
     letters.close()
+
+
+async def test_what_comes_behind_a_lost_worker(tmp_path: Path) -> None:
+    """It waits for the next attempt; but not what comes while the run drains."""
+    end = sink(tmp_path, load=DIES.replace("TEST", "mkdir once"))
+    end.begin(Epochs("l", 0, once=True, check=lambda: None))
+    async with end:
+        await end.write([b"3", b"4"])
+        await end.write([b"5"])
+        assert loaded(tmp_path) == ["3\n4\n4\n"]
+        end.withhold()
+        await end.write([b"6"])
+        await end.flush()
+    assert loaded(tmp_path) == ["3\n4\n5\n"]
+    assert (end.account.received, end.account.done) == (4, 3)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    rounds=st.lists(st.lists(st.integers(0, 15)), max_size=3),
+)
+def test_messages_of_an_epoch_are_kept_with_their_places(
+    sizes: list[int], rounds: list[list[int]]
+) -> None:
+    """Any number of times, without those that are dead-lettered by then."""
+    kept, alive, place = epoch_sink._EpochMessages("load"), dict[int, bytes](), 0
+    for size in sizes:
+        run = [b"%d" % n for n in range(place, place + size)]
+        kept.add(place, AnnotatedRun(run, key=[*range(size)]))
+        alive |= dict(enumerate(run, place))
+        place += size + 1  # a message that another part of the load had
+    for dead in ([], *rounds):
+        for one in dead:
+            kept.drop(range(one, one + 1))
+            alive.pop(one, None)
+        assert {n: m for at, run in kept for n, m in enumerate(run, at)} == alive
+        assert all(isinstance(run, AnnotatedRun) and len(run) for _, run in kept)
+    kept.clear()
+
+
+def test_slices_of_an_array_are_kept_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a large Arrow array takes no more room than it has bytes, or so."""
+    sizes: list[int] = []
+    dump = pickle.dumps
+    monkeypatch.setattr(
+        pickle, "dump", lambda what, _file: sizes.append(len(dump(what)))
+    )
+    column = Column(pa.array([b"%07d" % n for n in range(10_000)], pa.binary()))
+    kept = epoch_sink._EpochMessages("load")
+    for at in range(0, 10_000, 1000):
+        kept.add(at, column[at : at + 1000])
+    kept.clear()
+    assert sum(sizes) < 2 * column.size
 
 
 async def test_worker_that_is_lost_in_each_attempt(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ worker.load_batch(load)
     assert not [*(tmp_path / "o").glob("**/rows*")]
 
 
+@pytest.mark.any_client
 def test_worker_must_end_well_too(spark: SparkSession, tmp_path: Path) -> None:
     """Its files may be incomplete if it does not, though it has answered."""
     # One task: of two, Spark does not wait for the other when it gives the write up.
