@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -107,6 +107,8 @@ class Writer(DataSourceArrowWriter):
         self._feed = _Feed(writing, schema)
         self._writing = writing
         self._epoch = EpochOfWrite(secrets.token_hex(8))
+        if writing.path is not None:
+            Staged(writing.path, self._epoch).begin()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
         """Pass the rows of a partition through a worker of this attempt."""
@@ -154,7 +156,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # Neither the batch nor the query is passed in any other way.
         batch = int(task.getLocalProperty("streaming.sql.batchId") or 0)
         query = str(task.getLocalProperty("sql.streaming.queryId"))
-        return self._feed.attempt(iterator, EpochOfWrite(query, batch + 1), batch)
+        epoch = EpochOfWrite(query, batch + 1)
+        if self._writing.path is not None:
+            Staged(self._writing.path, epoch).begin()
+        return self._feed.attempt(iterator, epoch, batch)
 
     def commit(
         self,
@@ -200,14 +205,26 @@ class Staged:
         self._attempts = EpochFiles(path, epoch.load).aside(epoch.number)
         # Not beside the attempts: a commit that was cut off may have left some there.
         self._files = EpochFiles(path, epoch.load, start=1)
+        self._undone = EpochFiles(path, epoch.load, start=2).aside(epoch.number)
         self._number = epoch.number
         self._record = PositionFile(path / _RECORDS, epoch.load)
 
+    def begin(self) -> None:
+        """Make the folder of the attempts; what is undone has none."""
+        self._attempts.mkdir(parents=True, exist_ok=True)
+
     @contextmanager
     def attempt(self, name: str) -> Iterator[Path]:
-        """Give a new folder for an attempt; it is removed if that fails."""
+        """
+        Give a new folder for an attempt; it is removed if that fails.
+
+        Raises:
+            FileNotFoundError: If the epoch has been undone: Spark does not wait for
+                attempts that still run.
+
+        """
         folder = self._attempts / name
-        folder.mkdir(parents=True)
+        folder.mkdir()
         try:
             yield folder
         except BaseException:
@@ -257,6 +274,9 @@ class Staged:
 
     def undo(self, *, done: int) -> None:
         """Remove what is behind the last epoch that counts, and move what is not."""
+        with suppress(OSError):
+            # At once for attempts that still run, which would leave files behind.
+            self._attempts.rename(self._undone)
         for number in self._files.sweep(done, check=_alone):
             self._files.move(number, replaces=False, check=_alone)
 

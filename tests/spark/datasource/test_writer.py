@@ -320,6 +320,7 @@ def batch(path: Path, number: int = 7) -> Staged:
 
 def stage(staged: Staged, attempt: str, name: str) -> None:
     """Leave a file, as the worker of an attempt does."""
+    staged.begin()
     with staged.attempt(attempt) as folder:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
@@ -390,6 +391,22 @@ def test_attempts_that_do_not_count_are_removed(tmp_path: Path) -> None:
     staged.commit_once([(0, "0-1-b"), (1, "1-0-c")])
     assert parts(tmp_path) == ["part-query-7-00000-0-1-b", "part-query-7-00001-1-0-c"]
     assert not list(tmp_path.glob(".epoch=*"))
+
+
+def test_attempts_that_run_when_a_write_is_undone_leave_nothing(
+    tmp_path: Path,
+) -> None:
+    """Spark does not wait for them: whether they fail or end well behind it."""
+    staged = batch(tmp_path)
+    staged.begin()
+    with staged.attempt("0-0") as folder, (folder / "rows").open("w") as rows:
+        staged.undo(done=0)
+        rows.write("a")
+        with pytest.raises(FileNotFoundError):
+            (folder / "more").touch()
+    with pytest.raises(FileNotFoundError), staged.attempt("0-1"):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_committed_is_durable(tmp_path: Path, synced: list[Path]) -> None:
