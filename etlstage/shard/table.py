@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
+from time import monotonic, sleep
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ LAYOUT: Final = 1
 """Of the tables in a database; raised when they change."""
 _NAME: Final = re.compile("[a-z_][a-z0-9_]{0,40}")
 _COLUMNS: Final = Lease._fields
+_SWITCH: Final = 0.005  # seconds until the mode of a file is set again
 _ROW: Final = """\
     shard text primary key,
     parents text not null,
@@ -363,9 +365,23 @@ class SQLiteLeases(_DatabaseLeases):
         )
         # A process that is stopped within a write stops all others, too; without a wait
         # for the disk that is a moment. What a host loses that goes down comes again.
-        connection.execute("pragma journal_mode = wal")
+        self._write_ahead(connection)
         connection.execute("pragma synchronous = normal")
         return connection
+
+    def _write_ahead(self, connection: sqlite3.Connection) -> None:
+        """Have a write-ahead log; SQLite doesn't wait for others that switch to it."""
+        end = monotonic() + self._timeout
+        while True:
+            try:
+                connection.execute("pragma journal_mode = wal")
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or monotonic() >= end:
+                    raise
+                sleep(_SWITCH)
+            else:
+                return
 
     def tables(self, connection: sqlite3.Connection) -> set[str]:
         """Return the names of all tables."""

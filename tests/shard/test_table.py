@@ -241,6 +241,41 @@ def test_database_that_can_not_be_opened(tmp_path: Path) -> None:
         SQLiteLeases(tmp_path / "none" / "leases", "app")
 
 
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """Give what writes a file that has no write-ahead log yet."""
+    connection = sqlite3.connect(tmp_path / "leases", isolation_level=None)
+    connection.execute("begin immediate")
+    yield connection
+    connection.close()
+
+
+def test_runners_that_start_together_on_a_new_file(
+    writer: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One waits until the other is done: SQLite itself doesn't."""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            writer.execute("commit")
+
+    monkeypatch.setattr(sys.modules[SQLiteLeases.__module__], "sleep", wait)
+    SQLiteLeases(tmp_path / "leases", "app").close()
+    assert len(waits) == 3
+
+
+def test_file_that_others_never_let_go(
+    writer: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """It is waited for as long as the timeout is."""
+    with pytest.raises(TableGone, match="etlstage_leases: database is locked"):
+        SQLiteLeases(tmp_path / "leases", "app", timeout=0.02)
+    writer.execute("commit")
+    SQLiteLeases(tmp_path / "leases", "app", timeout=0.02).close()
+
+
 def test_server_that_is_gone_and_comes_back(server: PostgreSQL) -> None:
     """What was asked meanwhile has failed; what was written before is there."""
     table = PostgresLeases(url_of(server), "app")
