@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from importlib import import_module
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,7 +19,7 @@ import etlstage
 from etlstage.cli.options import new_app
 from etlstage.cli.signals import FORCED
 
-__all__ = ("app", "main")
+__all__ = ("app", "run_command")
 
 # Each command has a module of this name, but for those that Python has taken.
 COMMANDS: Final = {
@@ -105,12 +105,8 @@ def _options(
     """Run external programs as the supervised stages of ETL pipelines."""
 
 
-def main() -> NoReturn:
-    """Run the command of ``sys.argv``, then exit; errors are one clear line each."""
-    sys.exit(_guarded())
-
-
-def _guarded() -> int:
+def run_command() -> int:
+    """Run the command of ``sys.argv``; return its exit code. Errors are a line each."""
     try:
         return int(app(standalone_mode=False, prog_name="etlstage") or 0)
     except KeyboardInterrupt:

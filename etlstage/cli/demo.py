@@ -52,6 +52,7 @@ def _demo(
     if report.status == "done":
         with interruptible():
             _show_rows(out, file)
+    pipeline.settle()
     return exit_code(report, debug=debug)
 
 

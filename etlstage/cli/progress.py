@@ -81,6 +81,8 @@ def run_pipeline(
     """
     Run a pipeline, show its progress on stderr and its closing report on stdout.
 
+    Its load is over with :meth:`Runner.settle`.
+
     Args:
         pipeline: The pipeline.
         signals: What it obeys.
@@ -115,6 +117,8 @@ def watch(
 ) -> Report:
     """
     Run a pipeline; meanwhile show its progress and obey signals.
+
+    Its load is over with :meth:`Runner.settle`.
 
     Args:
         pipeline: The pipeline.
@@ -152,7 +156,7 @@ async def _watched(
         if history is not None:
             tasks.start_soon(history.keep)
         with stop:
-            report = await pipeline.run()
+            report = await pipeline.run(settle=False)
         tasks.cancel_scope.cancel()
     return pipeline.report("forced") if stop.cancelled_caught else report
 

@@ -122,6 +122,7 @@ class _Work:
         pipeline = part.pipeline(retry, delivery)
         configure(err, verbosity, secrets=pipeline.secrets)
         self._report = report = watch(pipeline, self._signals, err, verbosity)
+        pipeline.settle()
         if report.status in ("done", "drained"):
             delivery.check()
             retry.record(part.state)

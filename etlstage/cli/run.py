@@ -152,7 +152,7 @@ def _run(
         # Why the run failed is printed also if the report can't be written, and the
         # report is written also if nothing can be printed.
         try:
-            return exit_code(result, debug=debug)
+            code = exit_code(result, debug=debug)
         finally:
             if not quiet:
                 trial.tell()
@@ -161,6 +161,8 @@ def _run(
                 place.write(f"{json.dumps(plain, indent=2)}\n")
             if leaf is not None and history is not None:
                 leaf.write(_page(result, pipeline, history))
+        pipeline.settle()
+        return code
 
 
 def _page(report: Report, pipeline: Runner, history: History) -> str:

@@ -287,11 +287,8 @@ class DividedPipeline(Runner):
             edge.renew()
         return True
 
-    async def _settle(self) -> None:
-        await anyio.to_thread.run_sync(self._settle_first)
-
-    def _settle_first(self) -> None:
-        """Record that a load is over, if the last part has come to its end."""
+    def _settle(self) -> None:
+        # If the last part has come to its end.
         pending = CommitRecord.latest(self._edges[0].before).pending
         whole = self._last == len(self._edges) and pending
         if whole and not any(edge.waits for edge in self._edges):

@@ -146,8 +146,7 @@ class Loading:
         delivery = self._delivery
         if delivery is not None and not self._doubtful():
             if exhausted and not self._source.goes_on:
-                pending = not self._sink.settles
-                delivery.commit(None, ended=True, pending=pending)
+                delivery.commit(None, ended=True)
                 await self._source.finished()
             else:
                 delivery.end()
@@ -279,7 +278,6 @@ class Loading:
             accounts=accounts,
             letters=letters,
             ended=ended,
-            pending=True,
             intents=self._sink.intents,
         )
         await self._sink.commit(record.note)

@@ -16,6 +16,7 @@ from secrets import token_hex
 from typing import Literal
 
 import anyio
+import anyio.to_thread
 
 from etlstage.errors import ConfigError, RepliesDoubtful
 from etlstage.messages import StageKind
@@ -98,6 +99,8 @@ class Runner(ABC):
         self._letter_sink = dead_letter_sink
         self.release = release
         self._delivery = delivery
+        self._held = ExitStack()  # until the load is over
+        self._completed = False  # and not over
         self._check()
 
     def __repr__(self) -> str:
@@ -141,12 +144,17 @@ class Runner(ABC):
         waiting = "" if self.ledger.moving else f"waiting for {self.ledger.awaited}"
         return self._landing.activity or waiting
 
-    async def run(self) -> Report:
+    async def run(self, *, settle: bool = True) -> Report:
         """
         Run to the end and return the report; a failure is in there.
 
         Cancelling stops the workers at once; :meth:`report` then has what landed.
         A pipeline runs only once.
+
+        Args:
+            settle: Whether the load is over with the report. If not, it is so with
+                :meth:`settle`, and the state directory is held until then.
+
         """
         self._phase = "running"
         self._started, self._began = anyio.current_time(), datetime.now(UTC)
@@ -155,13 +163,32 @@ class Runner(ABC):
             if status is None or self._error is not None:
                 return self.report("failed")
             self.ledger.check(whole=status != "forced" and not self._cut)
-            if status != "forced":
-                try:
-                    await self._settle()
-                except Exception as error:
-                    self._fail(error)
-                    return self.report("failed")
-            return self.report(status)
+            self._completed = status != "forced"
+            self._held = held.pop_all()
+        if settle:
+            try:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self.settle)
+            except Exception as error:
+                self._fail(error)
+                return self.report("failed")
+        return self.report(status)
+
+    def settle(self) -> None:
+        """
+        Record that the load is over, if it is, and let go of the state directory.
+
+        To be called once all is done with the report that belongs to the run: one that
+        is killed before is completed by the next start, which loads nothing twice.
+
+        Raises:
+            StateUnusable: If another run has taken over, or it can't be recorded.
+
+        """
+        with self._held:
+            if self._completed:
+                self._completed = False
+                self._settle()
 
     async def _run_in(self, held: ExitStack) -> Status | None:
         """Run, and let all go but the state directory; return None for a failure."""
@@ -193,8 +220,7 @@ class Runner(ABC):
                 self.ledger.settle()
         return status
 
-    async def _settle(self) -> None:
-        """Record that the load is over, where it is; raises as :meth:`Delivery.settle`."""
+    def _settle(self) -> None:
         if self._delivery is not None and self._landing.settles:
             self._delivery.settle()
 

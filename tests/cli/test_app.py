@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from etlstage.cli import app
-from etlstage.cli.app import main
+from etlstage.cli.app import run_command
 from etlstage.errors import ConfigError, EtlstageError, SparkUnavailable
 
 Ended = Callable[..., tuple[object, str]]
@@ -22,9 +22,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
         monkeypatch.setattr(app, "app", fail)
         monkeypatch.setattr(sys, "argv", ["etlstage", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return caught.value.code, capsys.readouterr().err
+        return run_command(), capsys.readouterr().err
 
     return end
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Etlstage
+from etlstage.pipeline.delivery.record import CommitRecord
+from tests.cli.conftest import Etlstage, Started
+from tests.cli.test_kills import wait_until
 
 PIPELINE = """\
 name: names
@@ -72,6 +76,30 @@ def test_dead_letters_of_files_are_retried(etlstage: Etlstage, pipeline: Path) -
     assert {p.name.split("-")[1] for p in (pipeline / "out").glob("part-retry*")} == {
         "retry"
     }
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_run_that_is_killed_while_it_prints_its_report(
+    start: Started, etlstage: Etlstage, pipeline: Path, delivery: str
+) -> None:
+    """The next start completes it, and loads nothing again."""
+    text = PIPELINE.format(more=f"delivery: {delivery}")
+    (pipeline / "p.yaml").write_text(
+        text.replace("path: out", "path: out, mode: append")
+    )
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, bytes(4096))
+    process = start("run", "p.yaml", stdout=writing)
+    wait_until(lambda: CommitRecord.latest(pipeline / "state").pending)
+    process.kill()
+    process.wait()
+    for end in (reading, writing):
+        os.close(end)
+    for times in (1, 2):
+        assert etlstage("run", "p.yaml").returncode == 0
+        assert rows_of(pipeline) == sorted([("a", 1), ("c", 3)] * times)
 
 
 @pytest.mark.timeout(60)

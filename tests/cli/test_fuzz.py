@@ -362,7 +362,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 sys.argv = ["etlstage", "fuzz", "--max-examples", "5", "--", *sys.argv[1:]]
-from etlstage.cli.app import main
+from etlstage.cli import main
 main()
 """
 

@@ -117,11 +117,8 @@ def test_ignored_signals_stay_ignored() -> None:
 def test_signal_in_the_last_moment_changes_no_exit_code(number: signal.Signals) -> None:
     """The interpreter gives up its handlers while it ends (issue 22)."""
     script = f"""\
-import os, sys
-class Last:
-    def __del__(self, kill=os.kill, pid=os.getpid()):
-        kill(pid, {int(number)})
-last = Last()
+import atexit, os, sys
+atexit.register(os.kill, os.getpid(), {int(number)})
 sys.argv[1:] = ["--version"]
 from etlstage.cli import main
 main()

@@ -88,25 +88,27 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("position", "pending", "text"),
+    ("position", "over", "text"),
     [
-        (17, True, "ended at a position"),
-        (None, True, "ended, its load is not over"),
-        (None, False, "completed"),
+        (17, False, "ended at a position"),
+        (None, False, "ended, its load is not over"),
+        (None, True, "completed"),
     ],
 )
 def test_run_has_completed_if_the_next_is_another_load(
     tmp_path: Path,
     *,
     position: int | None,
-    pending: bool,
+    over: bool,
     text: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Else the next reads on where it ended, or completes it (issues 22 and 23)."""
     with Delivery(tmp_path, exactly_once=True) as delivery:
         delivery.begin("r0", stages=[], letters={})
-        delivery.commit(position, ended=True, pending=pending)
+        delivery.commit(position, ended=True)
+        if over:
+            delivery.settle()
     assert f"r0, exactly-once; {text}\n" in shown(tmp_path, capsys)
 
 
@@ -134,6 +136,8 @@ def test_last_load_that_ended_is_named(
             first = delivery.record.load if ended else first
             delivery.commit(7)
             delivery.commit(None, ended=ended)
+            if ended:
+                delivery.settle()
         assert f"last load  {first}: 2 epochs from json in into parquet out\n" in (
             shown(tmp_path, capsys)
         )

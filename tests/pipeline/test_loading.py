@@ -152,6 +152,36 @@ async def test_load_is_over_with_the_last_that_its_run_does(tmp_path: Path) -> N
     assert [*pending, CommitRecord.latest(tmp_path).pending] == [True, False]
 
 
+@pytest.mark.parametrize("once", [True, False])
+async def test_run_that_is_killed_before_its_report_was_written(
+    tmp_path: Path, *, once: bool
+) -> None:
+    """The next start loads nothing twice, and has no company until then."""
+    epochs = MemoryEpochs()
+
+    def made() -> Pipeline:
+        delivery = Delivery(tmp_path, exactly_once=once)
+        sink = MemoryEpochSink(epochs)
+        return Pipeline(name="p", source=Numbers(5, 1), sink=sink, delivery=delivery)
+
+    killed = made()
+    assert (await killed.run(settle=False)).status == "done"
+    assert CommitRecord.latest(tmp_path).pending
+    early = await made().run()
+    assert "another run uses the state directory" in str(early.error)
+    killed._held.close()
+    assert CommitRecord.latest(tmp_path).pending
+    completing = made()
+    assert (await completing.run(settle=False)).status == "done"
+    assert epochs.messages == numbers(5)
+    for _ in range(2):
+        completing.settle()
+    loaded = CommitRecord.latest(tmp_path)
+    assert not loaded.resumes
+    assert (await made().run()).status == "done"
+    assert CommitRecord.latest(tmp_path).load != loaded.load
+
+
 async def test_letters_bear_the_fence_of_their_run(tmp_path: Path) -> None:
     """Behind a higher one none is kept (issue 14)."""
     delivery = Delivery(tmp_path, exactly_once=True)

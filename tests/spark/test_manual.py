@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from etlstage.cli.app import main
+from etlstage.cli.app import run_command
 from etlstage.spark import Session
 from tests.manual.fences import SECTIONS, run, write
 
@@ -174,8 +174,7 @@ def shell(
         if not command.startswith("etlstage "):
             return subprocess.check_output(["/bin/sh", "-c", command], text=True)
         monkeypatch.setattr(sys, "argv", shlex.split(command))
-        with pytest.raises(SystemExit):
-            main()
+        run_command()
         seen = capsys.readouterr()
         sys.stderr.write(seen.err)  # pytest shows it of a failure
         return seen.out

@@ -196,7 +196,6 @@ class Delivery:
         accounts: Mapping[str, Sequence[int]] | None = None,
         letters: Mapping[str, int] | None = None,
         ended: bool = False,
-        pending: bool = False,
         intents: object = None,
     ) -> CommitRecord:
         """
@@ -206,9 +205,8 @@ class Delivery:
             position: From where the source reads on.
             accounts: What each stage has counted before it; None: as before.
             letters: Bytes of the dead letters of each stage before it; likewise.
-            ended: Whether the run has come to its end.
-            pending: Whether a load that ends so is over only with :meth:`settle`. Where
-                it goes on, or did not end, a start resumes it anyway.
+            ended: Whether the run has come to its end. A load that does not go on then
+                is over only with :meth:`settle`.
             intents: What the sink needs for that, plain JSON.
 
         """
@@ -220,15 +218,13 @@ class Delivery:
             accounts=now.accounts if accounts is None else accounts,
             letters=now.letters if letters is None else {**now.letters, **letters},
             ended=ended,
-            pending=ended and pending and position is None,
+            pending=ended and position is None,
             intents=intents,
         )
 
-    def commit(
-        self, position: object, *, ended: bool = False, pending: bool = False
-    ) -> None:
+    def commit(self, position: object, *, ended: bool = False) -> None:
         """Record what :meth:`next` returns; raises as :meth:`keep`."""
-        self.keep(self.next(position, ended=ended, pending=pending))
+        self.keep(self.next(position, ended=ended))
 
     def keep(self, record: CommitRecord) -> None:
         """

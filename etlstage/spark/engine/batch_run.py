@@ -185,7 +185,6 @@ class ExecutorPipeline(Runner):
             accounts={account.stage: account.counts for account in self.ledger},
             letters=self._letters.sizes(),
             ended=True,
-            pending=True,
         )
         await self._sink.commit(record.note)
         delivery.at("committed")

@@ -124,6 +124,7 @@ def test_run_that_broke_off_goes_on(tmp_path: Path) -> None:
         assert (third.record.run, third.record.position) == ("r3", 9)
         assert (third.record.load, third.record.epoch) == (first.record.load, 2)
         third.commit(None, ended=True)
+        third.settle()
     fourth = begun(tmp_path, run="r4")
     assert (fourth.record.epoch, fourth.record.position) == (0, None)
     assert fourth.record.load != first.record.load
