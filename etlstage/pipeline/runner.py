@@ -16,7 +16,6 @@ from secrets import token_hex
 from typing import Literal
 
 import anyio
-import anyio.to_thread
 
 from etlstage.errors import ConfigError, RepliesDoubtful
 from etlstage.messages import StageKind
@@ -167,8 +166,7 @@ class Runner(ABC):
             self._held = held.pop_all()
         if settle:
             try:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self.settle)
+                self.settle()
             except Exception as error:
                 self._fail(error)
                 return self.report("failed")
@@ -179,7 +177,7 @@ class Runner(ABC):
         Record that the load is over, if it is, and let go of the state directory.
 
         To be called once all is done with the report that belongs to the run: one that
-        is killed before is completed by the next start, which loads nothing twice.
+        is killed before is completed by the next start, which loads nothing twice. Blocks.
 
         Raises:
             StateUnusable: If another run has taken over, or it can't be recorded.
