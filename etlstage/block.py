@@ -26,7 +26,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from etlstage.columns import Column
+from etlstage.columns import Column, array_of
 from etlstage.errors import BlockDamaged
 from etlstage.messages import Run, plain
 
@@ -88,7 +88,7 @@ _unsummed: Final = making(summed=False)
 def block_of(run: Run, first: int, *, summed: bool = True) -> list[bytes]:
     """Return the block of some messages; arguments as for :func:`making`."""
     run = plain(run)
-    array = run.array if isinstance(run, Column) else pa.array(run, pa.binary())
+    array = run.array if isinstance(run, Column) else array_of(run, pa.binary())
     made = _made if summed else _unsummed
     return made(pa.record_batch([array], ["message"]), first)
 

@@ -34,6 +34,11 @@ __all__ = (
 )
 
 _CHUNK: Final = 8192
+_FEW: Final = 10_000
+"""Values of fixed width that are put into Arrow one by one; more take pandas' time."""
+_CODES: Final = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
+_OF: Final = {pa.int32(): int, pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
+_KINDS: Final = {bytes: pa.binary(), str: pa.string(), int: pa.int64()}
 OVERHEAD: Final = 8
 """Bytes of memory that a message in Arrow takes beside its own: where it ends, and in
 which reply it is."""
@@ -159,14 +164,16 @@ class Replies(Sequence[tuple[bytes, ...]]):
         if isinstance(groups, Replies):
             return groups
         messages = [message for group in groups for message in group]
-        ends = pc.cumulative_sum(pa.array(map(len, groups), pa.int32()))
+        ends = pc.cumulative_sum(array_of([*map(len, groups)], pa.int32()))
         return cls(array_of(messages, pa.binary()), from_zero(ends))
 
     def emptied(self, places: Sequence[int]) -> Replies:
         """Return the replies without the messages of some, which have one each."""
         kept = bytearray(b"\1" * len(self._values))
         offsets = self._offsets
-        first = pa.array(places) if offsets is None else offsets.take(pa.array(places))
+        first = array_of(places, pa.int64())
+        if offsets is not None:
+            first = offsets.take(first)
         for place in first.to_pylist():
             kept[place] = 0
         buffers = [None, pa.py_buffer(kept)]
@@ -261,24 +268,42 @@ def _text(value: bytes) -> str | None:
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return values in Arrow: bytes, text, or whatever else it has a type for."""
-    if kind not in (pa.binary(), pa.string()):
-        return pa.array(values, kind)
     # pa.array would import pandas, where it is, to ask whether they are a Series; that
     # takes longer than a small pipeline.
-    data = [v.encode() if isinstance(v, str) else v or b"" for v in values]
-    bits: bytearray | None = None
-    if None in values:
-        bits = bytearray(-(-len(values) // 8))
-        for n, value in enumerate(values):
-            bits[n >> 3] |= (value is not None) << (n & 7)
-    ends = array("i", accumulate(map(len, data), initial=0))
-    buffers = [bits and pa.py_buffer(bits), *map(pa.py_buffer, (ends, b"".join(data)))]
-    return pa.Array.from_buffers(kind, len(data), buffers)
+    plain = kind in (pa.binary(), pa.string())
+    if not plain and (
+        len(values) > _FEW
+        or (of := _OF.get(kind)) is None
+        or not {*map(type, values)} <= {of, type(None)}
+    ):
+        return pa.array(values, kind)
+    present = _bits([v is not None for v in values]) if None in values else None
+    buffers: list[Any] = [present]
+    if plain:
+        data = [v.encode() if isinstance(v, str) else v or b"" for v in values]
+        buffers += [array("i", accumulate(map(len, data), initial=0)), b"".join(data)]
+    elif kind == pa.bool_():
+        buffers += [_bits(values)]
+    else:
+        try:
+            buffers += [array(_CODES[kind], [v or 0 for v in values])]
+        except OverflowError:
+            return pa.array(values, kind)  # which raises an error of Arrow's
+    made = [None if one is None else pa.py_buffer(one) for one in buffers]
+    return pa.Array.from_buffers(kind, len(values), made)
 
 
-def one_of(value: bytes | str) -> pa.Scalar:
+def _bits(values: Sequence[bool | None]) -> bytearray:
+    """Return a bit for each value."""
+    bits = bytearray(-(-len(values) // 8))
+    for n, value in enumerate(values):
+        bits[n >> 3] |= bool(value) << (n & 7)
+    return bits
+
+
+def one_of(value: bytes | str | int) -> pa.Scalar:
     """Return a value in Arrow; likewise."""
-    return array_of([value], pa.string() if isinstance(value, str) else pa.binary())[0]
+    return array_of([value], _KINDS[type(value)])[0]
 
 
 def extent(array: pa.BinaryArray) -> int:
@@ -306,4 +331,4 @@ def content(array: pa.BinaryArray) -> bytes:
 
 def from_zero(ends: pa.Int32Array) -> pa.Int32Array:
     """Return where each of some pieces begins, and the last one ends."""
-    return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    return pa.concat_arrays([array_of([0], pa.int32()), ends.cast(pa.int32())])

@@ -159,7 +159,14 @@ def test_empty_epoch_has_empty_columns() -> None:
         (["é", "", "x"], pa.string()),
         ([None, "x"], pa.string()),
         ([], pa.string()),
-        ([1, None], pa.int64()),
+        ([1, None, -(2**63)], pa.int64()),
+        ([2**31 - 1, -(2**31)], pa.int32()),
+        ([0.5, None, float("inf"), -0.0], pa.float64()),
+        ([True, None, False] * 5, pa.bool_()),
+        ([], pa.int64()),
+        ([1, 2] * 6000, pa.int64()),
+        ([1, 2.5], pa.float64()),
+        ([[1], None], pa.list_(pa.int64())),
     ],
 )
 def test_values_in_arrow(values: list[object], kind: pa.DataType) -> None:
@@ -169,7 +176,17 @@ def test_values_in_arrow(values: list[object], kind: pa.DataType) -> None:
     assert made == pa.array(values, kind)
 
 
+@pytest.mark.parametrize("value", [2**31, -(2**63) - 1, "1"])
+def test_values_of_another_type_are_refused_by_arrow(value: object) -> None:
+    """With an error of its own."""
+    with pytest.raises((pa.ArrowInvalid, OverflowError)) as ours:
+        array_of([value], pa.int32())
+    with pytest.raises(type(ours.value)):
+        pa.array([value], pa.int32())
+
+
 def test_one_value_in_arrow() -> None:
-    """Text or bytes."""
+    """Text, bytes or an integer."""
+    assert one_of(7) == pa.scalar(7)
     assert one_of("é") == pa.scalar("é")
     assert one_of(b"x") == pa.scalar(b"x", pa.binary())

@@ -16,7 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etlstage import speedups
-from etlstage.columns import OVERHEAD, Column, Replies, content, extent, from_zero
+from etlstage.columns import (
+    OVERHEAD,
+    Column,
+    Replies,
+    array_of,
+    content,
+    extent,
+    from_zero,
+    one_of,
+)
 from etlstage.messages import Groups, Run
 from etlstage.protocol.marker import framing
 from etlstage.protocol.marker.markers import Markers
@@ -76,7 +85,9 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
         not _overlaps_itself(eom)
         and len(values) * len(eom) + extent(values) == len(body)
         and pc.all(
-            pc.or_(pc.ends_with(parts, eom), pc.equal(pc.binary_length(parts), 0))
+            pc.or_(
+                pc.ends_with(parts, eom), pc.equal(pc.binary_length(parts), one_of(0))
+            )
         ).as_py()
     )
     if not sound:
@@ -159,14 +170,14 @@ def _joined_by(array: pa.BinaryArray, marker: bytes) -> bytes:
     """Return the bytes of all elements, ``marker`` behind each."""
     if not len(array):
         return b""
-    bounds = pa.array([0, len(array)], pa.int32())
+    bounds = array_of([0, len(array)], pa.int32())
     joined = pc.binary_join(pa.ListArray.from_arrays(bounds, array), marker)
     return b"".join((joined[0].as_buffer(), marker))
 
 
 def _split(data: bytes, marker: bytes) -> pa.BinaryArray:
     """Return what ``marker`` ends, and leave out what comes behind the last one."""
-    bounds = pa.array([0, len(data)], pa.int32()).buffers()[1]
+    bounds = array_of([0, len(data)], pa.int32()).buffers()[1]
     whole = pa.Array.from_buffers(pa.binary(), 1, [None, bounds, pa.py_buffer(data)])
     pieces = pc.split_pattern(whole, pattern=marker).values
     return pieces.slice(0, len(pieces) - 1)

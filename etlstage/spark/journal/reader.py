@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from etlstage.columns import array_of
 from etlstage.errors import ConfigError, guess
 from etlstage.journal.errors import JournalDamaged, JournalError
 from etlstage.messages import Run, size_of
@@ -179,7 +180,7 @@ class _Columns:
         if self._key is None:
             return pa.nulls(len(self.value), pa.string())
         keys = [key_text(message, self._key) for message in self.value.to_pylist()]
-        return pa.array(keys, pa.string())
+        return array_of(keys, pa.string())
 
     @property
     def journal(self) -> pa.Array:
@@ -213,7 +214,7 @@ class _Columns:
     def _each(self, value: Callable[[Envelope], object], kind: pa.DataType) -> pa.Array:
         """Return a value of each frame for all its messages."""
         values = pa.array([value(frame) for frame in self._frames], kind)
-        ends = pa.array(self._ends, pa.int32())
+        ends = array_of(self._ends, pa.int32())
         return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
 
 

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from etlstage import errors
-from etlstage.columns import Column
+from etlstage.columns import Column, array_of
 from etlstage.errors import (
     EtlstageError,
     SourceFailed,
@@ -357,8 +357,8 @@ class _Items:
     def add(self, item: _Item) -> Iterator[pa.RecordBatch]:
         """Take messages or a note; yield a batch if there is enough for one."""
         if isinstance(item, _Note):
-            texts = pa.array([item.text], pa.string())
-            place = pa.array([self._page_of(item)], pa.int64())
+            texts = array_of([item.text], pa.string())
+            place = array_of([self._page_of(item)], pa.int64())
             columns = [place, pa.nulls(1, pa.binary()), texts]
             size = len(item.text)
         else:

@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from etlstage.columns import Column
+from etlstage.columns import Column, array_of
 from etlstage.messages import Run, plain
 
 __all__ = ("RowBuilder", "binary_of")
@@ -54,4 +54,4 @@ def binary_of(run: Run) -> pa.Array:
     messages = plain(run)
     if isinstance(messages, Column):
         return messages.array
-    return pa.array(messages, pa.binary())
+    return array_of(messages, pa.binary())

@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from etlstage.columns import Replies, strings_of
+from etlstage.columns import Replies, array_of, strings_of
 from etlstage.errors import ConfigError, RepliesDoubtful, StageFailed, WorkerRefusal
 from etlstage.messages import AnnotatedRun, Run, StageKind
 from etlstage.pipeline.dead_letter.letter import first_clause
@@ -266,7 +266,7 @@ class _Results:
         if error is not None:
             count = len(answer.messages)
             values = pa.nulls(count, pa.string() if self._texts else pa.binary())
-            errors = pa.array([_why(error)] * count, pa.string())
+            errors = array_of([_why(error)] * count, pa.string())
             return self._add(values, kept, errors, 0)
         replies = Replies.of(answer.groups)
         values, errors = replies.values, None
