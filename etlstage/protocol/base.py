@@ -257,6 +257,11 @@ class Shape(Enum):
         """Whether messages are answered a batch at a time."""
         return self in (Shape.BATCH, Shape.ASKED_BATCH)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether several messages are sent at a time, as ``batch`` has it."""
+        return self.batches or self is Shape.COMMITTED
+
 
 class Dialect(ABC):
     """

@@ -40,6 +40,7 @@ from etlstage.errors import (
 from etlstage.messages import Position, Result, Run, StageKind, counted, sound
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Assignment, FarewellReason
+from etlstage.stage.policy import BatchPolicy
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
@@ -60,10 +61,13 @@ from etlstage.supervisor.stream import (
     submission_for,
 )
 from etlstage.telemetry import Meter, StageMetrics
+from etlstage.telemetry.log import Log
 from etlstage.telemetry.trace import Span
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("AsyncSupervisor",)
+
+_log = Log()
 
 
 class AsyncSupervisor:
@@ -154,6 +158,12 @@ class AsyncSupervisor:
                 f"stage {self.stage.name}: can't start its workers: {flaw};"
                 f" command: {command_line(self.stage)}",
                 stage=self.stage.name,
+            )
+        if self.stage.batch != BatchPolicy() and not self.stage.dialect.shape.gathers:
+            _log.warning(
+                "batch has no effect: workers are sent one message at a time",
+                stage=self.stage.name,
+                dialect=self.stage.dialect.name,
             )
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()

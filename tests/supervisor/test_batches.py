@@ -8,6 +8,7 @@ from dataclasses import replace
 import anyio
 import anyio.lowlevel
 import pytest
+from structlog.testing import capture_logs
 
 from etlstage.messages import AnnotatedRun, Result, Run, StageKind, joined
 from etlstage.protocol.marker import Mode
@@ -47,6 +48,28 @@ def closed_by_worker(wanted: int, style: str = "", **policy: object) -> Stage:
         batch=batch,
         timeout=Timeouts(message=5, stop=0.5),
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy", "warned"),
+    [
+        (Mode.SINGLE, BatchPolicy(size=2), 1),
+        (Mode.SINGLE, BatchPolicy(), 0),
+        (Mode.BATCH_SUPERVISOR, BatchPolicy(size=2), 0),
+    ],
+)
+async def test_batch_without_effect_is_warned_of(
+    mode: Mode, policy: BatchPolicy, warned: int
+) -> None:
+    """A worker for batches would wait for their end for ever."""
+    alone = stage("batch", dialect=MarkerDialect(mode=mode), batch=policy)
+    with capture_logs() as logs:
+        async with acting(alone):
+            pass
+    about = [x for x in logs if x["event"].startswith("batch has no effect")]
+    assert [(x["log_level"], x["stage"], x["dialect"]) for x in about] == [
+        ("warning", alone.name, "marker")
+    ] * warned
 
 
 def batches(results: list[Result]) -> list[list[bytes]]:
