@@ -19,13 +19,13 @@ RUN = "application/x-etlstage-run"
 def check_writers(path: Path, kills: int) -> None:
     """Kill two applications at any time, until it was often enough; then read all."""
     Journals.open(path, partitions=3, segment=100_000).close()
-    count = 100 * kills
+    count = 50 * kills
     with served(1) as victims:
         running = {name: victims.start(append, str(path), name, count) for name in "ab"}
         while running:
             name = victims.chance.choice(sorted(running))
             # Both are to be killed until the end: the last are not waited for long.
-            soon = victims.chance.uniform(0.01, 0.06)
+            soon = victims.chance.uniform(0.01, 0.03)
             ended = victims.kill(running[name], soon if victims.kills < kills else 60)
             if ended:
                 del running[name]
@@ -159,3 +159,10 @@ def test_writers_that_are_killed_many_times(tmp_path: Path) -> None:
 def test_pipelines_that_are_killed_many_times(tmp_path: Path) -> None:
     """At any time."""
     check_pipelines(tmp_path / "orders", 200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_runner_with_durable_edges_that_is_killed_many_times(tmp_path: Path) -> None:
+    """At any time."""
+    check_durable_edges(tmp_path / "out", 200, each=40)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 
@@ -25,7 +28,7 @@ from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.journal_source import JournalSource
 from etlstage.pipeline.pipeline import Pipeline
-from etlstage.pipeline.report import Report
+from etlstage.pipeline.runner import Runner
 from etlstage.stage import ErrorBudget, ErrorPolicy, Order, Stage, WorkerProgram
 from etlstage.testing import MemorySource, ScriptedLaunch, ScriptedWorker
 
@@ -169,7 +172,7 @@ def divide(path: str, count: int) -> None:
         bounds=Bounds(messages=500, seconds=3600),
         launch=ScriptedLaunch(_salt),
     )
-    _check(anyio.run(made.run))
+    _complete(made)
 
 
 async def _salt(worker: ScriptedWorker) -> int:
@@ -188,9 +191,13 @@ def _run(state: str, source: Source, sink: Sink) -> None:
         Path(state), exactly_once=True, bounds=Bounds(messages=500, seconds=3600)
     )
     made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
-    _check(anyio.run(made.run))
+    _complete(made)
 
 
-def _check(report: Report) -> None:
+def _complete(made: Runner) -> NoReturn:
+    """Run it to its end, and exit in the moment in which its load is over."""
+    report = anyio.run(partial(made.run, settle=False))
     if report.error is not None:
         raise report.error
+    made.settle()
+    os._exit(0)
