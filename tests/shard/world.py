@@ -141,8 +141,8 @@ class World:
             case Start(lease):
                 self._start(runner, lease)
             case Stop(shard):
-                assert shard in runner.workers
-                runner.stopping.add(shard)
+                if shard in runner.workers:  # it may end at that moment
+                    runner.stopping.add(shard)
             case Answer(shard, stored):
                 position = runner.pending.pop(shard)
                 if stored:
@@ -231,8 +231,9 @@ class World:
         ended = {one for one in runner.workers if phases.get(one) is Phase.ENDED}
         return sorted(runner.stopping | ended)
 
-    def go_on(self, seconds: float, step: float = 0.5) -> None:
-        """Let all that live work undisturbed."""
+    def go_on(self, seconds: float, step: float = 0.5) -> set[str]:
+        """Let all that live work undisturbed; return what had an owner some time."""
+        owned: set[str] = set()
         for write in self.late:
             self.swap(write)
         self.late.clear()
@@ -241,6 +242,8 @@ class World:
             for runner in self.runners:
                 if not runner.stopped:
                     self.work(runner)
+            owned |= {shard for shard in self.rows if self.owners(shard)}
+        return owned
 
     def owners(self, shard: str) -> list[Runner]:
         """Return who could move the checkpoint of a shard now."""
