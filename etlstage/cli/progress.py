@@ -24,11 +24,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from etlstage.cli.failure import show_error
+from etlstage.cli.failure import complain, show_error
 from etlstage.cli.logs import configure
 from etlstage.cli.options import NORMAL, Verbosity
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
+from etlstage.errors import EtlstageError
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters, Report, accounts, closing_lines
@@ -104,7 +105,11 @@ def run_pipeline(
     if prints:
         report = replace(report, dead_letters=KeptLetters())
     if not verbosity.quiet:
-        show_report(report, err if prints else Screen())
+        try:
+            show_report(report, err if prints else Screen())
+        except EtlstageError as error:
+            # No reason to fail: what was loaded would be loaded again.
+            complain(str(error))
     return report
 
 

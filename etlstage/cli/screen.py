@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from etlstage.errors import ConfigError, os_reason
+from etlstage.errors import ConfigError, EtlstageError, os_reason
 
 __all__ = ("Screen", "confirm")
 
@@ -36,14 +36,20 @@ class Screen(Console):
         self.print(line, soft_wrap=not self.watched, highlight=False, markup=False)
 
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
-        """Print as any console, or fall silent; of stdout, raise with the reason."""
+        """
+        Print as any console, or fall silent.
+
+        Raises:
+            EtlstageError: If stdout can't be written.
+
+        """
         try:
             super().print(*objects, **options)
         except OSError as error:
             self.on_broken_pipe()
             if not self.stderr:
-                line = f"etlstage: error: stdout can't be written: {os_reason(error)}"
-                Screen(stderr=True).print(line, soft_wrap=True, highlight=False)
+                text = f"stdout can't be written: {os_reason(error)}"
+                raise EtlstageError(text) from None
 
     def on_broken_pipe(self) -> None:
         """Fall silent; Rich would end the process."""

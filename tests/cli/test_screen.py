@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from etlstage.cli.screen import Screen
+from etlstage.errors import EtlstageError
+from tests.cli.conftest import command, environment
 
 
 class Terminal(io.StringIO):
@@ -49,14 +53,31 @@ def test_reader_that_is_gone_is_no_error() -> None:
         assert screen.quiet
 
 
-def test_full_disk_is_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """On stderr; the run goes on, and so does what is printed into the void."""
+def test_full_disk_is_an_error_once() -> None:
+    """Behind it the screen is silent."""
     with open("/dev/full", "w") as file:
         screen = Screen(file=file)
-        screen.print("a line")
+        with pytest.raises(EtlstageError, match="stdout can't be written: no space"):
+            screen.print("a line")
         screen.print("another")
         assert screen.quiet
-    assert capfd.readouterr() == (
-        "",
-        "etlstage: error: stdout can't be written: no space left on device\n",
-    )
+
+
+@pytest.mark.parametrize(("words", "code"), [(["plan"], 1), (["run"], 0)])
+def test_command_that_can_not_print(
+    pipeline: Path, words: list[str], code: int
+) -> None:
+    """It fails, but for a run, which has loaded and would load again."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command([*words, pipeline]),
+            cwd=pipeline.parent,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == code
+    text = "etlstage: error: stdout can't be written: no space left on device\n"
+    assert done.stderr.endswith(text)
