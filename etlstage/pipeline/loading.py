@@ -140,6 +140,7 @@ class Loading:
         except EtlstageError:
             await self._acknowledge()  # whatever becomes of the rest
             raise
+        exhausted &= not self._sink.withheld
         await self._sink.commit(self._note())
         await self._sink.perform()
         await self._acknowledge()

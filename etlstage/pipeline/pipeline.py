@@ -438,6 +438,7 @@ class Pipeline(Runner):
             self._watching.cancel()
             exhausted = self._exhausted and not self._cut
             await loading.end(exhausted=exhausted, cut=self._cut)
+            self._cut |= self._sink.withheld
             self._tick(account)
 
     async def _watch(self) -> None:

@@ -160,6 +160,7 @@ class ShardedSink(ShardSink):
         self._settled: dict[int, _Failed | None] = {}  # ahead of the first that is not
         self._first = 0  # message of all that is not settled
         self._failure: EtlstageError | None = None
+        self._finishing = False
         self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
@@ -245,6 +246,9 @@ class ShardedSink(ShardSink):
 
     def _note(self, shard: _Shard, messages: Run, error: EtlstageError | None) -> None:
         """Take what became of messages of a shard, the oldest that are open."""
+        assert shard.worker is not None, "it has answered"
+        if error is not None and shard.worker.stopping:
+            return  # the next run gives them again
         if error is not None and not isinstance(error, OF_A_MESSAGE):
             self._failure = self._failure or error
             return
@@ -280,10 +284,11 @@ class ShardedSink(ShardSink):
         for shard in self._shards:
             if shard.worker is not None:
                 shard.worker.finish(self._why)
+        self._finishing = True
         for shard in self._shards:
             await shard.settled.wait()
         self._check()
-        self._finished = True
+        self._finished = not self.withheld
         for shard in self._shards:
             if shard.known:
                 _log.info(
@@ -294,6 +299,12 @@ class ShardedSink(ShardSink):
                     checkpoint=shard.begin,
                 )
 
+    def drain(self) -> None:
+        """End the workers, should only they be waited for."""
+        if self._finishing:
+            self.withheld = True
+            self._tasks.start_soon(self.stop)
+
     async def stop(self) -> None:
         """End the workers; what they do not commit then, the next run gives again."""
         async with anyio.create_task_group() as tasks:
@@ -302,8 +313,7 @@ class ShardedSink(ShardSink):
                     tasks.start_soon(shard.worker.stop, FarewellReason.DRAIN)
         for shard in self._shards:
             await shard.settled.wait()
-        if not isinstance(self._failure, NotCommitted):
-            self._check()
+        self._check()
 
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""

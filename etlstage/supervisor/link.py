@@ -288,6 +288,12 @@ class Link:
                 owed = session.owed
                 continue
             given = True
+            if self._commits and not session.owed:
+                # All of it was committed before, and has ended already.
+                for ended in session.events_received():
+                    self._act(ended, now)
+                owed = session.owed
+                continue
             if not many or dispatch.giving.filled:
                 break  # each write is a system call, and wakes the worker
             owed = session.owed
@@ -299,6 +305,8 @@ class Link:
             self._written_before = self._written
         self._write(session.data_to_send())
         if self._commits:
+            if not session.owed:
+                self._pool.end_if_answered()
             self._given_end = self._written + sum(map(len, self._unsent))
         if idle or self._asks or not self._in_order:
             self._arm_deadlines(now)

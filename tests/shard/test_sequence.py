@@ -15,8 +15,10 @@ from structlog.testing import capture_logs
 
 from etlstage.errors import InvalidMessage
 from etlstage.messages import AnnotatedRun, Position, Run
-from etlstage.pipeline import Pipeline
+from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Source
 from etlstage.protocol.events import FarewellReason
 from etlstage.shard.cut import Cut
@@ -47,16 +49,17 @@ CUT = Cut(3, "/user", sequence="/seq", arrival="/at")
 
 
 class Rows(Source):
-    """The records, three a run."""
+    """The records, so many a run."""
 
-    def __init__(self, rows: list[bytes]) -> None:
+    def __init__(self, rows: list[bytes], runs_of: int) -> None:
         super().__init__("rows")
         self._rows = rows
+        self._runs_of = runs_of
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield them."""
-        for n in range(0, len(self._rows), 3):
-            yield self._rows[n : n + 3]
+        for n in range(0, len(self._rows), self._runs_of):
+            yield self._rows[n : n + self._runs_of]
 
     async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
         """Yield them with their places."""
@@ -84,6 +87,7 @@ def pipeline(
     table: LeaseTable | None = None,
     file: CheckpointFile | None = None,
     why: FarewellReason = FarewellReason.ENDED,
+    runs_of: int = 3,
 ) -> Pipeline:
     """Return a load by a runner of its own, or by one that has leases."""
     sink: ShardedSink | LeasedSink
@@ -107,7 +111,7 @@ def pipeline(
             dead_letters=letters,
             why=why,
         )
-    return Pipeline(name="p", source=Rows(rows), sink=sink)
+    return Pipeline(name="p", source=Rows(rows, runs_of), sink=sink)
 
 
 @pytest.mark.parametrize("kind", ["alone", "leased"])
@@ -157,18 +161,23 @@ def test_a_wrong_number_ends_the_run(
     assert 5 not in processors.numbers
 
 
+@pytest.mark.parametrize("runs_of", [3, COUNT])
 @pytest.mark.parametrize("kind", ["alone", "leased"])
 def test_what_was_committed_is_left_out(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, runs_of: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next run begins behind each checkpoint, whatever rows there are in front."""
+    """
+    The next run begins behind each checkpoint, whatever rows there are in front.
+
+    Also where whole batches of a run are committed, which no worker answers.
+    """
     table, file = MemoryLeases(), CheckpointFile(None, {})
     first, second = Processors(), Processors()
     why = FarewellReason.DRAIN
 
     @virtually
     async def run() -> None:
-        made = partial(pipeline, kind, table=table, file=file, why=why)
+        made = partial(pipeline, kind, table=table, file=file, why=why, runs_of=runs_of)
         (report,) = await run_all(made(first, RECORDS[:20]))
         assert report.status == "done", report.error
         with capture_logs() as logs:
@@ -179,6 +188,39 @@ def test_what_was_committed_is_left_out(
 
     run(monkeypatch)
     assert sorted(second.numbers) == [*range(20, COUNT)]
+
+
+def test_drained_while_only_workers_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They commit what they have, and the next run gives the rest again."""
+    file, processors = CheckpointFile(None, {}), Processors(pause=1.0)
+
+    @virtually
+    async def run() -> None:
+        first = pipeline("alone", processors, RECORDS, file=file, runs_of=COUNT)
+        first._delivery = Delivery(tmp_path)
+        async with anyio.create_task_group() as tasks:
+            reports: list[Report] = []
+
+            async def load() -> None:
+                reports.append(await first.run())
+
+            tasks.start_soon(load)
+            await anyio.sleep(4.5)
+            first.drain()
+        (report,) = reports
+        assert (report.status, report.error) == ("drained", None)
+        assert 0 < len(processors.numbers) < COUNT
+        assert "output incomplete" in report.landed
+        assert not CommitRecord.latest(tmp_path).pending
+        again = await pipeline("alone", processors, RECORDS, file=file).run()
+        assert again.status == "done", again.error
+
+    run(monkeypatch)
+    assert sorted(processors.numbers) == [*range(COUNT)]
+    for done in processors.done.values():
+        assert len(done) == len(set(done))
 
 
 def test_wrong_rows_in_front_of_a_checkpoint(

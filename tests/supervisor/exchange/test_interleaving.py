@@ -8,17 +8,10 @@ be cancelled and die; every message has one outcome, and never another's.
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
+from typing import ClassVar
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
 
 from etlstage.errors import Attempt, InvalidMessage, WorkerLost, WorkerRefusal
 from etlstage.messages import StageKind
@@ -36,6 +29,7 @@ from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import AnyOrder, Submission
+from tests.dice import diced
 from tests.supervisor.exchange.test_dispatch import give, stage
 from tests.supervisor.exchange.test_named import end, refuse
 from tests.supervisor.toy import ToyDialect, ToySession
@@ -59,47 +53,45 @@ class Worker:
         self.to_us += b"".join(self.theirs.data_to_send())
 
 
-class Interleaving(RuleBasedStateMachine):
+class Interleaving:
     """Several workers and callers; anything may happen at any time."""
 
-    @initialize(workers=st.integers(1, 3), retries=st.integers(0, 2))
-    def begin(self, workers: int, retries: int) -> None:
-        """Start some workers."""
+    def __init__(self, dice: Random) -> None:
+        self.dice = dice
         self.backlog = Backlog()
-        self.retries = retries
-        self.workers = [Worker(self.backlog, n, retries) for n in range(workers)]
+        self.retries = dice.randint(0, 2)
+        count = dice.randint(1, 3)
+        self.workers = [Worker(self.backlog, n, self.retries) for n in range(count)]
         self.callers: list[tuple[Submission, list[bytes], list[Outcome]]] = []
         self.now = 0.0
 
-    @rule(count=st.integers(1, 4), ordered=st.booleans())
-    def submit(self, count: int, ordered: bool) -> None:
+    def submit(self) -> None:
         """Somebody submits messages that can be distinguished."""
-        caller = Submission(lambda: None, order=None if ordered else AnyOrder())
+        order = self.dice.choice([None, AnyOrder()])
+        caller = Submission(lambda: None, order=order)
+        count = self.dice.randint(1, 4)
         messages = [b"%d.%d" % (len(self.callers), n) for n in range(count)]
         self.backlog.open(caller)
         caller.feed(messages, self.now)
         caller.close()
         self.callers.append((caller, messages, []))
 
-    @rule(data=st.data())
-    def pump(self, data: st.DataObject) -> None:
+    def pump(self) -> None:
         """A worker is given one exchange, if there is room."""
-        self._give(self._choose(data))
+        self._give(self._anyone)
 
-    @rule(data=st.data(), size=st.integers(1, 60))
-    def deliver(self, data: st.DataObject, size: int) -> None:
+    def deliver(self) -> None:
         """Some bytes reach a worker."""
-        self._to_worker(self._choose(data), size)
+        self._to_worker(self._anyone, self.dice.randint(1, 60))
 
-    @rule(data=st.data(), how=st.sampled_from(["part", "refuse"]))
-    def answer(self, data: st.DataObject, how: str) -> None:
+    def answer(self) -> None:
         """A worker refuses one of its exchanges, or answers a part of it."""
-        worker = self._choose(data)
+        worker = self._anyone
         if not worker.open:
             return
-        id_ = data.draw(st.sampled_from(sorted(worker.open)))
+        id_ = self.dice.choice(sorted(worker.open))
         message = worker.open[id_]
-        if how == "part":
+        if self.dice.random() < 0.5:
             if id_ in worker.begun:
                 return
             worker.begun.add(id_)
@@ -109,52 +101,50 @@ class Interleaving(RuleBasedStateMachine):
             worker.theirs.send(Ended.refused(id_, 1, "no"), self.now)
         worker.to_us += b"".join(worker.theirs.data_to_send())
 
-    @rule(data=st.data())
-    def answer_several(self, data: st.DataObject) -> None:
+    def answer_several(self) -> None:
         """A worker ends several of its exchanges at once, in any order."""
-        worker = self._choose(data)
-        if worker.open:
-            ids = st.lists(st.sampled_from(sorted(worker.open)), unique=True)
-            self._end(worker, data.draw(ids))
+        worker = self._anyone
+        count = self.dice.randint(0, len(worker.open))
+        self._end(worker, self.dice.sample(sorted(worker.open), count))
 
-    @rule(data=st.data(), size=st.integers(1, 200))
-    def receive(self, data: st.DataObject, size: int) -> None:
+    def receive(self) -> None:
         """Some bytes come back."""
-        self._to_us(self._choose(data), size)
+        self._to_us(self._anyone, self.dice.randint(1, 200))
 
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    def cancel(self) -> None:
         """An exchange takes too long; what comes of it later is no one's."""
-        worker = self._choose(data)
+        worker = self._anyone
         for id_ in worker.dispatcher.expired(self.now, 0.0)[:1]:
             worker.ours.send(Cancelled(id_, 0, "too slow"), self.now)
             worker.to_worker += b"".join(worker.ours.data_to_send())
             attempt = Attempt("t-1", 1, "too slow")
             worker.dispatcher.lose_one(id_, attempt, lambda _: LOST)
 
-    @rule(data=st.data(), untouched=st.booleans())
-    def die(self, data: st.DataObject, untouched: bool) -> None:
+    def die(self) -> None:
         """A worker is lost, and another one takes its place."""
-        index = data.draw(st.integers(0, len(self.workers) - 1))
+        index = self.dice.randrange(len(self.workers))
         dispatcher = self.workers[index].dispatcher
         # What none of it was read of can have been answered by no one.
-        untouched = untouched and not self.workers[index].open
+        untouched = self.dice.random() < 0.5 and not self.workers[index].open
         owed = dispatcher.open.count
         died = Attempt("t-1", 1, "died")
         dispatcher.lose(died, lambda _: LOST, owed=owed, untouched=untouched)
         self.workers[index] = Worker(self.backlog, index, self.retries)
 
-    @precondition(lambda self: self.callers)
-    @rule(data=st.data())
-    def go_away(self, data: st.DataObject) -> None:
+    def go_away(self) -> None:
         """A caller loses its patience."""
-        index = data.draw(st.integers(0, len(self.callers) - 1))
-        self.backlog.drop(self.callers.pop(index)[0])
+        if self.callers:
+            index = self.dice.randrange(len(self.callers))
+            self.backlog.drop(self.callers.pop(index)[0])
 
-    @invariant()
+    ACTS: ClassVar = (
+        *(submit, pump, deliver, answer, answer_several, receive),
+        *(cancel, die, go_away),
+    )
+
     def pairing_is_right(self) -> None:
         """No outcome twice, none of another message."""
-        for caller, messages, outcomes in getattr(self, "callers", ()):
+        for caller, messages, outcomes in self.callers:
             outcomes += [o for o in caller.collect() if isinstance(o, Outcome)]
             places = [o.start for o in outcomes]
             assert len(set(places)) == len(places)
@@ -165,10 +155,8 @@ class Interleaving(RuleBasedStateMachine):
                     replies = [(b"first " + m, b"last " + m) for m in outcome.messages]
                     assert list(outcome.replies) == replies
 
-    def teardown(self) -> None:
+    def complete(self) -> None:
         """However it went: answered to the end, every message has its outcome."""
-        if not hasattr(self, "workers"):
-            return
         for _ in range(1000):
             if all(caller.finished for caller, *_ in self.callers):
                 break
@@ -200,8 +188,9 @@ class Interleaving(RuleBasedStateMachine):
             worker.theirs.send(Ended(id_, [(*rest, b"last " + message)]), self.now)
         worker.to_us += b"".join(worker.theirs.data_to_send())
 
-    def _choose(self, data: st.DataObject) -> Worker:
-        return data.draw(st.sampled_from(self.workers))
+    @property
+    def _anyone(self) -> Worker:
+        return self.dice.choice(self.workers)
 
     def _give(self, worker: Worker) -> bool:
         given = give(worker.dispatcher, worker.ours, self.now)
@@ -230,10 +219,14 @@ class Interleaving(RuleBasedStateMachine):
                     end(worker.dispatcher, [(id_, group)], len(data))
 
 
-Interleaving.TestCase.settings = settings(
-    deadline=None, max_examples=200, stateful_step_count=60
-)
-TestInterleaving = Interleaving.TestCase
+@diced(16)
+def test_every_message_has_one_outcome_and_never_anothers(dice: Random) -> None:
+    """Whatever happens, in whatever order."""
+    made = Interleaving(dice)
+    for _ in range(dice.randint(1, 60)):
+        dice.choice(Interleaving.ACTS)(made)
+        made.pairing_is_right()
+    made.complete()
 
 
 # --- one at a time ---------------------------------------------------------------------
