@@ -22,7 +22,6 @@ from anyio.abc import TaskGroup, TaskStatus
 from etlstage.errors import (
     EtlstageError,
     InvalidMessage,
-    NotCommitted,
     StateUnusable,
 )
 from etlstage.messages import Run, counted
