@@ -35,7 +35,7 @@ __all__ = (
 
 _CHUNK: Final = 8192
 _FEW: Final = 10_000
-"""Values of fixed width that are put into Arrow one by one; more take pandas' time."""
+"""Numbers that take less time here than pandas does to be imported."""
 _CODES: Final = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 _OF: Final = {pa.int32(): int, pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
 _KINDS: Final = {bytes: pa.binary(), str: pa.string(), int: pa.int64()}

@@ -302,17 +302,20 @@ class ShardedSink(ShardSink):
         """End the workers, should only they be waited for."""
         if self._finishing:
             self.withheld = True
-            self._tasks.start_soon(self.stop)
+            self._stop_in(self._tasks)
 
     async def stop(self) -> None:
         """End the workers; what they do not commit then, the next run gives again."""
         async with anyio.create_task_group() as tasks:
-            for shard in self._shards:
-                if shard.worker is not None:
-                    tasks.start_soon(shard.worker.stop, FarewellReason.DRAIN)
+            self._stop_in(tasks)
         for shard in self._shards:
             await shard.settled.wait()
         self._check()
+
+    def _stop_in(self, tasks: TaskGroup) -> None:
+        for shard in self._shards:
+            if shard.worker is not None:
+                tasks.start_soon(shard.worker.stop, FarewellReason.DRAIN)
 
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
