@@ -107,6 +107,7 @@ class DividedPipeline(Runner):
         durable: Mapping[str, Mapping[str, Any]],
         exactly_once: bool = True,
         bounds: Bounds | None = None,
+        edge_bounds: Bounds = EDGE_BOUNDS,
         **settings: Any,  # noqa: ANN401 - those of a pipeline
     ) -> DividedPipeline:
         """
@@ -122,6 +123,7 @@ class DividedPipeline(Runner):
                 settings of these, see :class:`~etlstage.pipeline.edge.DurableEdge`.
             exactly_once: Whether each epoch is loaded once, and not at least once.
             bounds: Of the epochs at the sink.
+            edge_bounds: Of those that end in an edge.
             settings: Of each part, see :class:`~etlstage.pipeline.pipeline.Pipeline`.
 
         Raises:
@@ -172,7 +174,7 @@ class DividedPipeline(Runner):
                 pieces,
                 [*sinks, sink],
                 states,
-                [*(EDGE_BOUNDS for _ in edges), of_epochs],
+                [*(edge_bounds for _ in edges), of_epochs],
                 strict=True,
             )
         ]

@@ -9,7 +9,7 @@ import pytest
 from etlstage.journal import Journals, RunMessage
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
-from tests.journal.victims import append, divide, follow, pipe, relay, served
+from tests.journal.victims import append, count_of, divide, follow, pipe, relay, served
 
 pytestmark = pytest.mark.process
 
@@ -19,50 +19,46 @@ RUN = "application/x-etlstage-run"
 def check_writers(path: Path, kills: int) -> None:
     """Kill two applications at any time, until it was often enough; then read all."""
     Journals.open(path, partitions=3, segment=100_000).close()
-    count = 50 * kills
-    with served(1) as victims:
-        running = {name: victims.start(append, str(path), name, count) for name in "ab"}
+    with served(1, kills, path) as victims:
+        running = {name: victims.start(append, str(path), name) for name in "ab"}
         while running:
             name = victims.chance.choice(sorted(running))
             # Both are to be killed until the end: the last are not waited for long.
-            soon = victims.chance.uniform(0.01, 0.03)
-            ended = victims.kill(running[name], soon if victims.kills < kills else 60)
-            if ended:
+            if victims.kill(running[name], victims.chance.uniform(0.02, 0.06)):
                 del running[name]
             else:
-                running[name] = victims.start(append, str(path), name, count)
+                running[name] = victims.start(append, str(path), name)
+    wanted = [(name, n) for name in "ab" for n in range(count_of(path, name))]
     with Journals.open(path) as journals:
         for ring in (16, 8192):
             found = [
                 (envelope.message["w"], envelope.message["n"])  # type: ignore[index]
                 for envelope in journals.read_committed(ring=ring)
             ]
-            assert sorted(found) == [(w, n) for w in "ab" for n in range(count)]
+            assert sorted(found) == wanted
     assert victims.kills >= kills
 
 
 def check_pipelines(path: Path, kills: int) -> None:
     """Kill two pipelines that append and two that read what those append."""
     Journals.open(path, partitions=3, segment=100_000, content_type=RUN).close()
-    count = 300 * kills
-    with served(2) as victims:
-        works = {name: (pipe, str(path), name, count) for name in "ab"}
-        works |= {name: (relay, str(path), name) for name in "xy"}  # type: ignore[misc]
+    with served(2, kills, path) as victims:
+        works = {name: (pipe, str(path), name) for name in "ab"}
+        works |= {name: (relay, str(path), name) for name in "xy"}
         running = {name: victims.start(*work) for name, work in works.items()}
         # Who ends well has done all there is; a reader, if all was appended before.
         last = {"a", "b"}
         while running:
             name = victims.chance.choice(sorted(running))
-            soon = victims.chance.uniform(0.02, 0.2)
             child = running.pop(name)
-            ended = victims.kill(child, soon if victims.kills < kills else 60)
+            ended = victims.kill(child, victims.chance.uniform(0.02, 0.2))
             if ended and name in last:
                 continue
             running[name] = victims.start(*works[name])
             if not running.keys() & {"a", "b"}:
                 last.add(name)
     assert victims.kills >= kills
-    wanted = sorted(f"{w} {n}" for w in "ab" for n in range(count))
+    wanted = sorted(f"{w} {n}" for w in "ab" for n in range(count_of(path, w)))
     for name in "xy":
         found = []
         with Journals.open(f"{path}-out-{name}") as journals:
@@ -72,15 +68,14 @@ def check_pipelines(path: Path, kills: int) -> None:
         assert sorted(found) == wanted
 
 
-def check_durable_edges(path: Path, kills: int, each: int = 100) -> None:
+def check_durable_edges(path: Path, kills: int) -> None:
     """Kill a runner with two durable edges at any time, until it was often enough."""
-    count = each * kills
-    with served(4) as victims:
+    with served(4, kills, path) as victims:
         while True:
-            soon = victims.chance.uniform(0.05, 0.5)
-            child = victims.start(divide, str(path), count)
-            if victims.kill(child, soon if victims.kills < kills else 60):
+            child = victims.start(divide, str(path))
+            if victims.kill(child, victims.chance.uniform(0.1, 0.4)):
                 break
+    count = count_of(path, "a")
     refused = {n for n in range(count) if n % 100 == 7}
     found = []
     with Journals.open(path) as journals:
@@ -111,14 +106,16 @@ def test_reader_that_is_killed_gets_at_most_two_messages_again(tmp_path: Path) -
     path = tmp_path / "orders"
     Journals.open(path, partitions=2).close()
     out = Path(f"{path}-read-r")
-    with served(3) as victims:
-        victims.kill(victims.start(append, str(path), "a", 300), 60)
+    with served(3, 5, path) as victims:
+        Path(f"{path}-enough").touch()
+        victims.kill(victims.start(append, str(path), "a"), 60)
         assert not victims.kills
+        Path(f"{path}-enough").unlink()
         while victims.kills < 5:
             child = victims.start(follow, str(path), "r")
             before = out.stat().st_size if out.exists() else 0
             for _ in range(1500):
-                if (out.stat().st_size if out.exists() else 0) >= before + 100:
+                if (out.stat().st_size if out.exists() else 0) >= before + 30:
                     break
                 child.join(0.01)
             assert not victims.kill(child, 0)
@@ -128,7 +125,7 @@ def test_reader_that_is_killed_gets_at_most_two_messages_again(tmp_path: Path) -
             for e in journals.read_committed("r")
         ]
     found = out.read_text().split("\n")[:-1] + rest
-    assert set(found) == {f"a {n}" for n in range(300)}
+    assert set(found) == {f"a {n}" for n in range(200)}
     assert len(found) - len(set(found)) <= 2 * victims.kills
 
 
@@ -165,4 +162,4 @@ def test_pipelines_that_are_killed_many_times(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_runner_with_durable_edges_that_is_killed_many_times(tmp_path: Path) -> None:
     """At any time."""
-    check_durable_edges(tmp_path / "out", 200, each=40)
+    check_durable_edges(tmp_path / "out", 200)

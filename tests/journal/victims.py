@@ -1,7 +1,9 @@
 """
 What is killed: a server that has all imported forks each of them off, at once.
 
-They write, read, or relay, and go on where the last of their name was killed.
+They write, read, or relay, and go on where the last of their name was killed. Whoever
+makes messages makes some in each of its lives, and ends in the first one that finds a
+file: how fast a machine is decides how many there are, and not how many are killed.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import anyio
 
@@ -30,17 +33,28 @@ from etlstage.pipeline.journal_source import JournalSource
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.runner import Runner
 from etlstage.stage import ErrorBudget, ErrorPolicy, Order, Stage, WorkerProgram
-from etlstage.testing import MemorySource, ScriptedLaunch, ScriptedWorker
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
 
-__all__ = ("Victims", "append", "divide", "follow", "pipe", "relay", "served")
+__all__ = (
+    "Victims",
+    "append",
+    "count_of",
+    "divide",
+    "follow",
+    "pipe",
+    "relay",
+    "served",
+)
 
 
 class Victims:
     """Starts processes, and kills them."""
 
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)  # noqa: S311
+    def __init__(self, seed: int, kills: int, enough: Path) -> None:
         self.kills: int = 0
+        self.wanted: Final = kills
+        self.chance = random.Random(seed)  # noqa: S311
+        self._enough: Final = enough
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__])
 
@@ -52,28 +66,40 @@ class Victims:
 
     def kill(self, child: BaseProcess, after: float) -> bool:
         """Kill one after so many seconds; return whether it had ended well by then."""
-        child.join(after)
+        # The last are waited for.
+        child.join(60 if self._enough.exists() else after)
         child.kill()
         child.join()
         assert child.exitcode in {0, -signal.SIGKILL}
         self.kills += bool(child.exitcode)
+        if self.kills >= self.wanted:
+            self._enough.touch()
         return not child.exitcode
 
 
 @contextmanager
-def served(seed: int) -> Iterator[Victims]:
-    """Have a server, which ends with the block."""
+def served(seed: int, kills: int, path: Path) -> Iterator[Victims]:
+    """Have a server, which ends with the block; beside that path is what it writes."""
     from multiprocessing import forkserver, resource_tracker
 
     try:
-        yield Victims(seed)
+        yield Victims(seed, kills, Path(f"{path}-enough"))
     finally:
         with suppress(AttributeError):
             forkserver._forkserver._stop()  # type: ignore[attr-defined]
             resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
-def append(path: str, name: str, count: int) -> None:
+def count_of(path: Path, name: str) -> int:
+    """Return how many messages there are of one that has ended well."""
+    return int(Path(f"{path}-{name}-count").read_text())
+
+
+def _write_count(path: str, name: str, count: int) -> None:
+    Path(f"{path}-{name}-count").write_text(str(count))
+
+
+def append(path: str, name: str) -> None:
     """Write in transactions of ten, as an application does that has a state."""
     # How many messages are committed, and what acknowledges the last of them.
     state = Path(f"{path}-{name}")
@@ -89,7 +115,12 @@ def append(path: str, name: str, count: int) -> None:
             specs[0].content_type,
         ),
     )
-    while done < count:
+    enough = Path(f"{path}-enough")
+    last = done + 200
+    while done < last or not enough.exists():
+        if done == last:
+            time.sleep(0.01)
+            continue
         for n in range(done, done + 10):
             publisher.publish_uncommitted({"w": name, "n": n})
         done += 10
@@ -101,6 +132,7 @@ def append(path: str, name: str, count: int) -> None:
         aside.replace(state)
         for intent in built:
             journals.append(intent.journal, intent.intent)
+    _write_count(path, name, done)
 
 
 def follow(path: str, name: str) -> None:
@@ -114,21 +146,33 @@ def follow(path: str, name: str) -> None:
             out.flush()
 
 
-class _Numbers(MemorySource):
+class _Numbers(Source):
     """Numbers behind a name, with a position behind each run of them."""
 
-    def __init__(self, name: str, count: int) -> None:
-        items: list[Run | Position] = []
-        for first in range(0, count, 50):
-            last = min(first + 50, count)
-            items += [b"%s %d" % (name.encode(), n) for n in range(first, last)], Position(last)  # fmt: skip
-        super().__init__(items)
+    def __init__(self, path: str, name: str, each: int) -> None:
+        super().__init__("numbers")
+        self._path: Final = path
+        self._word: Final = name
+        self._each: Final = each
+        self._first: int = 0
+
+    def resume(self, position: object) -> None:
+        """Begin behind the position with that value."""
+        assert isinstance(position, int)
+        self._first = position
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield them, and let others have their turn."""
-        async for item in super().runs():
-            yield item
+        """Yield those of one life, and let others have their turn."""
+        name = self._word.encode()
+        last = self._first + self._each
+        for first in range(self._first, last, 50):
+            yield [b"%s %d" % (name, n) for n in range(first, first + 50)]
+            yield Position(first + 50)
             await anyio.lowlevel.checkpoint()
+        enough = anyio.Path(f"{self._path}-enough")
+        while not await enough.exists():  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        _write_count(self._path, self._word, last)
 
 
 class _Random(JournalSink):
@@ -139,9 +183,9 @@ class _Random(JournalSink):
         await super().write([b"%s %d" % (m, random.randrange(10**9)) for m in run])  # noqa: S311
 
 
-def pipe(path: str, name: str, count: int) -> None:
+def pipe(path: str, name: str) -> None:
     """Run a pipeline that appends, exactly once."""
-    _run(f"{path}-{name}", _Numbers(name, count), JournalSink(Path(path)))
+    _run(f"{path}-{name}", _Numbers(path, name, 1000), JournalSink(Path(path)))
 
 
 def relay(path: str, name: str) -> None:
@@ -150,7 +194,7 @@ def relay(path: str, name: str) -> None:
     _run(f"{path}-{name}", source, _Random(Path(f"{path}-out-{name}"), partitions=2))
 
 
-def divide(path: str, count: int) -> None:
+def divide(path: str) -> None:
     """Run one with two durable edges, and stages whose replies are never the same."""
     refused = ErrorPolicy(budget=ErrorBudget())
     stages = [
@@ -165,11 +209,12 @@ def divide(path: str, count: int) -> None:
     made = DividedPipeline.cut(
         "p",
         state=Path(f"{path}-state"),
-        source=_Numbers("a", count),
+        source=_Numbers(path, "a", 500),
         stages=stages,
         sink=JournalSink(Path(path)),
         durable={"one": {}, "two": {"partitions": 2}},
-        bounds=Bounds(messages=500, seconds=3600),
+        bounds=Bounds(messages=100, seconds=3600),
+        edge_bounds=Bounds(messages=100, seconds=3600),
         launch=ScriptedLaunch(_salt),
     )
     _complete(made)
