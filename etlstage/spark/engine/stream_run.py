@@ -33,10 +33,17 @@ from etlstage.spark.session.session import Session
 from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
+from etlstage.telemetry.log import Log
 
 __all__ = ("StreamingPipeline",)
 
+_log = Log()
+
 _LOOK: Final = 1  # seconds between two looks at the query, a whole number
+_SLOW: Final = "waiting for the Python worker to connect back"
+"""What ends a query whose Python process is not there within 10 seconds, Spark's own."""
+_STARTS: Final = 3
+"""Of a query, as long as it ends so. It goes on from its checkpoint, as a next run does."""
 
 
 class StreamingPipeline(Runner):
@@ -154,7 +161,15 @@ class StreamingPipeline(Runner):
     async def _run_batches(self) -> None:
         self._batches.begin()
         try:
-            await self._run_query()
+            for left in reversed(range(_STARTS)):
+                try:
+                    await self._run_query()
+                except SourceFailed as error:
+                    if not left or self._drained or _SLOW not in str(error):
+                        raise
+                    _log.warning("query is started again", reason=str(error))
+                else:
+                    return
         finally:
             self._batches.forget_stop()
 

@@ -13,12 +13,15 @@ import anyio
 import anyio.to_thread
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
+from etlstage.errors import SourceFailed
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.runner import Runner
+from etlstage.spark.engine.stream_run import _SLOW, StreamingPipeline
 from tests.spark.driver import environment
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
@@ -161,6 +164,33 @@ async def test_batch_that_fails_is_run_again(
     report = await run(path, spark)
     assert report.error is None
     assert loaded(spark, tmp_path) == Counter([12, 14])
+
+
+@pytest.mark.parametrize("slow", [2, 3])
+async def test_query_whose_python_is_slow_is_started_again(
+    spark: SparkSession,
+    write: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    slow: int,
+) -> None:
+    """Twice: Spark waits ten seconds, which a machine that others use may need."""
+    watch = StreamingPipeline._watch
+    starts = []
+
+    async def watch_slow(self: StreamingPipeline, query: StreamingQuery) -> None:
+        starts.append(query)
+        await watch(self, query)
+        if len(starts) <= slow:
+            raise SourceFailed(f"extract: timed out while {_SLOW}", stage="extract")
+
+    monkeypatch.setattr(StreamingPipeline, "_watch", watch_slow)
+    feed(tmp_path, "a", *range(10))
+    report = await run(write(), spark)
+    assert len(starts) == 3
+    assert (report.error is None) == (slow == 2)
+    assert report.ledger[2].done == 10
+    assert loaded(spark, tmp_path) == Counter(range(10))
 
 
 async def test_stream_drains_behind_the_batch_under_way(
