@@ -98,12 +98,13 @@ class WorkerSource(Source):
         End behind the round that is under way, if a worker has it.
 
         A plain run has no such point. And a worker that has yet to start, or to be
-        ready, may never be: a round of which nothing came is not waited for then.
+        ready, may never be: a round of which nothing came is not waited for then. Once
+        one has answered, each round is: its answer may be here before it is passed on.
         """
         self._draining.set()
         supervisor, under_way = self.supervisor, self._passed
         if supervisor is not None:
-            under_way = under_way or supervisor.slowest is not None
+            under_way |= supervisor.answered or supervisor.slowest is not None
         return self._stage.dialect.shape is Shape.MESSAGE and under_way
 
     @property

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from contextlib import aclosing
 from typing import Any
 
@@ -259,6 +260,37 @@ async def test_drained_source_ends_at_a_position() -> None:
                 assert source.drain() is True
 
     assert seen == [b"0", b"1", Position(2)]
+
+
+@pytest.mark.parametrize("turns", range(30))
+async def test_drained_source_ends_at_a_position_whenever_that_is(turns: int) -> None:
+    """Also with an answer that no one has taken, and a range that no worker has."""
+
+    async def answer(worker: ScriptedWorker) -> int:
+        async for request in worker.messages():
+            await worker.reply(b"%d" % json.loads(request)["start"])
+        return 0
+
+    source = WorkerSource(
+        cyclic("ranges"),
+        offsets=OffsetPolicy(by="supervisor", step=1, end=10**6),
+        launch=ScriptedLaunch(answer),
+    )
+    seen: Played = []
+
+    async def drain() -> None:
+        while len(seen) < 4:
+            await anyio.lowlevel.checkpoint()
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        assert source.drain() is True
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain)
+        with anyio.fail_after(10):
+            async for item in source.runs():
+                seen += [item] if isinstance(item, Position) else item
+    assert isinstance(seen[-1], Position)
 
 
 async def test_drained_source_does_not_wait_for_a_worker_that_is_not_ready() -> None:
