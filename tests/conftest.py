@@ -51,6 +51,7 @@ OF_PROCESSES: Final = (
     "examples",
     "simulate",
     "supervisor",
+    "systems",
     "testing",
     "transport",
     "worker",
@@ -66,7 +67,7 @@ UNMEASURED: Final = (
     *("cli", "cocaine", "crash", "examples", "files", "journal", "kcl", "manual"),
     *("reliability", "shard/test_cut.py", "shard/test_kinesis.py"),
     *("shard/test_leased.py", "shard/test_sequence.py", "shard/test_sink.py"),
-    *("simulate", "spark", "telemetry", "testing", "transport", "worker"),
+    *("simulate", "spark", "systems", "telemetry", "testing", "transport", "worker"),
 )
 """Where the core is only used: with its coverage they took half as long again."""
 ON_BOTH_LOOPS: Final = (

@@ -1,0 +1,197 @@
+"""
+Kills of a Spark job at random moments: ``python -m tests.spark.journal.kills``.
+
+A stream from journals through a stage into journals. Its driver is killed, its JVM, or a
+process of a task, until it was often enough; then each message is there once, although
+the stage makes something else of it each time, and refuses one in a hundred.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from etlstage.journal import Journals, Publisher, RunMessage
+from etlstage.pipeline.journal_source import messages_of
+from tests.spark.driver import environment
+
+RUNS: Final = "application/x-etlstage-run"
+EACH: Final = 500
+"""Messages for each kill."""
+PATIENCE: Final = 300.0
+"""Seconds until a job that is not killed has ended."""
+WORKER: Final = """\
+import json, random
+from etlstage import worker
+
+def salt(message):
+    n = int(message)
+    if n % 100 == 7:
+        raise worker.Refuse("no seven")
+    return json.dumps({"n": n, "salt": random.randrange(10**9)}).encode()
+
+worker.transform(salt)
+"""
+JOB: Final = """\
+import sys
+from pathlib import Path
+from etlstage.spark import register, transform
+from etlstage.stage import ErrorBudget, ErrorPolicy, Stage, WorkerProgram
+from etlstage.pipeline.journal_source import messages_of
+from tests.spark.driver import make_session
+
+# A task that is killed is run again.
+spark = make_session(master="local[2,100]").start()
+register(spark)
+read = spark.readStream.format("etlstage-journal").option("max_messages", 1000)
+stage = Stage(
+    name="salt",
+    worker=WorkerProgram(command=(sys.executable, str(Path("salt.py").absolute()))),
+    on_error=ErrorPolicy(budget=ErrorBudget(count=10**9)),
+)
+salted = transform(read.load("in").select("value"), stage)
+writer = salted.writeStream.format("etlstage-journal").trigger(availableNow=True)
+writer.option("checkpointLocation", "checkpoint").start("out").awaitTermination()
+"""
+
+
+def main() -> int:
+    """Kill so often, and check; return 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.spark.journal.kills")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))  # noqa: S311
+    chosen = parser.parse_args()
+    tell(f"seed {chosen.seed}")
+    folder = Path(tempfile.mkdtemp(prefix="kills-"))
+    count = EACH * chosen.kills
+    prepare(folder, count)
+    kills = run(folder, chosen.kills, random.Random(chosen.seed))  # noqa: S311
+    wrong = check(folder, count)
+    who = {name: kills.count(name) for name in sorted(set(kills))}
+    tell(f"{len(kills)} kills {who}, {count} messages: {wrong or 'each once'}")
+    if not wrong:
+        shutil.rmtree(folder)
+    return int(bool(wrong) or len(kills) < chosen.kills)
+
+
+def prepare(folder: Path, count: int) -> None:
+    """Write what is read: by two producers, with transactions, some never committed."""
+    (folder / "salt.py").write_text(WORKER)
+    (folder / "job.py").write_text(JOB)
+    with Journals.open(folder / "in", partitions=3, content_type=RUNS) as journals:
+        names = [spec.name for spec in journals.partitions()]
+        publishers = [
+            Publisher(journals, mapping=lambda m: (names[m.run[0][-1] % 3], RUNS))
+            for _ in range(3)
+        ]
+        for first in range(0, count, 100):
+            run = [b"%d" % n for n in range(first, first + 100)]
+            publishers[first // 100 % 2].publish_committed(RunMessage(run))
+            # The third never ends what it has begun.
+            publishers[2].publish_uncommitted(RunMessage([b"%d" % first]))
+
+
+def run(folder: Path, kills: int, dice: random.Random) -> list[str]:
+    """Run the job to its end, with kills in between; return who was killed."""
+    killed: list[str] = []
+    while True:
+        with (folder / "log").open("ab") as log:
+            job = subprocess.Popen(
+                [sys.executable, "job.py"],
+                cwd=folder,
+                env=environment(),
+                stdout=log,
+                stderr=log,
+            )
+        with job:
+            while len(killed) < kills and job.poll() is None:
+                time.sleep(dice.uniform(0.1, 2))
+                killed += kill(job.pid, dice)
+            status = job.wait(PATIENCE)
+            for process in descendants(job.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        if not status:
+            return killed
+        tell(f"{len(killed)} kills: {' '.join(killed[-12:])}")
+
+
+def kill(job: int, dice: random.Random) -> list[str]:
+    """Kill the driver, its JVM, or, mostly, a process of a task; return which."""
+    found = {process: role_of(process) for process in descendants(job)}
+    roles = {
+        role: [p for p, r in found.items() if r == role] for role in found.values()
+    }
+    tasks = roles.get("task", []) + roles.get("worker", [])
+    if not tasks:
+        return []  # it has not begun
+    if dice.randrange(10):
+        chosen, role = dice.choice(tasks), "task"
+    elif dice.randrange(2):
+        chosen, role = job, "driver"
+    else:
+        chosen, role = roles["jvm"][0], "jvm"
+    with suppress(ProcessLookupError):
+        os.kill(chosen, signal.SIGKILL)
+        return [role]
+    return []
+
+
+def descendants(process: int) -> Iterator[int]:
+    """Yield what a process has started, and what that has."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    waiting = children.get(process, [])
+    while waiting:
+        yield (found := waiting.pop())
+        waiting += children.get(found, [])
+
+
+def role_of(process: int) -> str:
+    """Return what a process of the job is."""
+    with suppress(OSError):
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
+        if b"java" in command.split(b"\0")[0]:
+            return "jvm"
+        if b"salt.py" in command:
+            return "worker"
+        if b"pyspark.daemon" in command:
+            return "task"
+    return "other"
+
+
+def check(folder: Path, count: int) -> str:
+    """Return what is wrong with what was loaded; empty: nothing."""
+    with Journals.open(folder / "out", create=False) as journals:
+        runs = [messages_of(envelope.message) for envelope in journals.read_committed()]
+    found = [json.loads(message)["n"] for run in runs for message in run]
+    wanted = {n for n in range(count) if n % 100 != 7}
+    missing, more = wanted - set(found), len(found) - len(set(found))
+    if not missing and not more and len(found) == len(wanted):
+        return ""
+    return f"{len(missing)} missing, {more} twice, in {folder}"
+
+
+def tell(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

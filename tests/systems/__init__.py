@@ -1,0 +1,1 @@
+"""Whole systems, drawn at random: what they load, whatever is killed meanwhile."""
