@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +74,7 @@ def run(seed: int, parent: Path) -> Ran:
 
 def _run(ran: Ran, dice: random.Random) -> None:
     left = dice.choice([0, 1, 3, 8])
-    running = {p["name"]: p for p in ran.system.pipelines}
+    running = {*ran.system.runs}
     # Who reads journals has read all there is if it began behind the end of who appends.
     begun = dict.fromkeys(running, 0)
     ended = 0 if "a" in running else -1
@@ -88,7 +88,7 @@ def _run(ran: Ran, dice: random.Random) -> None:
                     ran.kills.append(_kill(processes[name].pid, dice, ran.lives))
                     left -= 1
             else:
-                _await(processes, running)
+                _await(processes[name] for name in running)
             for name in sorted(running):
                 code = processes[name].poll()
                 if code is None:
@@ -97,8 +97,8 @@ def _run(ran: Ran, dice: random.Random) -> None:
                 assert code == 0 or code in AGAIN or failed, f"{name} exits with {code}"
                 alone = "a" not in running and begun[name] > ended
                 if code == 0 and (name == "a" or alone):
-                    del running[name]
-                    ended = ran.lives
+                    running.remove(name)
+                    ended = ran.lives if name == "a" else ended
                 else:
                     assert ran.lives < 60, f"{name} is started for ever: {code}"
                     time.sleep(0.2 if code == 0 else 0)
@@ -106,9 +106,10 @@ def _run(ran: Ran, dice: random.Random) -> None:
                     begun[name] = ran.lives
 
 
-def _await(processes: dict[str, subprocess.Popen[bytes]], running: object) -> None:
-    limit = time.monotonic() + PATIENCE
-    while all(process.poll() is None for process in processes.values()):
+def _await(running: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Wait until one of them has ended."""
+    processes, limit = [*running], time.monotonic() + PATIENCE
+    while all(process.poll() is None for process in processes):
         assert time.monotonic() < limit, "hangs"
         time.sleep(0.01)
 
@@ -117,8 +118,8 @@ def _await(processes: dict[str, subprocess.Popen[bytes]], running: object) -> No
 def _started(ran: Ran) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     processes = {}
     try:
-        for pipeline in ran.system.pipelines:
-            processes[pipeline["name"]] = _start(ran, pipeline["name"])
+        for name in ran.system.runs:
+            processes[name] = _start(ran, name)
         yield processes
     finally:
         for process in processes.values():
@@ -132,7 +133,7 @@ def _start(ran: Ran, name: str) -> subprocess.Popen[bytes]:
         log.write(b"-- start %d\n" % ran.lives)
         log.flush()
         return subprocess.Popen(
-            [sys.executable, "-m", "etlstage", "run", f"{name}.yaml"],
+            [sys.executable, "-m", "etlstage", "run", ran.system.runs[name]],
             cwd=ran.system.folder,
             stdout=log,
             stderr=log,

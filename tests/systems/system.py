@@ -31,6 +31,7 @@ DEADLY: Final = ("die", "die", "hang", "print")
 EXACT: Final = ("files", "journal", "epochs")
 """Ends that can load exactly once."""
 
+FILES: Final = {"files": {"path": "in", "format": "text"}}
 SCHEMA: Final = "n long, key int, do string, by string, salt long"
 Row = dict[str, Any]
 Letters = Counter[tuple[str, int]]
@@ -86,6 +87,14 @@ class System:
         for pipeline in self.pipelines:
             path = self.folder / f"{pipeline['name']}.yaml"
             path.write_text(json.dumps(pipeline, indent=1))
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """What is started, by name, and its file; shards of leases have two runners."""
+        files = {p["name"]: f"{p['name']}.yaml" for p in self.pipelines}
+        if "leases" in self.pipelines[-1]["load"].get("shards", {}):
+            files["other"] = files["b"]
+        return files
 
     @property
     def exact(self) -> bool:
@@ -208,6 +217,9 @@ def _pipeline(
 ) -> dict[str, Any]:
     names = [f"{name}{n}" for n in range(dice.randrange(4))]
     load = load or dice.choice(["files", "journal", "worker", "epochs", "kcl", "files"])
+    shared = load == "kcl" and extract is None and dice.random() < 0.7
+    if shared:
+        names, extract = [], FILES
     exact = load == "epochs" or (load in EXACT and dice.random() < 0.7)
     made: dict[str, Any] = {
         "name": name,
@@ -220,7 +232,7 @@ def _pipeline(
     if load == "epochs":
         for stage in made["transform"]:
             stage.pop("durable", None)
-    if load == "kcl" and not names and "files" in made["extract"]:
+    if shared:
         made["load"]["shards"] |= {"leases": "leases.db", "failover": "2s"}
         del made["state"]
     return made
@@ -229,7 +241,7 @@ def _pipeline(
 def _extract(dice: random.Random) -> dict[str, Any]:
     program = dice.choice(["", "", "count.py", "count-cocaine.py"])
     if not program:
-        return {"files": {"path": "in", "format": "text"}}
+        return FILES
     dialect = "cocaine" if "cocaine" in program else {"mode": "cyclic"}
     return {
         "worker": _program(program),
