@@ -211,6 +211,7 @@ class Simulation(simulation.Simulation[Scenario]):
         return self._is_over(report, drained=ended == "drained")
 
     def _is_over(self, report: Report, *, drained: bool) -> bool:
+        scenario = self.scenario
         self.tell(f"the run is over: {report.status}")
         if self._made_up:
             return False  # replies are those of other messages, and no one can know
@@ -221,8 +222,11 @@ class Simulation(simulation.Simulation[Scenario]):
             )
         if self._doubted and not isinstance(report.error, RepliesDoubtful):
             raise self._doubted
-        # Between two positions a source can't be drained so that it reads on.
+        # Between two positions a source can't be drained so that it reads on; a worker
+        # is waited for, to the end of its range.
         drained = drained and isinstance(report.error, SourceFailed)
+        if drained and scenario.stages[0].kind is StageKind.EXTRACT:
+            raise Violation(f"a drained worker ends between positions: {report.error}")
         if self.scenario.epoch is not None and (self._failed or drained):
             return self._goes_on()
         self._oracle.check_run(
