@@ -68,6 +68,28 @@ static PyObject *measure(PyObject *module, PyObject *list)
     return count < 0 ? NULL : PyLong_FromSsize_t(total);
 }
 
+/* Return where each message begins, and the last ends, if they are put one behind the
+ * other: int32 as Arrow has them. None if one of them is none, or they are too large. */
+static PyObject *bounds(PyObject *module, PyObject *list)
+{
+    Py_ssize_t total = 0, count = PyList_Size(list);
+    if (count < 0)
+        return NULL;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (count + 1) * (Py_ssize_t)sizeof(int32_t));
+    char *to = made ? PyBytes_AsString(made) : NULL;
+    for (Py_ssize_t i = 0; made && i <= count; i++, to += sizeof(int32_t)) {
+        int32_t at = (int32_t)total;
+        memcpy(to, &at, sizeof at);
+        if (i == count)
+            break;
+        PyObject *one = PyList_GetItem(list, i);
+        if (!PyBytes_CheckExact(one) || PyBytes_Size(one) > INT32_MAX - total)
+            return Py_DECREF(made), Py_NewRef(Py_None);
+        total += PyBytes_Size(one);
+    }
+    return made;
+}
+
 /* --- join: messages, an EOM behind each -------------------------------------------- */
 
 typedef struct {
@@ -287,6 +309,7 @@ static PyObject *split(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"measure", measure, METH_O, NULL},
+    {"bounds", bounds, METH_O, NULL},
     {"join_list", join_list, METH_VARARGS, NULL},
     {"join_column", join_column, METH_VARARGS, NULL},
     {"split", split, METH_VARARGS, NULL},

@@ -18,6 +18,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etlstage import speedups
 from etlstage.messages import Groups, Packed, Run
 
 __all__ = (
@@ -270,27 +271,55 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return values in Arrow: bytes, text, or whatever else it has a type for."""
     # pa.array would import pandas, where it is, to ask whether they are a Series; that
     # takes longer than a small pipeline.
-    plain = kind in (pa.binary(), pa.string())
-    if not plain and (
+    if kind in (pa.binary(), pa.string()):
+        return _array_of_bytes(values, kind)
+    if (
         len(values) > _FEW
         or (of := _OF.get(kind)) is None
         or not {*map(type, values)} <= {of, type(None)}
     ):
         return pa.array(values, kind)
-    present = _bits([v is not None for v in values]) if None in values else None
-    buffers: list[Any] = [present]
-    if plain:
-        data = [v.encode() if isinstance(v, str) else v or b"" for v in values]
-        buffers += [array("i", accumulate(map(len, data), initial=0)), b"".join(data)]
-    elif kind == pa.bool_():
-        buffers += [_bits(values)]
-    else:
-        try:
-            buffers += [array(_CODES[kind], [v or 0 for v in values])]
-        except OverflowError:
-            return pa.array(values, kind)  # which raises an error of Arrow's
+    if kind == pa.bool_():
+        return _made(kind, len(values), _present(values), _bits(values))
+    try:
+        numbers = array(_CODES[kind], [v or 0 for v in values])
+    except OverflowError:
+        return pa.array(values, kind)  # which raises an error of Arrow's
+    return _made(kind, len(values), _present(values), numbers)
+
+
+def _array_of_bytes(
+    values: Sequence[bytes | str | None], kind: pa.DataType
+) -> pa.Array:
+    data: Sequence[Any] = values
+    if (bounds := _bounds_of(data)) is None:
+        types = {*map(type, values)}
+        if types == {str}:
+            data = [*map(str.encode, data)]
+        elif types != {bytes}:
+            data = [v.encode() if isinstance(v, str) else v or b"" for v in data]
+        bounds = _bounds_of(data)
+    if bounds is None:
+        bounds = array("i", accumulate(map(len, data), initial=0))
+    present = None if data is values else _present(values)
+    return _made(kind, len(data), present, bounds, b"".join(data))
+
+
+def _bounds_of(values: Sequence[Any]) -> Any:  # noqa: ANN401 - None, or a buffer
+    compiled = speedups.compiled
+    if compiled is None or not isinstance(values, list):
+        return None
+    return compiled.bounds(values)
+
+
+def _made(kind: pa.DataType, count: int, *buffers: Any) -> pa.Array:  # noqa: ANN401 - or None
     made = [None if one is None else pa.py_buffer(one) for one in buffers]
-    return pa.Array.from_buffers(kind, len(values), made)
+    return pa.Array.from_buffers(kind, count, made)
+
+
+def _present(values: Sequence[object]) -> bytearray | None:
+    """Return which values there are; None: all."""
+    return _bits([v is not None for v in values]) if None in values else None
 
 
 def _bits(values: Sequence[bool | None]) -> bytearray:

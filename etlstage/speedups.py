@@ -25,6 +25,9 @@ class Compiled(Protocol):
     def measure(self, messages: list[bytes], /) -> int | None:
         """Return how many bytes the messages have, if each of them is bytes."""
 
+    def bounds(self, messages: list[bytes], /) -> bytes | None:
+        """Return the offsets of an Arrow array of the messages, if each is bytes."""
+
     def join_list(
         self, messages: list[bytes], markers: tuple[bytes | None, ...], limit: int, /
     ) -> bytes | None:

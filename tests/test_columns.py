@@ -15,6 +15,7 @@ from etlstage.columns import (
     from_zero,
     one_of,
 )
+from tests.protocol.marker.twins import TWINS, using
 
 MESSAGES = [b"one", b"", b"three"]
 
@@ -155,7 +156,10 @@ def test_empty_epoch_has_empty_columns() -> None:
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
+        ([b"a", b"", b"bc"], pa.binary()),
+        ((b"a", b"bc"), pa.binary()),
         ([b"a", None, b""] * 5, pa.binary()),
+        ([b"a", "x"], pa.string()),
         (["é", "", "x"], pa.string()),
         ([None, "x"], pa.string()),
         ([], pa.string()),
@@ -170,10 +174,12 @@ def test_empty_epoch_has_empty_columns() -> None:
     ],
 )
 def test_values_in_arrow(values: list[object], kind: pa.DataType) -> None:
-    """They are what Arrow itself makes of them."""
-    made = array_of(values, kind)
-    made.validate(full=True)
-    assert made == pa.array(values, kind)
+    """They are what Arrow itself makes of them, compiled or not."""
+    for twin in TWINS:
+        with using(twin):
+            made = array_of(values, kind)
+        made.validate(full=True)
+        assert made == pa.array(values, kind)
 
 
 @pytest.mark.parametrize("value", [2**31, -(2**63) - 1, "1"])

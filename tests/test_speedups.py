@@ -64,6 +64,7 @@ def test_what_is_not_sound_is_left_to_python(fast: Compiled) -> None:
     """Python's path raises the errors (issue 13)."""
     other: Any = bytearray(b"a")
     assert fast.measure([b"a", other]) is None
+    assert fast.bounds([b"a", other]) is None
     for unsound in [b"a", b"b\n"], [b"long"], [other], [b"a\x15"]:
         assert fast.join_list(unsound, MARKERS, 3) is None
     assert fast.join_column(ends(0, 2), b"a\0", 0, 1, MARKERS, 3) is None
@@ -78,8 +79,12 @@ def test_only_a_list_is_measured(fast: Compiled) -> None:
     other: Any = (b"a", b"bc")
     with pytest.raises(SystemError):
         fast.measure(other)
+    with pytest.raises(SystemError):
+        fast.bounds(other)
     assert fast.measure([*other]) == 3
     assert fast.measure([]) == 0
+    assert fast.bounds([*other]) == ends(0, 1, 3)
+    assert fast.bounds([]) == ends(0)
 
 
 class Named(bytes):
