@@ -22,6 +22,8 @@ __all__ = ("Ran", "run")
 
 PATIENCE: Final = 120.0
 """Seconds until a run that nobody kills has ended."""
+MANY: Final = 200
+"""Starts, of all runs of a system."""
 AGAIN: Final = {4, 5, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
 """Exit codes of runs that are started again: drained, stopped, killed."""
 FAILED: Final = 1
@@ -100,8 +102,8 @@ def _run(ran: Ran, dice: random.Random) -> None:
                     running.remove(name)
                     ended = ran.lives if name == "a" else ended
                 else:
-                    assert ran.lives < 60, f"{name} is started for ever: {code}"
-                    time.sleep(0.2 if code == 0 else 0)
+                    assert ran.lives < MANY, f"{name} is started for ever: {code}"
+                    time.sleep(0.5 if code == 0 else 0)
                     processes[name] = _start(ran, name)
                     begun[name] = ran.lives
 

@@ -27,7 +27,9 @@ ALL: Final = {"then": "dead_letter", "budget": "100%"}
 RESTART: Final = {"delay": "1ms", "max_delay": "10ms", "max": 1000}
 ASKED: Final = ("one",) * 40 + ("none", "two", "refuse", "reject", "slow")
 RUN: Final = "application/x-etlstage-run"
-DEADLY: Final = ("die", "die", "hang", "print")
+DEADLY: Final = ("die", "die", "print", "hang")
+HANGING: Final = 300
+"""The first so many may ask for a worker that hangs: each takes the deadline thrice."""
 EXACT: Final = ("files", "journal", "epochs")
 """Ends that can load exactly once."""
 
@@ -59,7 +61,8 @@ class System:
         system = cls(folder)
         deadly = dice.random() < 0.3
         for n in range(dice.choice([0, 1, 10, 300, 300, 3000])):
-            do = dice.choice(DEADLY if deadly and n % 50 == 7 else ASKED)
+            deaths = DEADLY if n < HANGING else DEADLY[:-1]
+            do = dice.choice(deaths if deadly and n % 50 == 7 else ASKED)
             row = {"n": n, "key": dice.randrange(9), "do": do}
             system.rows.append(row | {"by": "", "salt": 0})
         lead = dice.random() < 0.4
