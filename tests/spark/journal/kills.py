@@ -25,8 +25,10 @@ from typing import Final
 
 from etlstage.journal import Journals, Publisher, RunMessage
 from etlstage.pipeline.journal_source import messages_of
+from tests.spark.archive import ARCHIVE, OPTIONS
 from tests.spark.driver import environment
 
+JAVA: Final = f"{OPTIONS} -XX:SharedArchiveFile={ARCHIVE}"
 RUNS: Final = "application/x-etlstage-run"
 EACH: Final = 500
 """Messages for each kill."""
@@ -40,7 +42,7 @@ def salt(message):
     n = int(message)
     if n % 100 == 7:
         raise worker.Refuse("no seven")
-    return json.dumps({"n": n, "salt": random.randrange(10**9)}).encode()
+    yield json.dumps({"n": n, "salt": random.randrange(10**9)}).encode()
 
 worker.transform(salt)
 """
@@ -48,7 +50,7 @@ JOB: Final = """\
 import sys
 from pathlib import Path
 from etlstage.spark import register, transform
-from etlstage.stage import ErrorBudget, ErrorPolicy, Stage, WorkerProgram
+from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, WorkerProgram
 from etlstage.pipeline.journal_source import messages_of
 from tests.spark.driver import make_session
 
@@ -59,11 +61,15 @@ read = spark.readStream.format("etlstage-journal").option("max_messages", 1000)
 stage = Stage(
     name="salt",
     worker=WorkerProgram(command=(sys.executable, str(Path("salt.py").absolute()))),
-    on_error=ErrorPolicy(budget=ErrorBudget(count=10**9)),
+    on_error=ErrorPolicy(retries=50),
+    restart=RestartPolicy(max=1000),
 )
-salted = transform(read.load("in").select("value"), stage)
+salted = transform(read.load("in").select("value"), stage, errors="column")
+salted = salted.where("error is null").select("value")
 writer = salted.writeStream.format("etlstage-journal").trigger(availableNow=True)
-writer.option("checkpointLocation", "checkpoint").start("out").awaitTermination()
+query = writer.option("checkpointLocation", "checkpoint").start("out")
+Path("started").touch()
+query.awaitTermination()
 """
 
 
@@ -107,24 +113,29 @@ def run(folder: Path, kills: int, dice: random.Random) -> list[str]:
     """Run the job to its end, with kills in between; return who was killed."""
     killed: list[str] = []
     while True:
+        (folder / "started").unlink(missing_ok=True)
         with (folder / "log").open("ab") as log:
             job = subprocess.Popen(
                 [sys.executable, "job.py"],
                 cwd=folder,
-                env=environment(),
+                env=environment(JDK_JAVA_OPTIONS=JAVA),
                 stdout=log,
                 stderr=log,
             )
         with job:
+            before, early = len(killed), not dice.randrange(5)
             while len(killed) < kills and job.poll() is None:
-                time.sleep(dice.uniform(0.1, 2))
-                killed += kill(job.pid, dice)
+                time.sleep(dice.uniform(0.5, 4))
+                # Until its query runs, a process that is killed ends the job.
+                if early or (folder / "started").exists():
+                    killed += kill(job.pid, dice)
             status = job.wait(PATIENCE)
             for process in descendants(job.pid):
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
         if not status:
             return killed
+        assert len(killed) > before, f"fails by itself: {folder / 'log'}"
         tell(f"{len(killed)} kills: {' '.join(killed[-12:])}")
 
 
@@ -171,7 +182,11 @@ def role_of(process: int) -> str:
         if b"salt.py" in command:
             return "worker"
         if b"pyspark.daemon" in command:
-            return "task"
+            parent = (
+                Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            )
+            others = Path(f"/proc/{parent[1]}/cmdline").read_bytes()
+            return "task" if b"pyspark.daemon" in others else "daemon"
     return "other"
 
 
