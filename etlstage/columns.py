@@ -35,8 +35,8 @@ __all__ = (
 )
 
 _CHUNK: Final = 8192
-_FEW: Final = 10_000
-"""Numbers that take less time here than pandas does to be imported."""
+_SPARED: Final = 500_000
+"""Values that take Python as long as pandas does to be imported."""
 _CODES: Final = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 _OF: Final = {pa.int32(): int, pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
 _KINDS: Final = {bytes: pa.binary(), str: pa.string(), int: pa.int64()}
@@ -269,15 +269,19 @@ def _text(value: bytes) -> str | None:
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return values in Arrow: bytes, text, or whatever else it has a type for."""
-    # pa.array would import pandas, where it is, to ask whether they are a Series; that
-    # takes longer than a small pipeline.
-    if kind in (pa.binary(), pa.string()):
-        return _array_of_bytes(values, kind)
-    if (
-        len(values) > _FEW
-        or (of := _OF.get(kind)) is None
-        or not {*map(type, values)} <= {of, type(None)}
-    ):
+    is_text = kind in (pa.binary(), pa.string())
+    if is_text and (bounds := _bounds_of(values)) is not None:
+        return _made(kind, len(values), None, bounds, b"".join(values))
+    # pa.array would import pandas, where it is, to ask whether they are a Series.
+    _Spared.count += len(values)
+    if _Spared.count > _SPARED:
+        return pa.array(values, kind)
+    if is_text:
+        data = [v.encode() if isinstance(v, str) else v or b"" for v in values]
+        bounds = array("i", accumulate(map(len, data), initial=0))
+        return _made(kind, len(data), _present(values), bounds, b"".join(data))
+    of = _OF.get(kind)
+    if of is None or not {*map(type, values)} <= {of, type(None)}:
         return pa.array(values, kind)
     if kind == pa.bool_():
         return _made(kind, len(values), _present(values), _bits(values))
@@ -288,21 +292,10 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return _made(kind, len(values), _present(values), numbers)
 
 
-def _array_of_bytes(
-    values: Sequence[bytes | str | None], kind: pa.DataType
-) -> pa.Array:
-    data: Sequence[Any] = values
-    if (bounds := _bounds_of(data)) is None:
-        types = {*map(type, values)}
-        if types == {str}:
-            data = [*map(str.encode, data)]
-        elif types != {bytes}:
-            data = [v.encode() if isinstance(v, str) else v or b"" for v in data]
-        bounds = _bounds_of(data)
-    if bounds is None:
-        bounds = array("i", accumulate(map(len, data), initial=0))
-    present = None if data is values else _present(values)
-    return _made(kind, len(data), present, bounds, b"".join(data))
+class _Spared:
+    """How many values there were that pandas was not imported for."""
+
+    count = 0
 
 
 def _bounds_of(values: Sequence[Any]) -> Any:  # noqa: ANN401 - None, or a buffer
