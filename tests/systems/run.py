@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from tests.systems.system import System
 
@@ -59,12 +59,12 @@ def run(seed: int, parent: Path) -> Ran:
     folder = Path(tempfile.mkdtemp(prefix=f"system-{seed}-", dir=parent))
     ran = Ran(seed, System.draw(folder, dice))
     try:
-        _run(ran, dice)
+        with _Runs(ran, dice) as runs:
+            runs.drive(dice.choice([0, 1, 3, 8]))
     except AssertionError as error:
         ran.wrong = str(error)
     else:
-        system = ran.system
-        killed = bool(ran.kills)
+        system, killed = ran.system, bool(ran.kills)
         ran.wrong = (
             system.check(killed=killed, workers_killed=ran.workers_killed)
             or system.check_order()
@@ -74,93 +74,104 @@ def run(seed: int, parent: Path) -> Ran:
     return ran
 
 
-def _run(ran: Ran, dice: random.Random) -> None:
-    left = dice.choice([0, 1, 3, 8])
-    running = {*ran.system.runs}
-    # Who reads journals has read all there is if it began behind the end of who appends.
-    begun = dict.fromkeys(running, 0)
-    ended = 0 if "a" in running else -1
-    with _started(ran) as processes:
-        while running:
-            pause = dice.random() * dice.choice([0.3, 1, 2])
-            if left:
-                time.sleep(pause)
-                name = dice.choice(sorted(running))
-                if processes[name].poll() is None:
-                    ran.kills.append(_kill(processes[name].pid, dice, ran.lives))
-                    left -= 1
-            else:
-                _await(processes[name] for name in running)
-            for name in sorted(running):
-                code = processes[name].poll()
-                if code is None:
-                    continue
-                failed = code == FAILED and ran.workers_killed
-                assert code == 0 or code in AGAIN or failed, f"{name} exits with {code}"
-                alone = "a" not in running and begun[name] > ended
-                if code == 0 and (name == "a" or alone):
-                    running.remove(name)
-                    ended = ran.lives if name == "a" else ended
-                else:
-                    assert ran.lives < MANY, f"{name} is started for ever: {code}"
-                    time.sleep(0.5 if code == 0 else 0)
-                    processes[name] = _start(ran, name)
-                    begun[name] = ran.lives
+class _Runs:
+    """
+    The runs of a system, each of which is started again until it has loaded all.
 
+    Who reads journals has read all that there is if it was started behind the end of
+    who appends.
+    """
 
-def _await(running: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Wait until one of them has ended."""
-    processes, limit = [*running], time.monotonic() + PATIENCE
-    while all(process.poll() is None for process in processes):
-        assert time.monotonic() < limit, "hangs"
-        time.sleep(0.01)
+    def __init__(self, ran: Ran, dice: random.Random) -> None:
+        self._ran = ran
+        self._dice = dice
+        self._files = ran.system.runs
+        # Of those that are to go on, by name: the process, and which start it is.
+        self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._appended = 0  # at which start the run that appends had ended
 
+    def __enter__(self) -> Self:
+        for name in self._files:
+            self._start(name)
+        return self
 
-@contextmanager
-def _started(ran: Ran) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    processes = {}
-    try:
-        for name in ran.system.runs:
-            processes[name] = _start(ran, name)
-        yield processes
-    finally:
-        for process in processes.values():
+    def __exit__(self, *exc: object) -> None:
+        for process, _ in self._running.values():
             with process:
                 process.kill()
 
+    def drive(self, kills: int) -> None:
+        """Kill so often, if there is time, and wait for all to end."""
+        while self._running:
+            if kills:
+                time.sleep(self._dice.random() * self._dice.choice([0.3, 1, 2]))
+                kills -= self._kill_one()
+            else:
+                self._await_one()
+            for name, (process, start) in sorted(self._running.items()):
+                if process.poll() is not None:
+                    self._end(name, process.returncode, start)
 
-def _start(ran: Ran, name: str) -> subprocess.Popen[bytes]:
-    ran.lives += 1
-    with (ran.system.folder / f"log-{name}").open("ab") as log:
-        log.write(b"-- start %d\n" % ran.lives)
-        log.flush()
-        return subprocess.Popen(
-            [sys.executable, "-m", "etlstage", "run", ran.system.runs[name]],
-            cwd=ran.system.folder,
-            stdout=log,
-            stderr=log,
-            # A process in the background of a shell ignores it otherwise.
-            preexec_fn=_hear_interrupts,
-        )
+    def _end(self, name: str, code: int, start: int) -> None:
+        failed = code == FAILED and self._ran.workers_killed
+        assert code == 0 or code in AGAIN or failed, f"{name} exits with {code}"
+        whole = name == "a" or ("a" not in self._running and start > self._appended)
+        del self._running[name]
+        if code == 0 and whole:
+            if name == "a":
+                self._appended = self._ran.lives
+            return
+        assert self._ran.lives < MANY, f"{name} is started for ever: {code}"
+        if code == 0:
+            time.sleep(0.5)  # there may be more by then
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        self._ran.lives += 1
+        with (self._ran.system.folder / f"log-{name}").open("ab") as log:
+            log.write(b"-- start %d\n" % self._ran.lives)
+            log.flush()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "etlstage", "run", self._files[name]],
+                cwd=self._ran.system.folder,
+                stdout=log,
+                stderr=log,
+                # A process in the background of a shell ignores it otherwise.
+                preexec_fn=_hear_interrupts,
+            )
+        self._running[name] = process, self._ran.lives
+
+    def _kill_one(self) -> bool:
+        process, start = self._running[self._dice.choice(sorted(self._running))]
+        if process.poll() is not None:
+            return False
+        self._ran.kills.append(f"{_kill(process.pid, self._dice)}@{start}")
+        return True
+
+    def _await_one(self) -> None:
+        limit = time.monotonic() + PATIENCE
+        while all(process.poll() is None for process, _ in self._running.values()):
+            assert time.monotonic() < limit, "hangs"
+            time.sleep(0.01)
 
 
 def _hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _kill(process: int, dice: random.Random, life: int) -> str:
+def _kill(process: int, dice: random.Random) -> str:
     """Kill it, or stop it by a signal, or kill one of its workers; return which."""
     workers = sorted(_children(process))
-    what = dice.choice(["kill", "kill", "worker", "worker", "TERM", "INT"])
+    what = dice.choice(["run", "run", "worker", "worker", "TERM", "INT"])
     if what == "worker" and workers:
         with suppress(ProcessLookupError):
             os.kill(dice.choice(workers), signal.SIGKILL)
-        return f"worker@{life}"
+        return what
     if what in ("TERM", "INT"):
         os.kill(process, signal.Signals[f"SIG{what}"])
-        return f"{what}@{life}"
+        return what
     os.kill(process, signal.SIGKILL)
-    return f"run@{life}"
+    return "run"
 
 
 def _children(process: int) -> Iterator[int]:
