@@ -276,16 +276,22 @@ class Look:
     # --- what both need -------------------------------------------------------------
 
     def absent(
-        self, loc: Loc, what: str, place: Path, *, seen_from: Path | None = None
+        self,
+        loc: Loc,
+        what: str,
+        place: Path,
+        *,
+        seen_from: Path | None = None,
+        remedy: str = "",
     ) -> Problem:
-        """Return the problem of a path that leads nowhere."""
+        """Return the problem of a path that leads nowhere: what it may mean, or a remedy."""
         hidden = f"there is no such {what.removesuffix(' that matches')}"
         text = f"there is no {what} {place.absolute()}"
         beside = seen_from and self.folder / os.path.relpath(place, seen_from)
         if beside and os.path.isfile(beside):
             text += f"; {beside} is not in cwd, from where a command is seen"
         else:
-            text += guess(place.name, names(place.parent))
+            text += guess(place.name, names(place.parent)) or remedy
         return Problem(loc, text, hidden=hidden)
 
     def unmakeable(self, loc: Loc, place: Path) -> Iterator[Problem]:

@@ -86,6 +86,7 @@ def test_it_is_built(folder: Path, start: str) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "text"),
     [
+        ("path: in", "path: im", "journals im; the first pipeline that appends to it"),
         ("path: in", "path: im", ":2:27: extract.journal.path: there is no set of"),
         (
             "reader: r",

@@ -75,7 +75,8 @@ class JournalSourceKeys(SourceKeys):
         yield from without_arrow(loc)
         place = look.path(self.path)
         if place is not None and not (place / "spec.json").exists():
-            yield look.absent((*loc, "path"), "set of journals", place)
+            remedy = "; the first pipeline that appends to it makes it"
+            yield look.absent((*loc, "path"), "set of journals", place, remedy=remedy)
 
     def text(self) -> str:
         """Return where it is."""
