@@ -24,6 +24,7 @@ PATIENCE: Final = 300.0
 """Seconds until a run that nobody kills has ended."""
 MANY: Final = 200
 """Starts, of all runs of a system."""
+NOT_BEGUN: Final = "interrupted before the run began\n"
 DRAINED: Final = 4
 AGAIN: Final = {DRAINED, 5, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
 """Exit codes of runs that are started again: drained, stopped, killed."""
@@ -116,7 +117,8 @@ class _Runs:
                     self._end(name, process.returncode, start)
 
     def _end(self, name: str, code: int, start: int) -> None:
-        self._ran.codes.add(code)
+        if not self._log(name).read_text().endswith(NOT_BEGUN):
+            self._ran.codes.add(code)
         failed = code == FAILED and self._ran.workers_killed
         assert code == 0 or code in AGAIN or failed, f"{name} exits with {code}"
         whole = name == "a" or ("a" not in self._running and start > self._appended)
@@ -132,7 +134,7 @@ class _Runs:
 
     def _start(self, name: str) -> None:
         self._ran.lives += 1
-        with (self._ran.system.folder / f"log-{name}").open("ab") as log:
+        with self._log(name).open("ab") as log:
             log.write(b"-- start %d\n" % self._ran.lives)
             log.flush()
             process = subprocess.Popen(
@@ -144,6 +146,9 @@ class _Runs:
                 preexec_fn=_hear_interrupts,
             )
         self._running[name] = process, self._ran.lives
+
+    def _log(self, name: str) -> Path:
+        return self._ran.system.folder / f"log-{name}"
 
     def _kill_one(self) -> bool:
         process, start = self._running[self._dice.choice(sorted(self._running))]
