@@ -201,7 +201,8 @@ class ShardedSink(ShardSink):
                         self._note(shard, part.messages, part.error)
                         await self._advance()
             except EtlstageError as error:
-                self._failure = self._failure or error
+                if not worker.stopping:
+                    self._failure = self._failure or error
             finally:
                 worker.runs.close()
                 shard.settled.set()
@@ -311,6 +312,7 @@ class ShardedSink(ShardSink):
         for shard in self._shards:
             await shard.settled.wait()
         self._check()
+        self.withheld |= self._first < self.account.received
 
     def _stop_in(self, tasks: TaskGroup) -> None:
         for shard in self._shards:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from etlstage.errors import NotCommitted, StateUnusable
@@ -79,13 +81,17 @@ class Workers:
 
 async def load(workers: Workers, source: Source, **settings: Any) -> Report:  # noqa: ANN401
     """Return what becomes of a load by the user."""
+    sink = sharded(workers, **settings)
+    return await Pipeline(name="p", source=source, sink=sink).run()
+
+
+def sharded(workers: Any, **settings: Any) -> ShardedSink:  # noqa: ANN401 - passed on
+    """Return what loads by the user."""
     stage = Stage(
         name="t", worker=("toy",), dialect=CommittingDialect(), kind=StageKind.LOAD
     )
-    sink = ShardedSink(
-        stage, cut=Cut(3, "/user"), launch=ScriptedLaunch(workers), **settings
-    )
-    return await Pipeline(name="p", source=source, sink=sink).run()
+    launch = ScriptedLaunch(workers)
+    return ShardedSink(stage, cut=Cut(3, "/user"), launch=launch, **settings)
 
 
 def virtually(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -159,6 +165,33 @@ async def test_workers_are_killed_at_each_step() -> None:
         seen = {json.loads(r)["n"] for done in workers.done.values() for _, r in done}
         assert seen == {*range(COUNT)}, step
         assert source.reached == sorted(source.reached)
+
+
+@virtually
+async def test_load_is_drained_at_any_turn() -> None:
+    """Also while its workers have yet to be given anything; the next run has the rest."""
+    for begin, turns in product((0, COUNT), range(0, 60, 2)):
+        workers, reports = Workers(), list[Report]()
+
+        async def late(worker: ScriptedWorker, workers: Workers = workers) -> int:
+            await anyio.sleep(1)
+            return await workers(worker)
+
+        sink = sharded(late)
+        pipeline = Pipeline(name="p", source=Records(begin), sink=sink)
+
+        async def run(
+            pipeline: Pipeline = pipeline, reports: list[Report] = reports
+        ) -> None:
+            reports.append(await pipeline.run())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            pipeline.drain()
+        (report,) = reports
+        assert report.error is None, (begin, turns, report.error)
 
 
 @virtually
