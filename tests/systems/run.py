@@ -31,8 +31,9 @@ NOT_BEGUN: Final = (
 )
 """How its log ends if a signal came first, be it to Python."""
 DRAINED: Final = 4
-AGAIN: Final = {DRAINED, 5, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
-"""Exit codes of runs that are started again: drained, stopped, killed."""
+AGAIN: Final = {DRAINED, 5, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
+"""Exit codes of runs that are started again: drained, stopped, killed; Python has two of
+its own for an interrupt."""
 FAILED: Final = 1
 """Of one that failed, as it may where a load worker was killed: nothing is proven."""
 
