@@ -160,6 +160,7 @@ class ShardedSink(ShardSink):
         self._first = 0  # message of all that is not settled
         self._failure: EtlstageError | None = None
         self._finishing = False
+        self.withheld: bool = False
         self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
@@ -312,7 +313,8 @@ class ShardedSink(ShardSink):
         for shard in self._shards:
             await shard.settled.wait()
         self._check()
-        self.withheld |= self._first < self.account.received
+        if self._first < self.account.received:
+            self.withheld = True
 
     def _stop_in(self, tasks: TaskGroup) -> None:
         for shard in self._shards:
