@@ -69,7 +69,7 @@ static PyObject *measure(PyObject *module, PyObject *list)
 }
 
 /* Return where each message begins, and the last ends, if they are put one behind the
- * other: int32 as Arrow has them. None if one of them is none, or they are too large. */
+ * other: int32 as Arrow has them. None if one of them is not bytes, or they are too large. */
 static PyObject *bounds(PyObject *module, PyObject *list)
 {
     Py_ssize_t total = 0, count = PyList_Size(list);

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from etlstage.transport.process import descendants
 from tests.systems.system import System
 
 __all__ = ("Ran", "run")
@@ -178,7 +178,7 @@ def _hear_interrupts() -> None:
 
 def _kill(process: int, dice: random.Random) -> str:
     """Kill it, or stop it by a signal, or kill one of its workers; return which."""
-    workers = sorted(_children(process))
+    workers = sorted(descendants(process))
     what = dice.choice(["run", "run", "worker", "worker", "TERM", "INT"])
     if what == "worker" and workers:
         with suppress(ProcessLookupError):
@@ -189,14 +189,6 @@ def _kill(process: int, dice: random.Random) -> str:
         return what
     os.kill(process, signal.SIGKILL)
     return "run"
-
-
-def _children(process: int) -> Iterator[int]:
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == process:
-                yield int(path.parent.name)
 
 
 def _shown(pipeline: dict[str, object]) -> str:

@@ -16,9 +16,10 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from etlstage.journal import Journals, RunMessage
+from etlstage.journal import Journals
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import letter_files, read_letters
+from etlstage.pipeline.journal_source import messages_of
 from tests.systems.workers import LOAD, OUTPUTS, WORKERS
 
 __all__ = ("System",)
@@ -32,7 +33,6 @@ HANGING: Final = 300
 """The first so many may ask for a worker that hangs: each takes the deadline thrice."""
 EXACT: Final = ("files", "journal", "epochs")
 """Ends that can load exactly once."""
-
 FILES: Final = {"files": {"path": "in", "format": "text"}}
 SCHEMA: Final = "n long, key int, do string, by string, salt long"
 Row = dict[str, Any]
@@ -114,12 +114,12 @@ class System:
 
         """
         loaded, dead = self._loaded(), self._dead()
+        wanted, letters = self._expected()
+        given_up = set()
         if workers_killed:
             # A message may have been under way each time: then it is given up.
-            given_up = {n for (_, n), kinds in dead.items() if "WorkerLost" in kinds}
-        else:
-            given_up = set()
-        wanted, letters = self._expected()
+            unasked = {letter: dead[letter] for letter in dead.keys() - letters.keys()}
+            given_up = {n for (_, n), kinds in unasked.items() if "WorkerLost" in kinds}
         exact = self.exact or (drained and not workers_killed)
         found = Counter(key for key, _ in loaded)
         wrong = []
@@ -129,7 +129,8 @@ class System:
                 continue
             if there != due and (exact or there < due or not due):
                 wrong.append(f"{key}: {there} for {due}")
-        if exact and len({salt for _, salt in loaded}) < len(loaded) and self._salted():
+        salted = any(pipeline["transform"] for pipeline in self.pipelines)
+        if exact and salted and len({salt for _, salt in loaded}) < len(loaded):
             wrong.append("one output twice")
         for letter in letters.keys() | dead.keys():
             there, due = len(dead.get(letter, ())), letters[letter]
@@ -138,10 +139,6 @@ class System:
             ):
                 wrong.append(f"dead letter {letter}: {there} for {due}")
         return "; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" * (len(wrong) > 5))
-
-    def _salted(self) -> bool:
-        stages = [stage for p in self.pipelines for stage in p["transform"]]
-        return bool(stages)
 
     def check_order(self) -> str:
         """Return what is out of order in files, where each stage keeps an order."""
@@ -186,8 +183,7 @@ class System:
         if "journal" in load and (self.folder / "out").exists():
             with Journals.open(self.folder / "out") as journals:
                 for envelope in journals.read_committed():
-                    assert isinstance(envelope.message, RunMessage)
-                    lines += envelope.message.run
+                    lines += messages_of(envelope.message)
         elif "journal" not in load:
             hidden = (".", "_")
             for path in (self.folder / "out").rglob("*"):

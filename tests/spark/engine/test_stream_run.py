@@ -21,12 +21,14 @@ from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.runner import Runner
-from etlstage.spark.engine.stream_run import _SLOW, StreamingPipeline
+from etlstage.spark.engine.stream_run import StreamingPipeline
 from tests.spark.driver import environment
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
+# As Spark 4.3 has it, in lower case.
+TOO_SLOW = "timed out while waiting for the Python worker to connect back"
 WORKER = """\
 import json, os
 from etlstage import worker
@@ -182,7 +184,7 @@ async def test_query_whose_python_is_slow_is_started_again(
         starts.append(query)
         await watch(self, query)
         if len(starts) <= slow:
-            raise SourceFailed(f"extract: timed out while {_SLOW}", stage="extract")
+            raise SourceFailed(f"extract: {TOO_SLOW}", stage="extract")
 
     monkeypatch.setattr(StreamingPipeline, "_watch", watch_slow)
     feed(tmp_path, "a", *range(10))

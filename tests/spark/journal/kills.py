@@ -18,13 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from etlstage.journal import Journals, Publisher, RunMessage
 from etlstage.pipeline.journal_source import messages_of
+from etlstage.transport.process import descendants
 from tests.spark.archive import ARCHIVE, OPTIONS
 from tests.spark.driver import environment
 
@@ -32,6 +32,8 @@ JAVA: Final = f"{OPTIONS} -XX:SharedArchiveFile={ARCHIVE}"
 RUNS: Final = "application/x-etlstage-run"
 EACH: Final = 500
 """Messages for each kill."""
+ROLES: Final = ("task",) * 6 + ("worker",) * 6 + ("driver", "jvm")
+"""Who is killed how often."""
 PATIENCE: Final = 300.0
 """Seconds until a job that is not killed has ended."""
 WORKER: Final = """\
@@ -51,7 +53,6 @@ import sys
 from pathlib import Path
 from etlstage.spark import register, transform
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, WorkerProgram
-from etlstage.pipeline.journal_source import messages_of
 from tests.spark.driver import make_session
 
 # A task that is killed is run again.
@@ -141,36 +142,18 @@ def run(folder: Path, kills: int, dice: random.Random) -> list[str]:
 
 def kill(job: int, dice: random.Random) -> list[str]:
     """Kill the driver, its JVM, or, mostly, a process of a task; return which."""
-    found = {process: role_of(process) for process in descendants(job)}
-    roles = {
-        role: [p for p, r in found.items() if r == role] for role in found.values()
-    }
-    tasks = roles.get("task", []) + roles.get("worker", [])
-    if not tasks:
+    roles: dict[str, list[int]] = {"driver": [job]}
+    for process in descendants(job):
+        roles.setdefault(role_of(process), []).append(process)
+    if "task" not in roles:
         return []  # it has not begun
-    if dice.randrange(10):
-        chosen, role = dice.choice(tasks), "task"
-    elif dice.randrange(2):
-        chosen, role = job, "driver"
-    else:
-        chosen, role = roles["jvm"][0], "jvm"
+    role = dice.choice(ROLES)
+    if role not in roles:
+        return []
     with suppress(ProcessLookupError):
-        os.kill(chosen, signal.SIGKILL)
+        os.kill(dice.choice(roles[role]), signal.SIGKILL)
         return [role]
     return []
-
-
-def descendants(process: int) -> Iterator[int]:
-    """Yield what a process has started, and what that has."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    waiting = children.get(process, [])
-    while waiting:
-        yield (found := waiting.pop())
-        waiting += children.get(found, [])
 
 
 def role_of(process: int) -> str:
@@ -182,11 +165,7 @@ def role_of(process: int) -> str:
         if b"salt.py" in command:
             return "worker"
         if b"pyspark.daemon" in command:
-            parent = (
-                Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            )
-            others = Path(f"/proc/{parent[1]}/cmdline").read_bytes()
-            return "task" if b"pyspark.daemon" in others else "daemon"
+            return "task"  # or the one that forks them
     return "other"
 
 
