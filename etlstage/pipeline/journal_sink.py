@@ -163,6 +163,9 @@ class JournalSink(Sink):
         self._taken += len(run)
         if not self._once or self._size >= RUN_BYTES:
             await anyio.to_thread.run_sync(self._write)
+        if not self._once:  # it is there for good, whatever becomes of the run
+            self.account.done += self._taken
+            self._taken = 0
 
     async def flush(self) -> None:
         """Force what was appended to the disk; as an epoch it is not committed yet."""

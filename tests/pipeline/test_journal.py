@@ -30,6 +30,7 @@ from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import MemorySink, MemorySource
+from tests.pipeline.ends import ScriptedSource, unreadable
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
 
 RUN = "application/x-etlstage-run"
@@ -377,6 +378,18 @@ async def test_epoch_waits_for_readers(tmp_path: Path) -> None:
                     pass
     assert set(states) == {f"waiting for readers of {path} (limit)"}
     assert [m[:1] for m in committed(path)] == [b"a", b"b", b"c", b"b"]
+
+
+async def test_run_that_fails_reports_what_it_has_appended(tmp_path: Path) -> None:
+    """At least once it stays there."""
+    sink = JournalSink(tmp_path / "s")
+    source = ScriptedSource([[b"a", b"b"], [b"c"], unreadable()])
+    report = await Pipeline(name="p", source=source, sink=sink).run()
+    assert report.status == "failed"
+    appended = committed(tmp_path / "s")
+    assert appended[:2] == [b"a", b"b"]
+    assert report.ledger[-1].done == len(appended)
+    assert sink.landed().endswith("output incomplete")
 
 
 async def test_runner_that_was_taken_over_commits_nothing(tmp_path: Path) -> None:
