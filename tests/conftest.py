@@ -63,13 +63,16 @@ WITHOUT: Final = (
     "supervisor/test_diagnostic.py",
 )
 """Those of them that decide and do nothing."""
-UNMEASURED: Final = (
-    *("cli", "cocaine", "crash", "examples", "files", "journal", "kcl", "manual"),
-    *("reliability", "shard/test_cut.py", "shard/test_kinesis.py"),
-    *("shard/test_leased.py", "shard/test_sequence.py", "shard/test_sink.py"),
-    *("simulate", "spark", "systems", "telemetry", "testing", "transport", "worker"),
+MEASURED: Final = (
+    *("protocol", "sequencing", "settings", "stage"),
+    *("config/test_loader.py", "config/test_plan.py"),
+    *("supervisor/exchange", "supervisor/lifecycle", "supervisor/test_diagnostic.py"),
+    *("supervisor/test_batches.py", "supervisor/test_commits.py"),
+    *("supervisor/test_verifier.py", "pipeline/test_launch.py"),
+    *("pipeline/test_ledger.py", "shard/test_keeper.py", "shard/test_table.py"),
+    *("test_block.py", "test_columns.py", "test_errors.py", "test_messages.py"),
 )
-"""Where the core is only used: with its coverage they took half as long again."""
+"""Where tests cover the core."""
 ON_BOTH_LOOPS: Final = (
     "supervisor/test_stop.py",
     "transport/test_launcher.py",
@@ -129,8 +132,9 @@ def pytest_collection_modifyitems(
         path = item.path.relative_to(HERE)
         if not said:
             item.add_marker(_group(path))
-        if any(map(path.is_relative_to, UNMEASURED)):
-            item.add_marker(pytest.mark.no_cover)
+        dear = item.get_closest_marker("no_cover")
+        if any(map(path.is_relative_to, MEASURED)) and not dear:
+            item.add_marker(pytest.mark.measured)
         for name in (*GROUPS, "slow"):
             if item.get_closest_marker(name) and name not in _may_have(item.path):
                 raise pytest.UsageError(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import RepliesDoubtful, WorkerRefusal, guess, os_reason
+from etlstage.errors import (
+    InputDamaged,
+    RepliesDoubtful,
+    WorkerRefusal,
+    guess,
+    os_reason,
+)
 
 
 def test_close_word_is_what_was_meant() -> None:
@@ -26,6 +32,12 @@ def test_refusal_has_the_words_of_the_worker() -> None:
     """And the number that it gave."""
     error = WorkerRefusal("stage t: no", stage="t", code=42, reason="no")
     assert (error.stage, error.code, error.reason) == ("t", 42, "no")
+
+
+def test_damage_that_is_passed_over_keeps_its_bytes() -> None:
+    """For the dead letter of it."""
+    error = InputDamaged("stage in: no message", stage="in", data=b"ab")
+    assert (error.stage, error.data) == ("in", b"ab")
 
 
 @pytest.mark.parametrize(

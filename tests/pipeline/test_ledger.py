@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from etlstage.errors import Faults, LedgerImbalance, WorkerFailure
 from etlstage.messages import StageKind
-from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.ledger import Account, JoinedLedger, Ledger
 
 
 def ledger() -> Ledger:
@@ -197,3 +197,16 @@ def test_what_a_run_has_left_was_not_processed() -> None:
 def test_what_a_load_stage_made_is_what_it_loaded() -> None:
     """Of all others it is what came out."""
     assert [account.made for account in ledger()] == [10, 11, 11]
+
+
+def test_pipelines_that_are_one_have_the_stages_of_both() -> None:
+    """What waits in the journals between them is no gap."""
+    behind = Ledger.of_pipeline("journals", ["rate"], Account("file", StageKind.LOAD))
+    behind[0].produced, behind[1].received = 4, 3
+    behind[1].done = behind[1].produced = behind[2].received = behind[2].done = 3
+    joined = JoinedLedger([ledger(), behind])
+    assert [a.stage for a in joined] == ["read", "split", "rate", "file"]
+    assert joined.gaps == [0, 1, 0]
+    assert joined.waiting == joined.undelivered == 1
+    joined.check(whole=False)
+    assert imbalance(joined) == "4 left stage journals, but 3 reached rate"

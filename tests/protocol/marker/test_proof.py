@@ -647,5 +647,6 @@ def test_session_without_terms_holds_nothing_back() -> None:
     assert not session.wants_unread
     assert not session.input_unread(0, 0.0)
     session.output_dry(0.0)
+    session.give_whole()
     session.peer_exited(True, 0.0)
     assert session.get_timer() is None
