@@ -87,20 +87,26 @@ class Loading:
             self._covered = counts[_PRODUCED] if counts else 0
         self._reached: Position | None = None
         self._due = False
+        # Whether the sink was asked for something that it has not ended: of that a part
+        # may be done, and whoever waited meanwhile is not to go on behind it.
+        self._broken = False
 
     async def take(self, item: Run | Position) -> None:
         """Write a run, or record that all before a position was written."""
         async with self._writing:
+            if self._broken:
+                return
+            self._broken = True
             if self._epochs is not None:
                 await self._take_exactly(item)
-                return
-            if isinstance(item, Position):
+            elif isinstance(item, Position):
                 self._positions.append((self._sink.account.received, item))
             else:
                 try:
                     await self._sink.write(item)
                 finally:
                     await self._acknowledge()
+            self._broken = False
 
     async def flush_now_and_then(
         self, guarded: Callable[[], AbstractContextManager[None]]
@@ -110,6 +116,9 @@ class Loading:
             while True:
                 await anyio.sleep(self._every)
                 async with self._writing:
+                    if self._broken:
+                        return
+                    self._broken = True
                     if self._epochs is None:
                         await self._sink.flush()
                         await self._acknowledge()
@@ -117,6 +126,7 @@ class Loading:
                         await self._commit_at(self._reached)
                     else:
                         self._due = True
+                    self._broken = False
 
     async def end(self, *, exhausted: bool, cut: bool = False) -> None:
         """
@@ -131,6 +141,8 @@ class Loading:
             self._flushing.cancel()
         if self._letters is not None:
             await self._letters.sync()
+        if self._broken:
+            return
         if self._epochs is not None:
             await self._end_exactly(exhausted=exhausted, cut=cut)
             return

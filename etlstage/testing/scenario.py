@@ -175,8 +175,7 @@ class Oracle(Generic[S]):
         many = [message for message, count in missing.items() if count < 0]
         if whole and few:
             raise Violation(f"{some(few)} is lost: neither loaded nor dead-lettered")
-        if self._scenario.sink is not None:
-            # A worker may die between what it does and what it reports.
+        if self._repeats:
             known = {*expected, *(letter.message for letter in letters)}
             many = [message for message in many if message not in known]
         if many:
@@ -188,6 +187,11 @@ class Oracle(Generic[S]):
             self._check_keys(self._keyed, loaded, expected)
 
     # --- inside -------------------------------------------------------------
+
+    @property
+    def _repeats(self) -> bool:
+        # A worker may die between what it does and what it reports.
+        return self._scenario.sink is not None
 
     def _comparable(
         self, expected: list[bytes], _loaded: Sequence[bytes], *, whole: bool

@@ -168,7 +168,7 @@ class Simulation(Generic[S]):
         if scenario.source is not None:
             source = self._extracting(scenario.source, launch)
         if scenario.sink is not None:
-            sink = WorkerSink(scenario.sink, dead_letters=letters, launch=launch)
+            sink = self._loading(scenario.sink, letters, launch)
         return Pipeline(
             name="simulated",
             source=source,
@@ -184,6 +184,14 @@ class Simulation(Generic[S]):
     ) -> WorkerSource:
         return WorkerSource(stage, offsets=self.scenario.offsets, launch=launch)
 
+    def _loading(
+        self,
+        stage: Stage,
+        letters: MemoryDeadLetters,
+        launch: Callable[[LaunchRequest], tuple[Wire, Child]],
+    ) -> WorkerSink:
+        return WorkerSink(stage, dead_letters=letters, launch=launch)
+
     def _launch(self, request: LaunchRequest) -> tuple[Wire, Child]:
         if request.start in self.scenario.starts_that_fail.get(request.stage, ()):
             self.tell(f"{request.worker}: start {request.start} fails")
@@ -195,7 +203,7 @@ class Simulation(Generic[S]):
         simulated = SimulatedWorker(
             worker,
             self._stages[name],
-            self._counted(worker, self._work(name)),
+            self._counted(worker, self._work(worker)),
             self.scenario.faults.get(name, FaultPlan()),
             lambda text: self.tell(f"{worker.name}: {text}"),
         )
@@ -214,7 +222,8 @@ class Simulation(Generic[S]):
         self.tell(f"{worker.name}: exits with status {status}")
         return status
 
-    def _work(self, stage: str) -> Work:
+    def _work(self, worker: ScriptedWorker) -> Work:
+        stage = worker.request.stage
         if self.scenario.source is not None and self.scenario.source.name == stage:
             return self._extracted
         if self.scenario.sink is not None and self.scenario.sink.name == stage:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import SourceFailed, StateUnusable
+from etlstage.errors import SinkFailed, SourceFailed, StateUnusable
 from etlstage.messages import Passed, Position, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
@@ -374,6 +374,38 @@ def test_epoch_that_is_old_ends_behind_the_next_position(tmp_path: Path) -> None
                 assert await made.take(Position(2)) == []
                 assert await made.take([b"3"]) == [[b"1", b"2"]]
                 await made.loading.end(exhausted=True)
+
+    run_virtually(main)
+
+
+def test_epoch_that_could_not_be_committed_is_not_tried_again(tmp_path: Path) -> None:
+    """Nor by who waited meanwhile: what of it is there the sink can't know (issue 24)."""
+
+    async def main() -> None:
+        wait, tries = Wait(), 0
+
+        async def flush() -> None:
+            nonlocal tries
+            tries += 1
+            await wait.here()
+            raise SinkFailed("stage load: full", stage="load")
+
+        async def take() -> None:
+            with pytest.raises(SinkFailed):
+                await made.take([b"3"])
+
+        with bench(tmp_path, messages=2, seconds=1) as made:
+            made.sink.flush = flush  # type: ignore[method-assign]
+            await made.take([b"1", b"2"], Position(2))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(take)
+                await wait.reached.wait()
+                tasks.start_soon(made.loading.flush_now_and_then, nullcontext)
+                await anyio.sleep(2)
+                wait.released.set()
+            await made.take([b"3"], Position(3), [b"4"])
+            await made.loading.end(exhausted=False, cut=True)
+            assert (tries, made.delivery.record.epoch) == (1, 0)
 
     run_virtually(main)
 

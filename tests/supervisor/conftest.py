@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +24,26 @@ def _children() -> set[str]:
     return found
 
 
+def _of_spark() -> set[str]:
+    """
+    Return our connections to Java, of tests of Spark in this process.
+
+    Each thread has one as soon as an object of Java's is collected in it.
+    """
+    gateway = getattr(
+        getattr(sys.modules.get("pyspark"), "SparkContext", 0), "_gateway", 0
+    )
+    port = gateway.gateway_parameters.port if gateway else None
+    found = set()
+    for file in open_files():
+        number, _, what = file.partition(" ")
+        if port is not None and what.startswith("socket:"):
+            with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as ours:
+                if ours.family == socket.AF_INET and ours.getpeername()[1] == port:
+                    found.add(file)
+    return found
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let a test fail that leaves a worker, a zombie or an open file behind."""
@@ -30,5 +53,5 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     files, children = open_files(), _children()
     yield
     assert _children() - children == set()
-    assert open_files() - files == set()
+    assert open_files() - files - _of_spark() == set()
     assert [worker for launch in LAUNCHES for worker in launch.running] == []
