@@ -48,9 +48,24 @@ __all__ = (
 class Disk:
     """What outlives a start."""
 
+    apart: dict[tuple[str, str], list[bytes]] = field(default_factory=dict)
+    """What load workers have kept apart, by the epoch and the attempt at it."""
+
     record: CommitRecord = field(default_factory=CommitRecord)
     letters: list[DeadLetter] = field(default_factory=list)
     epochs: MemoryEpochs = field(default_factory=MemoryEpochs)
+
+    def commit(self, epoch: str, attempt: str) -> None:
+        """Make final what was kept apart in an attempt, as a program of a user's does."""
+        kept = self.apart.pop((epoch, attempt), [])
+        self.epochs.places.setdefault(epoch, kept)
+
+    def abort(self, epoch: str) -> None:
+        """Undo an epoch, whether it is final or not."""
+        self.epochs.places.pop(epoch, None)
+        for key in [*self.apart]:
+            if key[0] == epoch:
+                del self.apart[key]
 
     @property
     def loaded(self) -> list[bytes]:

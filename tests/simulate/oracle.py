@@ -113,6 +113,10 @@ class Oracle(scenario.Oracle[Scenario]):
 
     # --- inside -------------------------------------------------------------
 
+    @property
+    def _repeats(self) -> bool:
+        return super()._repeats and self._scenario.epoch is None
+
     def _comparable(
         self, expected: list[bytes], loaded: Sequence[bytes], *, whole: bool
     ) -> list[bytes]:

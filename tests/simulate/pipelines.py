@@ -30,11 +30,24 @@ from etlstage.stage import (
     Timeouts,
     WorkerProgram,
 )
-from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
+from etlstage.testing.fault import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    Moment,
+    hostile_worker,
+)
 from etlstage.testing.scripted import Work
 from tests.simulate.scenario import Scenario
 
-__all__ = ("STEPS", "any_pipeline", "miscounting", "refusing", "three_stages")
+__all__ = (
+    "STEPS",
+    "any_pipeline",
+    "miscounting",
+    "of_programs",
+    "refusing",
+    "three_stages",
+)
 
 _DEADLY: Final = (
     FaultKind.KILL,
@@ -153,7 +166,10 @@ def three_stages(draw: random.Random) -> Scenario:
         ended_at=draw.choice((0.0, 0.01, 0.1, 1.0)) if ended else 0.0,
         drain_limit=late.choice((0.0, 0.02, 0.3)) if limited else None,
     )
-    if made.sink is not None or draw.random() < 0.75:
+    if made.sink is not None:
+        # Of their own: the seeds that were there before run what they ran.
+        draw = random.Random(f"{plans['c'].seed} epochs")  # noqa: S311
+    if draw.random() < (0.75 if made.sink is None else 0.5):
         return made
     breaks: list[tuple[str, int] | float] = []
     for _ in range(draw.randint(0, 3)):
@@ -196,6 +212,49 @@ def refusing(draw: random.Random) -> Scenario:
         fatal = None
     plan = FaultPlan(tuple(faults), draw.randrange(2**32))
     return replace(made, faults={**made.faults, stage.name: plan}, fatal=fatal)
+
+
+def of_programs(draw: random.Random) -> Scenario:
+    """
+    Draw two stages whose workers the hostile program can be, too.
+
+    What is to become of each message is no matter of time.
+    """
+    messages = [
+        b'[%d,"%d"]' % (draw.randrange(3), n) for n in range(draw.randint(1, 9))
+    ]
+    stages: list[Stage] = []
+    plans, fatal = dict[str, FaultPlan](), dict[str, set[bytes]]()
+    for name in ("a", "b"):
+        stage = _stage(draw, name, StageKind.TRANSFORM)
+        faults, culprits, wrong = _faults(draw, stage, messages)
+        while culprits is None or wrong or (stage.pool.max > 1 and _once(faults)):
+            faults, culprits, wrong = _faults(draw, stage, messages)
+        plans[name] = FaultPlan(tuple(faults), draw.randrange(2**32))
+        fatal[name] = culprits
+        dialect = stage.dialect
+        assert isinstance(dialect, MarkerDialect)
+        command = hostile_worker(plans[name], mode=dialect.mode, batch=stage.batch.size)
+        program = replace(stage.program, command=command)
+        stages.append(replace(stage, worker=program))
+    return Scenario(
+        messages=messages,
+        stages=stages,
+        work={"a": _same, "b": _same},
+        faults=plans,
+        fatal=fatal,
+        position_every=draw.randint(1, 5),
+        seconds=_LONG,
+    )
+
+
+def _once(faults: list[Fault]) -> bool:
+    """Return whether a message may be at fault that is the n-th of another worker."""
+    return any(fault.message is not None for fault in faults)
+
+
+def _same(message: bytes) -> Iterable[bytes]:
+    return [message]
 
 
 def _work(name: str, none: int, two: int, message: bytes) -> Iterable[bytes]:

@@ -7,21 +7,30 @@ when that has come.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import anyio
 
-from etlstage.errors import RepliesDoubtful, SourceFailed, WorkerLost
+from etlstage.errors import RepliesDoubtful, SourceFailed, StageFailed, WorkerLost
 from etlstage.messages import Position, StageKind
-from etlstage.pipeline import Pipeline, Report, WorkerSource
+from etlstage.pipeline import Pipeline, Report, WorkerSink, WorkerSource
 from etlstage.pipeline.delivery.record import CommitRecord
+from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.stage import Stage
-from etlstage.testing import MemorySink, SimulationFailed, simulation
-from etlstage.transport import Launch
+from etlstage.testing import (
+    MemoryDeadLetters,
+    MemorySink,
+    SimulationFailed,
+    simulation,
+)
+from etlstage.testing.scripted import ScriptedWorker, Work
+from etlstage.transport import Child, Launch, LaunchRequest, Wire
 from tests.simulate.ends import (
     Disk,
     Extracting,
@@ -77,9 +86,11 @@ class Simulation(simulation.Simulation[Scenario]):
         self._oracle = Oracle(self.scenario)
         self._calls = 0  # of the end that is broken
         self._failed = False  # it has, in this start
+        self._died = False  # a program that was to commit or undo an epoch has
         self._disk = Disk()
         # Of the runs before this one: messages, and dead letters by stage.
         self._before = 0, Counter[str]()
+        self._starts = Counter[str]()  # of the workers of epochs, by name
         self._crash: Crashed | None = None
         self._memory: MemorySink
         self._letters: SimulatedLetters
@@ -165,7 +176,8 @@ class Simulation(simulation.Simulation[Scenario]):
         self._memory = SimulatedSink(self)
         delivery = None
         if scenario.epoch is not None:
-            self._memory = SimulatedEpochSink(self, disk)
+            if scenario.sink is None:
+                self._memory = SimulatedEpochSink(self, disk)
             delivery = SimulatedDelivery(self, disk, self._at)
         source = SimulatedSource(self, scenario)
         return self._pipeline(
@@ -181,6 +193,69 @@ class Simulation(simulation.Simulation[Scenario]):
     def _extracting(self, stage: Stage, launch: Launch) -> WorkerSource:
         return Extracting(self, stage, launch)
 
+    def _loading(
+        self, stage: Stage, letters: MemoryDeadLetters, launch: Launch
+    ) -> WorkerSink:
+        if self.scenario.epoch is None:
+            return super()._loading(stage, letters, launch)
+        return EpochSink(
+            stage,
+            commit=("commit",),
+            abort=("abort",),
+            dead_letters=letters,
+            launch=launch,
+        )
+
+    def _launch(self, request: LaunchRequest) -> tuple[Wire, Child]:
+        if "ETLSTAGE_EPOCH" in request.env and not _is_program(request):
+            # Each attempt has workers of its own. What they do wrong goes by how often
+            # one was started in all, or else each attempt would end as the first.
+            self._starts[request.worker] += 1
+            start = {"ETLSTAGE_START": f"{self._starts[request.worker]}"}
+            request = replace(request, env={**request.env, **start})
+        return super()._launch(request)
+
+    def _work(self, worker: ScriptedWorker) -> Work:
+        epoch = worker.request.env.get("ETLSTAGE_EPOCH")
+        if epoch is None:
+            return super()._work(worker)
+        attempt = worker.request.env["ETLSTAGE_ATTEMPT"]
+        kept = self._disk.apart.setdefault((epoch, attempt), [])
+
+        def keep(message: bytes) -> Iterable[bytes]:
+            kept.append(message)
+            return ()
+
+        return keep
+
+    async def _script(self, worker: ScriptedWorker) -> int:
+        if not _is_program(worker.request):
+            return await super()._script(worker)
+        what, epoch = worker.request.command
+        worker.show_life()
+        await self.pause()
+        async for message in worker.messages():
+            if self._dies(worker):
+                return 1
+            if what == "commit":
+                self._disk.commit(epoch, json.loads(message)["attempt"])
+            else:
+                self._disk.abort(epoch)
+            self.tell(f"{worker.name}: {what} of epoch {epoch}")
+            if self._dies(worker):
+                return 1
+            await worker.reply()
+            await self.pause()
+        return 0
+
+    def _dies(self, worker: ScriptedWorker) -> bool:
+        """Return whether a program that commits or undoes an epoch is to end here."""
+        dies = self._draw.random() < 0.05
+        if dies:
+            self._died = True
+            self.tell(f"{worker.name}: dies")
+        return dies
+
     async def _main(self) -> None:
         breaks, ended = iter(self.scenario.breaks), self.scenario.ended
         while await self._start(next(breaks, None), ended):
@@ -191,7 +266,8 @@ class Simulation(simulation.Simulation[Scenario]):
     async def _start(self, breaks: tuple[str, int] | float | None, ended: str) -> bool:
         """Run the pipeline; return whether it is to be started again."""
         scenario, report = self.scenario, None
-        self._step, self._crash, self._failed = ("", 0), None, False
+        self._step, self._crash = ("", 0), None
+        self._failed = self._died = False
         self._run = self._made()
         with anyio.move_on_after(scenario.seconds) as patience:
             with anyio.CancelScope() as self._scope:
@@ -227,7 +303,8 @@ class Simulation(simulation.Simulation[Scenario]):
         drained = drained and isinstance(report.error, SourceFailed)
         if drained and scenario.stages[0].kind is StageKind.EXTRACT:
             raise Violation(f"a drained worker ends between positions: {report.error}")
-        if self.scenario.epoch is not None and (self._failed or drained):
+        failed = self._failed or (self._died and report.status == "failed")
+        if self.scenario.epoch is not None and (failed or drained):
             return self._goes_on()
         self._oracle.check_run(
             report,
@@ -246,6 +323,8 @@ class Simulation(simulation.Simulation[Scenario]):
             w for w in self._scripted.workers if w.request.kind is StageKind.LOAD
         )
         failed = any(worker.returncode for worker in loaders)
+        if self.scenario.epoch is not None:  # which is not committed: none is doubtful
+            return failed and isinstance(report.error, StageFailed | WorkerLost)
         doubtful = report.ledger[-1].doubtful > 0
         return failed and doubtful and isinstance(report.error, WorkerLost)
 
@@ -308,3 +387,8 @@ class Simulation(simulation.Simulation[Scenario]):
         if self.scenario.epoch is not None:
             return self._disk.loaded
         return self._loaded if self.scenario.sink is not None else self._memory.messages
+
+
+def _is_program(request: LaunchRequest) -> bool:
+    """Return whether it commits or undoes an epoch, which is its last argument."""
+    return len(request.command) > 1

@@ -20,6 +20,7 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetter
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.loading import Loading
 from etlstage.protocol.marker.blocks import BlockSizing
 from etlstage.protocol.marker.proof import Proof
@@ -225,6 +226,13 @@ def epochs(draw: random.Random) -> Scenario:
     return made
 
 
+def epochs_of_workers(draw: random.Random) -> Scenario:
+    """Draw three stages until programs of a user's are to commit what workers load."""
+    while (made := epochs(draw)).sink is None:
+        pass
+    return made
+
+
 def ahead(delivery: Delivery, position: object, **options: Any) -> Any:  # noqa: ANN401
     """Return a record whose position is one too far."""
     at = position + 1 if isinstance(position, int) else position
@@ -255,7 +263,7 @@ async def record_first(loading: Any, *record: Any, ended: bool) -> None:  # noqa
 LOADED_TWICE = {
     "a position is one ahead": (
         ((Delivery, "next", ahead),),
-        "is lost: neither|the last position stored is",
+        "is lost: neither|the last position stored is|is acknowledged, and not",
     ),
     "dead letters are made durable behind the record": (
         ((Loading, "_seal", seal),),
@@ -279,6 +287,28 @@ LOADED_TWICE = {
 def test_runs_that_break_off_load_each_message_once() -> None:
     """In a sample; many more were run (issue 14)."""
     simulate(epochs, range(30))
+
+
+def test_programs_commit_each_message_once() -> None:
+    """Whatever workers, these programs and the run die of (issue 24)."""
+    simulate(epochs_of_workers, range(30))
+
+
+@pytest.mark.parametrize(
+    ("name", "bug", "seed"),
+    [
+        ("_in_vain", False, 31),  # what a worker was lost with is committed
+        ("_book_dead", lambda *_: None, 968),  # and what was dead-lettered before
+    ],
+)
+def test_planted_bug_in_an_attempt_is_found(name: str, bug: object, seed: int) -> None:
+    """What is in two attempts is loaded twice, and so on (issue 24)."""
+    with (
+        patch.object(EpochSink, name, bug),
+        pytest.raises(SimulationFailed, match="is loaded too often"),
+    ):
+        simulate(epochs_of_workers, [seed])
+    simulate(epochs_of_workers, [seed])
 
 
 @pytest.mark.parametrize("seed", [919, 2837])

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,8 @@ def _of_spark() -> set[str]:
 
     Each thread has one as soon as an object of Java's is collected in it.
     """
-    gateway = getattr(
-        getattr(sys.modules.get("pyspark"), "SparkContext", 0), "_gateway", 0
-    )
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    gateway: Any = getattr(context, "_gateway", None)
     port = gateway.gateway_parameters.port if gateway else None
     found = set()
     for file in open_files():
