@@ -88,7 +88,7 @@ class Loading:
         self._reached: Position | None = None
         self._due = False
         # Whether the sink was asked for something that it has not ended: of that a part
-        # may be done, and whoever waited meanwhile is not to go on behind it.
+        # may be done, and who has waited meanwhile is not to go on behind it.
         self._broken = False
 
     async def take(self, item: Run | Position) -> None:
