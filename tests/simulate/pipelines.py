@@ -166,6 +166,9 @@ def three_stages(draw: random.Random) -> Scenario:
         ended_at=draw.choice((0.0, 0.01, 0.1, 1.0)) if ended else 0.0,
         drain_limit=late.choice((0.0, 0.02, 0.3)) if limited else None,
     )
+    strict = random.Random(f"{plans['b'].seed} strict")  # noqa: S311
+    if strict.random() < 0.15:
+        made = _strict(strict, made)
     if made.sink is not None:
         # Of their own: the seeds that were there before run what they ran.
         draw = random.Random(f"{plans['c'].seed} epochs")  # noqa: S311
@@ -192,6 +195,18 @@ def three_stages(draw: random.Random) -> Scenario:
         broken_for=disk.choice((1, 1, 3)),
         may_fail=True,
     )
+
+
+def _strict(draw: random.Random, made: Scenario) -> Scenario:
+    """Let a stage fail the run for a message."""
+    stages, place = list(made.stages), draw.randrange(len(made.stages))
+    stage = stages[place]
+    if stage.kind is StageKind.EXTRACT:
+        return made
+    stages[place] = replace(
+        stage, on_error=ErrorPolicy(retries=stage.on_error.retries, then="fail")
+    )
+    return replace(made, stages=stages, strict=True, may_fail=True, fatal=None)
 
 
 def refusing(draw: random.Random) -> Scenario:

@@ -91,6 +91,7 @@ class Simulation(simulation.Simulation[Scenario]):
         # Of the runs before this one: messages, and dead letters by stage.
         self._before = 0, Counter[str]()
         self._starts = Counter[str]()  # of the workers of epochs, by name
+        self._again = 3  # starts of a run that failed for a message
         self._crash: Crashed | None = None
         self._memory: MemorySink
         self._letters: SimulatedLetters
@@ -303,7 +304,11 @@ class Simulation(simulation.Simulation[Scenario]):
         drained = drained and isinstance(report.error, SourceFailed)
         if drained and scenario.stages[0].kind is StageKind.EXTRACT:
             raise Violation(f"a drained worker ends between positions: {report.error}")
-        failed = self._failed or (self._died and report.status == "failed")
+        failed = self._failed
+        if report.status == "failed" and scenario.strict and self._again:
+            self._again -= 1
+            failed = True
+        failed = failed or (self._died and report.status == "failed")
         if self.scenario.epoch is not None and (failed or drained):
             return self._goes_on()
         self._oracle.check_run(

@@ -40,6 +40,9 @@ class Scenario(scenario.Scenario):
     notes: bool = False
     """Whether the sink in memory adds an epoch together with a note, as to a table, and
     does not replace it, as a folder."""
+    strict: bool = False
+    """Whether a stage lets the run fail for a message that it would dead-letter. In
+    epochs it is started again then, a few times."""
     breaks: Sequence[tuple[str, int] | float] = ()
     """Where starts break off, one each, as if by SIGKILL: at a step of a commit, as
     ``("written", 2)`` at the second such step, or after virtual seconds."""
