@@ -266,9 +266,11 @@ class EpochSink(WorkerSink):
             "messages": self._answered,
         }
         of_epoch = self._of_epoch(self._stage)
+        # One message is no reason to report that it is ready for it.
+        program = replace(of_epoch.program, command=(*command, epoch), ready=False)
         stage = replace(
             of_epoch,
-            worker=replace(of_epoch.program, command=(*command, epoch)),
+            worker=program,
             dialect=self._stage.dialect.fitted(batches=False, heartbeat=None),
             workers=1,
             restart=RestartPolicy(),

@@ -137,6 +137,16 @@ async def test_each_message_is_final_once(tmp_path: Path, crash: str) -> None:
     assert report.ledger[-1].done == 6
 
 
+async def test_programs_need_not_report_that_they_are_ready(tmp_path: Path) -> None:
+    """As their workers have to (issue 24)."""
+    end = sink(tmp_path, load=f'echo > "$ETLSTAGE_STATUS"\n{LOAD}', restarts=1)
+    program = replace(end._stage.program, ready=True)
+    end._stage = replace(end._stage, worker=program, timeout=Timeouts(start=3))
+    report = await run(tmp_path, end)
+    assert (report.status, report.error) == ("done", None)
+    assert loaded(tmp_path) == ["1\n2\n", "3\n4\n", "5\n6\n"]
+
+
 async def test_worker_that_does_not_end_well(tmp_path: Path) -> None:
     """It may have kept half of it apart: nothing is committed (issue 14)."""
     report = await run(tmp_path, sink(tmp_path, load=f"{LOAD}\n    exit 3\n"))

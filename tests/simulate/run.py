@@ -233,7 +233,6 @@ class Simulation(simulation.Simulation[Scenario]):
         if not _is_program(worker.request):
             return await super()._script(worker)
         what, epoch = worker.request.command
-        worker.show_life()
         await self.pause()
         async for message in worker.messages():
             if self._dies(worker):
