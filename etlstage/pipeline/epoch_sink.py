@@ -38,7 +38,7 @@ from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.worker_sink import WorkerSink, check_ends, tell
-from etlstage.stage import RestartPolicy, Stage
+from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
@@ -265,18 +265,9 @@ class EpochSink(WorkerSink):
             "fence": self._fence,
             "messages": self._answered,
         }
-        of_epoch = self._of_epoch(self._stage)
-        # One message is no reason to report that it is ready for it.
-        program = replace(of_epoch.program, command=(*command, epoch), ready=False)
-        stage = replace(
-            of_epoch,
-            worker=program,
-            dialect=self._stage.dialect.fitted(batches=False, heartbeat=None),
-            workers=1,
-            restart=RestartPolicy(),
-        )
+        stage, messages = self._of_epoch(self._stage), [json.dumps(about).encode()]
         try:
-            await tell(stage, [json.dumps(about).encode()], launch=self._launch)
+            await tell(stage, (*command, epoch), messages, launch=self._launch)
         except EtlstageError as error:
             raise SinkFailed(
                 f"{self.name}: {what} of epoch {epoch} failed: {error}",

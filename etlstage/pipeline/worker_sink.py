@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Sequence
 from contextlib import ExitStack, aclosing, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
-from etlstage.stage import Stage
+from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor import (
     Assignment,
     AsyncSupervisor,
@@ -322,12 +323,19 @@ async def check_ends(
             )
 
 
-async def tell(stage: Stage, messages: Run, *, launch: Launch = launch_worker) -> None:
+async def tell(
+    stage: Stage,
+    command: Sequence[str],
+    messages: Run,
+    *,
+    launch: Launch = launch_worker,
+) -> None:
     """
-    Have a program process messages, and end.
+    Have a program process messages, and end; it speaks as the workers of a stage do.
 
     Args:
-        stage: The program.
+        stage: The stage. One message is no reason to report ``ready`` for it.
+        command: The program.
         messages: Its input; it answers each when it has processed it.
         launch: What starts it; by default what its dialect asks for.
 
@@ -336,8 +344,15 @@ async def tell(stage: Stage, messages: Run, *, launch: Launch = launch_worker) -
             it was to do may not be done.
 
     """
+    program = replace(
+        stage,
+        worker=replace(stage.program, command=tuple(command), ready=False),
+        dialect=stage.dialect.fitted(batches=False, heartbeat=None),
+        workers=1,
+        restart=RestartPolicy(),
+    )
     with ExitStack() as stack:
-        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+        async with AsyncSupervisor(program, launch=launch) as supervisor:
             events = stack.enter_context(supervisor.events())
             results = await supervisor.submit(messages)
         for result in results:

@@ -51,7 +51,7 @@ from etlstage.spark.datasource.options import Writing
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.task.chain import Given, in_attempt, message_of_partition
 from etlstage.spark.task.portal import Bridge, bridged
-from etlstage.stage import RestartPolicy, Stage
+from etlstage.stage import Stage
 
 __all__ = ("EpochOfWrite", "Staged", "StreamWriter", "Writer")
 
@@ -331,18 +331,12 @@ def _tell(
     """
     if not command or not attempts:
         return
-    stage = replace(
-        writing.stage,
-        worker=replace(writing.stage.program, command=command),
-        dialect=writing.stage.dialect.fitted(batches=False, heartbeat=None),
-        workers=1,
-        restart=RestartPolicy(),
-    )
+    messages = [json.dumps(one).encode() for one in attempts]
     try:
-        anyio.run(tell, stage, [json.dumps(one).encode() for one in attempts])
+        anyio.run(tell, writing.stage, command, messages)
     except EtlstageError as error:
         raise SinkFailed(
-            f"{error} (given the list of attempts)", stage=stage.name
+            f"{error} (given the list of attempts)", stage=writing.stage.name
         ) from error
 
 
