@@ -145,6 +145,9 @@ class JournalSink(Sink):
         if hasattr(self, "_journals"):
             with self._failing("sync"), anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._journals.close)
+            if not self._once:  # it is there for good, whatever became of the run
+                self.account.done += self._taken
+                self._taken = 0
 
     async def write(self, run: Run) -> None:
         """
@@ -160,12 +163,9 @@ class JournalSink(Sink):
             self._open = True
         self._held.append(run)
         self._size += cost_of(run)
-        self._taken += len(run)
         if not self._once or self._size >= RUN_BYTES:
             await anyio.to_thread.run_sync(self._write)
-        if not self._once:  # it is there for good, whatever becomes of the run
-            self.account.done += self._taken
-            self._taken = 0
+        self._taken += len(run)
 
     async def flush(self) -> None:
         """Force what was appended to the disk; as an epoch it is not committed yet."""

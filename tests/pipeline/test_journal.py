@@ -30,7 +30,7 @@ from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import MemorySink, MemorySource
-from tests.pipeline.ends import ScriptedSource, unreadable
+from tests.pipeline.ends import ScriptedSource, Wait, unreadable
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
 
 RUN = "application/x-etlstage-run"
@@ -390,6 +390,26 @@ async def test_run_that_fails_reports_what_it_has_appended(tmp_path: Path) -> No
     assert appended[:2] == [b"a", b"b"]
     assert report.ledger[-1].done == len(appended)
     assert sink.landed().endswith("output incomplete")
+
+
+async def test_position_waits_until_what_is_before_it_is_on_the_disk(
+    tmp_path: Path,
+) -> None:
+    """It is stored behind a flush, and not when that is appended (issue 24)."""
+    wait = Wait()
+    source = ScriptedSource(
+        [[b"a"], Position(1), [b"b"], Position(2), [b"c"], Position(3), wait]
+    )
+    sink = JournalSink(tmp_path / "s")
+    made = Pipeline(name="p", source=source, sink=sink)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        with anyio.fail_after(15):
+            await wait.reached.wait()
+        assert committed(tmp_path / "s")[:2] == [b"a", b"b"]
+        assert not source.stored.is_set()
+        wait.released.set()
+    assert source.stored.is_set()
 
 
 async def test_runner_that_was_taken_over_commits_nothing(tmp_path: Path) -> None:
