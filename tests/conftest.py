@@ -65,7 +65,7 @@ WITHOUT: Final = (
 """Those of them that decide and do nothing."""
 MEASURED: Final = (
     *("protocol", "sequencing", "settings", "stage"),
-    *("config/test_loader.py", "config/test_plan.py"),
+    *("config/test_hostile.py", "config/test_loader.py", "config/test_plan.py"),
     *("supervisor/exchange", "supervisor/lifecycle", "supervisor/test_diagnostic.py"),
     *("supervisor/test_batches.py", "supervisor/test_commits.py"),
     *("supervisor/test_verifier.py", "pipeline/test_launch.py"),

@@ -87,16 +87,17 @@ class Loading:
             self._covered = counts[_PRODUCED] if counts else 0
         self._reached: Position | None = None
         self._due = False
-        # Whether the sink was asked for something that it has not ended: of that a part
-        # may be done, and who has waited meanwhile is not to go on behind it.
-        self._broken = False
+        # Whether something was begun at the sink and has not returned. Behind an error
+        # a part of it may be done: who waited meanwhile is to add nothing to that, as
+        # a second flush, which has nothing left to do, would pass for the first.
+        self._unfinished = False
 
     async def take(self, item: Run | Position) -> None:
         """Write a run, or record that all before a position was written."""
         async with self._writing:
-            if self._broken:
+            if self._unfinished:
                 return
-            self._broken = True
+            self._unfinished = True
             if self._epochs is not None:
                 await self._take_exactly(item)
             elif isinstance(item, Position):
@@ -106,7 +107,7 @@ class Loading:
                     await self._sink.write(item)
                 finally:
                     await self._acknowledge()
-            self._broken = False
+            self._unfinished = False
 
     async def flush_now_and_then(
         self, guarded: Callable[[], AbstractContextManager[None]]
@@ -116,9 +117,9 @@ class Loading:
             while True:
                 await anyio.sleep(self._every)
                 async with self._writing:
-                    if self._broken:
+                    if self._unfinished:
                         return
-                    self._broken = True
+                    self._unfinished = True
                     if self._epochs is None:
                         await self._sink.flush()
                         await self._acknowledge()
@@ -126,7 +127,7 @@ class Loading:
                         await self._commit_at(self._reached)
                     else:
                         self._due = True
-                    self._broken = False
+                    self._unfinished = False
 
     async def end(self, *, exhausted: bool, cut: bool = False) -> None:
         """
@@ -141,7 +142,7 @@ class Loading:
             self._flushing.cancel()
         if self._letters is not None:
             await self._letters.sync()
-        if self._broken:
+        if self._unfinished:
             return
         if self._epochs is not None:
             await self._end_exactly(exhausted=exhausted, cut=cut)

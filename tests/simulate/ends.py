@@ -50,7 +50,6 @@ class Disk:
 
     apart: dict[tuple[str, str], list[bytes]] = field(default_factory=dict)
     """What load workers have kept apart, by the epoch and the attempt at it."""
-
     record: CommitRecord = field(default_factory=CommitRecord)
     letters: list[DeadLetter] = field(default_factory=list)
     epochs: MemoryEpochs = field(default_factory=MemoryEpochs)
