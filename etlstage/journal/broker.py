@@ -146,6 +146,9 @@ class BrokerLog:
     def sync(self) -> None:
         """Do nothing: a broker answers when an append is replicated."""
 
+    def secure(self, offset: int) -> None:
+        """Likewise: what can be read is replicated."""
+
     def at_time(self, time: int) -> NoReturn:
         """
         Refuse.

@@ -93,6 +93,9 @@ class ByteLog(Protocol):
     def sync(self) -> None:
         """Return when what was appended would outlive a crash of the machine."""
 
+    def secure(self, offset: int) -> None:
+        """Return when what is before an offset would, whoever has appended it."""
+
     def groups(
         self, offset: int, *, skip: bool = False, heads: bool = False
     ) -> Iterator[Group]:
@@ -227,6 +230,7 @@ class JournalLog:
         segment, begin, last = self._recovered()
         self.rolled = begin - segment >= self._segment
         if self.rolled:
+            self._complete(segment)
             segment = begin
         time = max(now, last)
         head = _SHAPE.pack(_MAGIC, size, begin, time, crc)
@@ -247,6 +251,17 @@ class JournalLog:
         """Return when what was appended would outlive a crash of the machine."""
         if self._tail is not None:
             self._storage.sync(self._path(self._tail[0]))
+
+    def secure(self, offset: int) -> None:
+        """
+        Return when what is before an offset would, whoever has appended it.
+
+        A reader's position is not to outlive what it has read: what is appended there
+        next would be passed over.
+        """
+        segments = self.segments()
+        if segments and offset > segments[-1]:
+            self._storage.sync(self._path(segments[-1]))
 
     def peek(self, offset: int, size: int) -> bytes:
         """Return bytes from an offset on, fewer at the end of its segment."""
@@ -344,10 +359,15 @@ class JournalLog:
         size = segment + (storage.size(self._path(segment)) or 0)
         if damaged:
             # What is behind is begun as a segment, so that readers find it.
+            self._complete(segment)
             return size, size, time
         if size > end:
             storage.truncate(self._path(segment), end - segment)
         return segment, end, time
+
+    def _complete(self, segment: int) -> None:
+        """Sync a segment that another follows, so that only the last can lose bytes."""
+        self._storage.sync(self._path(segment))
 
     def _scan(self, segment: int, start: int) -> tuple[int, int, bool]:
         """Return where the whole groups of a segment end, their time, and if by damage."""

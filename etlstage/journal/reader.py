@@ -275,6 +275,8 @@ class CommittedReader:
         self._offsets: dict[str, int] = dict(position.offsets)
         # By journal, where what was passed over last ends.
         self._passed: dict[str, int] = {}
+        # By journal, what is before would outlive a crash of the machine.
+        self._secured: dict[str, int] = dict(position.offsets)
         self._iterators: dict[str, ReadUncommitted] = {}
         self._readers: dict[str, LogReader] = {}
         self._turn: list[str] = []
@@ -339,7 +341,15 @@ class CommittedReader:
         return await anyio.to_thread.run_sync(self.poll)
 
     def position(self) -> Checkpoint:
-        """Return from where to go on; the message that was returned last is done."""
+        """
+        Return from where to go on; the message that was returned last is done.
+
+        What is before it is forced to the disk.
+
+        Raises:
+            OSError: If it can't be.
+
+        """
         self._sequencer.finish_message()
         return self._position()
 
@@ -382,6 +392,10 @@ class CommittedReader:
         offsets = {**self._offsets, **checkpoint.offsets}
         for journal, end in self._passed.items():
             offsets[journal] = max(offsets[journal], end)
+        for journal, offset in offsets.items():
+            if offset > self._secured.get(journal, 0):
+                self._journals.byte_log(journal).secure(offset)
+                self._secured[journal] = offset
         return checkpoint._replace(offsets=offsets)
 
     def _release(self) -> None:

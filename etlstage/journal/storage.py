@@ -11,10 +11,12 @@ import fcntl
 import os
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Protocol
+
+from etlstage.disk import make, sync
 
 __all__ = ("FolderStorage", "MemoryStorage", "Storage")
 
@@ -44,7 +46,7 @@ class Storage(Protocol):
         """Cut a file."""
 
     def sync(self, path: str) -> None:
-        """Return when a file, and its name, would outlive the machine's crash."""
+        """Return when a file, and its name, would outlive the machine's crash, or no file is there."""
 
     def replace(self, path: str, data: bytes) -> None:
         """Give a file this content in one step."""
@@ -135,23 +137,30 @@ class FolderStorage:
 
     def sync(self, path: str) -> None:
         """Have a file, and its name, outlive a crash."""
-        with self._guard:
-            os.fsync(self._descriptor(path))
+        with self._guard, ExitStack() as opened:
+            if (fd := self._open.get(path)) is None:
+                # Of another's that is only read, and may be gone by now.
+                try:
+                    fd = os.open(f"{self._prefix}{path}", os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    return
+                opened.callback(os.close, fd)
+            os.fsync(fd)
         if path not in self._named:
-            self._sync_folder(self.root / path)
+            sync((self.root / path).parent)
             self._named.add(path)
 
     def replace(self, path: str, data: bytes) -> None:
         """Write aside, and rename."""
         target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make(target.parent)
         aside = target.with_name(f".{target.name}.{os.getpid()}")
         with aside.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(target)
-        self._sync_folder(target)
+        sync(target.parent)
 
     def remove(self, path: str) -> None:
         """Remove a file."""
@@ -214,18 +223,10 @@ class FolderStorage:
 
     def _new(self, path: str) -> int:
         target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make(target.parent)
         return os.open(
             target, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
         )
-
-    @staticmethod
-    def _sync_folder(path: Path) -> None:
-        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 class MemoryStorage:
@@ -283,7 +284,8 @@ class MemoryStorage:
     def sync(self, path: str) -> None:
         """Keep in mind how long the file is."""
         self._fail("sync")
-        self.synced[path] = len(self.files[path])
+        if path in self.files:
+            self.synced[path] = len(self.files[path])
 
     def replace(self, path: str, data: bytes) -> None:
         """Set the content of a file."""

@@ -139,7 +139,7 @@ class JournalSource(Source):
         """
         reader = await self._in_thread(self._open)
         # What comes is behind this, also if nothing comes now.
-        yield Position(plain_checkpoint(reader.position()))
+        yield await self._reached(reader)
         read = False  # since the last position, or the last end
         while True:
             follow = self._follow  # what is appended before that changes is read
@@ -151,12 +151,15 @@ class JournalSource(Source):
             # At the end it is behind the transaction, too, not only its messages.
             if (read and (ended or draining)) or self._over:
                 self._since, read = [0, 0], not ended
-                yield Position(plain_checkpoint(reader.position()))
+                yield await self._reached(reader)
             if draining or (ended and not follow):
                 return
             if ended:
                 with anyio.move_on_after(_POLL):
                     await self._draining.wait()
+
+    async def _reached(self, reader: CommittedReader) -> Position:
+        return Position(plain_checkpoint(await self._in_thread(reader.position)))
 
     async def observe(self) -> None:
         """Measure what waits for this reader."""

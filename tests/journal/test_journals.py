@@ -466,6 +466,28 @@ def test_when_it_is_synced() -> None:
     assert synced(storage) == journals.log("orders/part-000").end()
 
 
+def test_position_does_not_outlive_what_was_read() -> None:
+    """It is synced before that, once: a name's would point behind the end else."""
+    storage = MemoryStorage()
+    writer = memory(storage)
+    reader = memory(storage, create=False).read_committed("r", commit_every=None)
+    publish(writer, 1, 2, 3)
+    assert [reader.poll() is not None for _ in range(2)] == [True, True]
+    assert storage.synced == {}
+    reader.position()
+    assert [*storage.synced.values()] == [writer.log("orders/part-000").end()]
+    storage.synced.clear()
+    reader.position()
+    assert storage.synced == {}
+    assert reader.poll() is not None
+    storage.faults.append(("sync", OSError(5, "Input/output error"), 0))
+    stored = storage.load("readers/r.json")
+    with pytest.raises(OSError, match="Input/output"):
+        reader.commit()
+    assert storage.load("readers/r.json") == stored
+    reader.close()
+
+
 async def test_barrier_may_be_awaited() -> None:
     """Without holding up others."""
     storage = MemoryStorage()

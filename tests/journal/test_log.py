@@ -278,6 +278,43 @@ def test_sync_is_of_the_last_segment(storage: Storage) -> None:
         journal.sync()
 
 
+def test_only_the_last_segment_can_lose_bytes() -> None:
+    """One that another follows is synced first: a gap would be damage to readers."""
+    storage = MemoryStorage()
+    journal = log(storage, segment=30)
+    journal.append(1, b"one")
+    storage.faults.append(("sync", OSError(5, "Input/output error"), 0))
+    with pytest.raises(OSError, match="Input/output"):
+        journal.append(1, b"two")
+    assert (data(journal), storage.synced) == ([b"one"], {})
+    journal.append(1, b"two")
+    first = "part-000/" + "0" * 20 + ".log"
+    assert storage.synced == {first: 35}
+    # So is one behind whose damage a segment is begun.
+    storage = MemoryStorage()
+    log(storage).append(1, b"one")
+    storage.files[first][-1] ^= 1
+    log(storage).append(1, b"two")
+    assert storage.synced == {first: 35}
+
+
+def test_reader_forces_to_the_disk_what_it_has_read(storage: Storage) -> None:
+    """Whoever appended it; no more than that, and nothing that was dropped."""
+    journal = log(storage, segment=30)
+    for part in (b"one", b"two"):
+        journal.append(1, part)
+    if isinstance(storage, MemoryStorage):
+        storage.synced.clear()
+        log(storage, segment=30).secure(35)
+        assert storage.synced == {}
+        log(storage, segment=30).secure(36)
+        assert storage.synced == {"part-000/" + f"{35:020}" + ".log": 35}
+    storage.sync("part-000/" + f"{70:020}" + ".log")
+    log(storage, segment=30).secure(70)
+    log(storage).secure(0)
+    assert journal.segments() == [0, 35]
+
+
 def test_what_was_dropped_is_gone(storage: Storage) -> None:
     """Both offsets are named; the last segment stays."""
     journal = log(storage, segment=30)

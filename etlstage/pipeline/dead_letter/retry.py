@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from etlstage.disk import sync
 from etlstage.errors import StateUnusable, os_reason
 from etlstage.messages import AnnotatedRun, Position, Run
 from etlstage.pipeline.dead_letter.letter import DeadLetter
@@ -37,7 +38,7 @@ from etlstage.pipeline.dead_letter.store import (
     replacement,
     stage_of_file,
 )
-from etlstage.pipeline.delivery.folder import behind, opened, sync
+from etlstage.pipeline.delivery.folder import behind, opened
 from etlstage.pipeline.interfaces import Source
 
 __all__ = (

@@ -31,16 +31,12 @@ from urllib.parse import quote, unquote
 
 import anyio.to_thread
 
+from etlstage.disk import sync
 from etlstage.errors import Attempt, StageError, StateUnusable, os_reason
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
-from etlstage.pipeline.delivery.folder import (
-    make_inside,
-    make_ours,
-    opened,
-    sync,
-)
+from etlstage.pipeline.delivery.folder import make_inside, make_ours, opened
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.delivery.record import fence_of
 from etlstage.pipeline.secret import Secrets

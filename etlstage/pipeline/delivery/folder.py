@@ -11,10 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from etlstage.disk import make
 
 __all__ = (
     "EDGES",
@@ -23,13 +25,9 @@ __all__ = (
     "behind",
     "edge_folder",
     "edge_name",
-    "make",
     "make_inside",
     "make_ours",
     "opened",
-    "sync",
-    "sync_all",
-    "sync_up",
 )
 
 EDGES: Final = "edge-*"
@@ -60,32 +58,15 @@ def edge_name(stage: str) -> str:
     return f"{stage}/edge"
 
 
-def make(folder: Path) -> None:
-    """
-    Make a folder, and its parents, for us alone; what is there is left as it is.
-
-    The names of those that were made are durable then.
-
-    Raises:
-        OSError: If it can't be made.
-
-    """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    # From the top: a record in a folder whose own name is lost would be lost, too.
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
-        sync(path.parent)
-
-
 def make_ours(folder: Path) -> None:
     """
-    Do as :func:`make`, and assert that the folder is ours.
+    Do as :func:`~etlstage.disk.make`, for us alone, and assert that the folder is ours.
 
     Raises:
         OSError: If it can't be made, is somebody else's, or others may write to it.
 
     """
-    make(folder)
+    make(folder, 0o700)
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -138,42 +119,3 @@ def opened(path: Path, flags: int) -> Iterator[BinaryIO]:
     reads = flags & os.O_ACCMODE == os.O_RDONLY
     with open(fd, "rb") if reads else open(fd, "r+b") as file:
         yield file
-
-
-def sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_all(folder: Path) -> None:
-    """Make durable all that is in a folder, and in those within; follows no link."""
-    for inner, _, files in os.walk(folder):
-        for name in files:
-            path = os.path.join(inner, name)
-            if not stat.S_ISREG(os.lstat(path).st_mode):
-                continue  # a link may lead nowhere, and to open a pipe is to wait
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        sync(Path(inner))
-
-
-def sync_up(folders: Iterable[Path]) -> None:
-    """Make durable the names in folders, and those of the folders themselves."""
-    done: set[Path] = set()
-    for folder in map(Path.resolve, folders):
-        sync(folder)
-        device = folder.stat().st_dev
-        # Beyond the device is where it was mounted, which was there before us.
-        for path in folder.parents:
-            if path in done or path.stat().st_dev != device:
-                break
-            with suppress(PermissionError):  # one that was there: others made it
-                sync(path)
-            done.add(path)

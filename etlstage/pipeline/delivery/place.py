@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from etlstage.pipeline.delivery.folder import sync, sync_all, sync_up
+from etlstage.disk import sync, sync_all, sync_up
 
 __all__ = ("EpochFiles",)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from etlstage.disk import make, sync
 from etlstage.errors import SourceFailed, os_reason
-from etlstage.pipeline.delivery.folder import make, opened, sync
+from etlstage.pipeline.delivery.folder import opened
 
 __all__ = ("PositionFile", "load", "put", "store")
 
@@ -104,7 +105,7 @@ def put(path: Path, value: object, at: Callable[[str], None] | None = None) -> N
     """
     new = path.with_suffix(".new")
     text = json.dumps(value)
-    make(path.parent)
+    make(path.parent, 0o700)
     new.unlink(missing_ok=True)  # of a run that was killed
     with opened(new, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
         file.write(text.encode())

@@ -27,8 +27,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from etlstage.disk import sync
 from etlstage.errors import StateUnusable, os_reason
-from etlstage.pipeline.delivery.folder import opened, sync
+from etlstage.pipeline.delivery.folder import opened
 from etlstage.pipeline.delivery.position import load, put
 from etlstage.telemetry.log import Log
 

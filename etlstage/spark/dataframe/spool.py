@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from etlstage.block import making
+from etlstage.disk import make, sync, sync_all
 from etlstage.messages import Run
-from etlstage.pipeline.delivery.folder import make, sync, sync_all
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.spark.dataframe.read import run_of
@@ -281,7 +281,7 @@ class KeptSpool:
         for note in self._state.glob("spool-*.json"):
             self._remove(note)
         store(self._note, str(self.path.parent))
-        make(self._aside)
+        make(self._aside, 0o700)
         return self._aside
 
     def keep(self, parts: Sequence[Spooled], of: str) -> None:

@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 import anyio
 from pyspark.sql import DataFrame
 
+from etlstage.disk import make, sync_all
 from etlstage.errors import EtlstageError, StateUnusable
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.folder import make
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Account, Ledger
@@ -35,8 +35,10 @@ from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
 from etlstage.stage import Stage
 
-__all__ = ("STOPPED", "BatchFailure", "Batches")
+__all__ = ("CHECKPOINT", "STOPPED", "BatchFailure", "Batches")
 
+CHECKPOINT: Final = "checkpoint"
+"""In the state directory: Spark's, of the query."""
 STOPPED: Final = "etlstage begins no further batch"
 """What a batch raises that comes after the stream was asked to stop."""
 
@@ -127,7 +129,7 @@ class Batches:
                 batches begin again.
 
         """
-        make(self._state)
+        make(self._state, 0o700)
         (self._state / _STOP).touch()
         if at_once:
             (self._state / _STOP_NOW).touch()
@@ -204,6 +206,9 @@ class Batches:
                 record = delivery.next(
                     record.epoch + 1, accounts=counts, letters=letters.sizes()
                 )
+                # By Spark's checkpoint the batch is planned again: without it other rows
+                # may be in the batch that the record has for loaded.
+                sync_all(self._state / CHECKPOINT)
                 await sink.commit(record.note)
                 delivery.at("committed")
                 delivery.keep(record)

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from etlstage.disk import sync_all
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
-from etlstage.pipeline.delivery.folder import sync_all
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.settings.units import local_path
 from etlstage.spark.dataframe.schema import with_text

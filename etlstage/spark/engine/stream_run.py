@@ -26,7 +26,7 @@ from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Landing, Output
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
-from etlstage.spark.engine.micro_batch import STOPPED, Batches
+from etlstage.spark.engine.micro_batch import CHECKPOINT, STOPPED, Batches
 from etlstage.spark.engine.stage_job import Origin
 from etlstage.spark.errors import text_of
 from etlstage.spark.session.session import Session
@@ -103,7 +103,7 @@ class StreamingPipeline(Runner):
         self._input = origin.input
         self._letters = dead_letters
         self._state = state.absolute()
-        self._checkpoint = self._state / "checkpoint"
+        self._checkpoint = self._state / CHECKPOINT
         self._sink = sink
         self._every = every
         self._session = session

@@ -255,6 +255,9 @@ class Planner:
         batch = self._batch(lanes, start)
         if not batch.tasks:
             self._idle = start, lanes
+        # What Spark keeps is not to outlive what is before it.
+        for journal, text in batch.end.items() if batch.tasks else ():
+            self._journals.byte_log(journal).secure(_LanePlace.of(journal, text).offset)
         self._planned = start, batch
         return batch
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.pipeline.delivery.folder import make, make_ours, opened, sync_all
+from etlstage.disk import make, sync_all
+from etlstage.pipeline.delivery.folder import make_ours, opened
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def mode(path: Path) -> int:
 def test_folder_and_its_parents_are_made_for_us_alone(tmp_path: Path) -> None:
     """Whatever the umask; what is there is left as it is (issue 10)."""
     tmp_path.chmod(0o755)
-    make(tmp_path / "a" / "b" / "c")
+    make(tmp_path / "a" / "b" / "c", 0o700)
     folders = [tmp_path, tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]
     assert [mode(folder) for folder in folders] == [0o755, 0o700, 0o700, 0o700]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etlstage.disk import make
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.folder import make
 from etlstage.pipeline.delivery.place import EpochFiles
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -22,6 +23,7 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.stream_run import StreamingPipeline
+from tests.crash.power import Disk
 from tests.spark.driver import environment
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
@@ -142,6 +144,29 @@ async def test_what_is_there_is_loaded_once(
     report = await run(path, spark)
     assert report.error is None
     assert report.landed.startswith("nothing new was written to")
+
+
+async def test_batch_is_on_the_disk_when_it_is_recorded(
+    spark: SparkSession,
+    write: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With Spark's checkpoint: without it other rows would be taken for loaded."""
+    disk, keep, lost = Disk(), Delivery.keep, list[list[str]]()
+
+    def kept(self: Delivery, record: CommitRecord) -> None:
+        keep(self, record)
+        lost.append([*disk.lost(tmp_path / "state", tmp_path / "out")])
+
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    monkeypatch.setattr(Delivery, "keep", kept)
+    path = write()
+    feed(tmp_path, "a", *range(20))
+    feed(tmp_path, "b", *range(20, 40))
+    report = await run(path, spark)
+    assert report.error is None
+    assert lost == [[], []]
 
 
 async def test_batch_that_fails_is_run_again(

@@ -17,6 +17,7 @@ from etlstage.journal import (
     Publisher,
     RunMessage,
 )
+from etlstage.journal.log import JournalLog
 from etlstage.sequencing import AckIntent, Flags, flags_of
 from etlstage.spark.journal.options import JournalReading, SetFolder
 from etlstage.spark.journal.plan import FrameRange, Offset, Planner
@@ -106,6 +107,23 @@ def test_an_open_transaction_is_of_the_batch_that_sees_its_end(
     assert plan.next(first.end) == second
     assert planner(journals).between(first.end, second.end) == second.tasks
     assert plan.next(second.end).tasks == []
+
+
+def test_a_batch_ends_behind_what_is_on_the_disk(
+    journals: Journals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark keeps its end, which is not to outlive what is before it."""
+    secured: dict[str, int] = {}
+    monkeypatch.setattr(
+        JournalLog, "secure", lambda log, at: secured.update({log.name: at})
+    )
+    publisher(journals).publish_committed(message(journals, 1))
+    plan = planner(journals)
+    batch = plan.next(plan.initial())
+    assert secured == {name: json.loads(at)[0] for name, at in batch.end.items()}
+    secured.clear()
+    plan.next(batch.end)
+    assert secured == {}
 
 
 def test_what_is_rolled_back_is_never_read(journals: Journals) -> None:

@@ -1,0 +1,77 @@
+"""What it takes for files and their names to outlive a crash of the machine."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ("make", "sync", "sync_all", "sync_up")
+
+
+def make(folder: Path, mode: int = 0o777) -> None:
+    """
+    Make a folder, and its parents; what is there is left as it is.
+
+    The names of those that were made are durable then.
+
+    Args:
+        folder: The folder.
+        mode: Of those that are made, without what the umask takes.
+
+    Raises:
+        OSError: If it can't be made.
+
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    # From the top: a record in a folder whose own name is lost would be lost, too.
+    for path in reversed(missing):
+        path.mkdir(mode=mode, exist_ok=True)
+        sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    _fsync(folder, os.O_DIRECTORY)
+
+
+def sync_all(folder: Path) -> None:
+    """
+    Make durable all that is in a folder, and in those within; follows no link.
+
+    What somebody removes meanwhile is left out.
+    """
+    for inner, _, files in os.walk(folder):
+        for name in files:
+            path = os.path.join(inner, name)
+            with suppress(FileNotFoundError):
+                # A link may lead nowhere, and to open a pipe is to wait.
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    _fsync(path)
+        with suppress(FileNotFoundError):
+            sync(Path(inner))
+
+
+def sync_up(folders: Iterable[Path]) -> None:
+    """Make durable the names in folders, and those of the folders themselves."""
+    done: set[Path] = set()
+    for folder in map(Path.resolve, folders):
+        sync(folder)
+        device = folder.stat().st_dev
+        # Beyond the device is where it was mounted, which was there before us.
+        for path in folder.parents:
+            if path in done or path.stat().st_dev != device:
+                break
+            with suppress(PermissionError):  # one that was there: others made it
+                sync(path)
+            done.add(path)
+
+
+def _fsync(path: Path | str, flags: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
