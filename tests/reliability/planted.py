@@ -31,6 +31,8 @@ class Bug:
     """From the package's folder."""
     old: str
     new: str
+    edges: bool = False
+    """Whether it is looked for in two pipelines with journals between them."""
 
     def plant(self, package: Path) -> None:
         """Change the file; raises ValueError if what is replaced isn't there once."""
@@ -81,6 +83,7 @@ def find(bug: Bug, seeds: int) -> Found:
             )
         bug.plant(Path(folder, "etlstage"))
         command = [sys.executable, "-m", search.__name__, str(seeds)]
+        command += ["--edges"] if bug.edges else []
         try:
             done = subprocess.run(
                 command,

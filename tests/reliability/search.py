@@ -1,4 +1,4 @@
-"""``python -m tests.reliability.search N``: run seeds until one fails, at most N."""
+"""``python -m tests.reliability.search N [--edges]``: run seeds until one fails."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 import time
 
-from tests.simulate import SimulationFailed, simulate
+from tests.simulate import SimulationFailed, edge, simulate
 from tests.simulate.pipelines import any_pipeline
 
 __all__ = ("main",)
@@ -18,7 +18,10 @@ def main() -> None:
     for at in range(int(sys.argv[1])):
         _print(at=at)
         try:
-            simulate(any_pipeline, [at])
+            if sys.argv[2:]:
+                edge.simulate(edge.any_halves, [at])
+            else:
+                simulate(any_pipeline, [at])
         except SimulationFailed as error:
             seed, why = at, str(error).strip().splitlines()[0]
             break

@@ -14,8 +14,9 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
+from tests.simulate import edge
 from tests.simulate.pipelines import any_pipeline
-from tests.simulate.run import simulate_all
+from tests.simulate.run import simulate, simulate_all
 
 __all__ = ("main", "run_seeds")
 
@@ -27,6 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulate",
         description="Run pipelines of workers, with faults, in virtual time.",
+    )
+    parser.add_argument(
+        "--edges",
+        action="store_true",
+        help="run two pipelines for each seed, with journals between them",
     )
     parser.add_argument(
         "--seeds",
@@ -44,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     seeds, seconds, failed = given.seeds, 0.0, 0
-    for stories, spent in run_seeds(seeds, given.jobs):
+    for stories, spent in run_seeds(seeds, given.jobs, edges=given.edges):
         failed += len(stories)
         seconds += spent
         for story in stories:
@@ -57,10 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def run_seeds(seeds: range, jobs: int) -> Iterator[tuple[list[str], float]]:
+def run_seeds(
+    seeds: range, jobs: int, *, edges: bool = False
+) -> Iterator[tuple[list[str], float]]:
     """Yield the stories of seeds that fail, and the processor time, by pieces."""
     pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
-    run = partial(simulate_all, any_pipeline)
+    one = (
+        partial(edge.simulate, edge.any_halves)
+        if edges
+        else partial(simulate, any_pipeline)
+    )
+    run = partial(simulate_all, one)
     if jobs == 1:
         yield from map(run, pieces)
         return

@@ -85,7 +85,9 @@ class Disk:
 class Watch(Protocol):
     """Who looks at what a run does."""
 
-    scenario: Scenario
+    @property
+    def scenario(self) -> Scenario:
+        """What is simulated."""
 
     async def pause(self) -> None:
         """Take some time, or none."""

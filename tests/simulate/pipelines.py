@@ -88,7 +88,7 @@ _ENDS: Final[tuple[Literal["", "drained", "cancelled"], ...]] = (
     "drained",
     "cancelled",
 )
-_BREAKS: Final[tuple[Literal["source", "sink", "flush", "commit", "letters"], ...]] = (
+BREAKS: Final[tuple[Literal["source", "sink", "flush", "commit", "letters"], ...]] = (
     "source",
     "sink",
     "flush",
@@ -121,7 +121,7 @@ def three_stages(draw: random.Random) -> Scenario:
     elif ends < 0.4:
         kinds[2] = StageKind.LOAD
     work: dict[str, Work] = {
-        name: partial(_work, name, draw.randrange(9), draw.randrange(9))
+        name: partial(any_work, name, draw.randrange(9), draw.randrange(9))
         for name in names
     }
     plans: dict[str, FaultPlan] = {}
@@ -129,9 +129,9 @@ def three_stages(draw: random.Random) -> Scenario:
     known, may_fail, stages = True, False, []
     given = messages
     for name, kind in zip(names, kinds, strict=True):
-        stage = _stage(draw, name, kind)
+        stage = any_stage(draw, name, kind)
         stages.append(stage)
-        faults, culprits, wrong = _faults(draw, stage, given)
+        faults, culprits, wrong = any_faults(draw, stage, given)
         plans[name] = FaultPlan(tuple(faults), draw.randrange(2**32))
         fatal[name] = culprits or set()
         known = known and culprits is not None
@@ -145,7 +145,7 @@ def three_stages(draw: random.Random) -> Scenario:
     # Of their own: the seeds that were there before run what they ran.
     late = random.Random(f"{plans['a'].seed} drain")  # noqa: S311
     limited = ended == "drained" and late.random() < 0.5
-    broken = draw.choice(_BREAKS) if draw.random() < 0.1 else ""
+    broken = draw.choice(BREAKS) if draw.random() < 0.1 else ""
     may_fail = may_fail or (ended == "drained" and silent) or bool(broken)
     made = Scenario(
         messages=messages,
@@ -241,10 +241,10 @@ def of_programs(draw: random.Random) -> Scenario:
     stages: list[Stage] = []
     plans, fatal = dict[str, FaultPlan](), dict[str, set[bytes]]()
     for name in ("a", "b"):
-        stage = _stage(draw, name, StageKind.TRANSFORM)
-        faults, culprits, wrong = _faults(draw, stage, messages)
+        stage = any_stage(draw, name, StageKind.TRANSFORM)
+        faults, culprits, wrong = any_faults(draw, stage, messages)
         while culprits is None or wrong or (stage.pool.max > 1 and _once(faults)):
-            faults, culprits, wrong = _faults(draw, stage, messages)
+            faults, culprits, wrong = any_faults(draw, stage, messages)
         plans[name] = FaultPlan(tuple(faults), draw.randrange(2**32))
         fatal[name] = culprits
         dialect = stage.dialect
@@ -272,7 +272,7 @@ def _same(message: bytes) -> Iterable[bytes]:
     return [message]
 
 
-def _work(name: str, none: int, two: int, message: bytes) -> Iterable[bytes]:
+def any_work(name: str, none: int, two: int, message: bytes) -> Iterable[bytes]:
     number = message[4] % 9
     if number == none:
         return []
@@ -282,7 +282,7 @@ def _work(name: str, none: int, two: int, message: bytes) -> Iterable[bytes]:
     return made
 
 
-def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
+def any_stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
     mode = draw.choice(
         (
             Mode.SINGLE,
@@ -332,7 +332,7 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
     )
 
 
-def _faults(
+def any_faults(
     draw: random.Random, stage: Stage, given: list[bytes]
 ) -> tuple[list[Fault], set[bytes] | None, bool]:
     """Draw faults; return them, what they dead-letter, if known, and if it may fail."""
@@ -410,7 +410,7 @@ def miscounting(draw: random.Random) -> Scenario:
     return Scenario(
         messages=messages,
         stages=[stage],
-        work={"a": partial(_work, "a", draw.randrange(9), draw.randrange(9))},
+        work={"a": partial(any_work, "a", draw.randrange(9), draw.randrange(9))},
         faults={"a": FaultPlan(tuple(plan), draw.randrange(2**32))},
         position_every=draw.randint(1, 5),
         pipe_size=draw.choice((65536, 65536, 8, 40)),

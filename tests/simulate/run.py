@@ -60,12 +60,12 @@ def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
     simulation.simulate(draw, seeds, simulation=Simulation)
 
 
-def simulate_all(draw: Draw, seeds: range) -> tuple[list[str], float]:
+def simulate_all(run: Callable[[range], None], seeds: range) -> tuple[list[str], float]:
     """Return the stories of all seeds that fail, and the processor time of all."""
     began, stories = time.process_time(), list[str]()
     while seeds:
         try:
-            simulate(draw, seeds)
+            run(seeds)
         except SimulationFailed as error:
             stories.append(str(error))
             seeds = range(error.seed + 1, seeds.stop)

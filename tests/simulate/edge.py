@@ -1,0 +1,521 @@
+"""Two halves of a pipeline and the journals between them: each dies, and goes on."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import anyio
+import anyio.to_thread
+
+from etlstage.errors import SourceFailed
+from etlstage.journal import CommittedReader, Journals, MemoryStorage
+from etlstage.messages import Position, StageKind
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.delivery.delivery import Bounds
+from etlstage.pipeline.delivery.record import CommitRecord
+from etlstage.pipeline.journal_sink import JournalSink
+from etlstage.pipeline.journal_source import CUT, JournalSource
+from etlstage.pipeline.ledger import COUNTS
+from etlstage.stage import ErrorPolicy, Order, RestartPolicy, Stage, Timeouts
+from etlstage.testing import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    MemorySink,
+    simulation,
+)
+from etlstage.testing.scenario import Violation
+from tests.simulate.ends import (
+    Disk,
+    SimulatedDelivery,
+    SimulatedEpochSink,
+    SimulatedLetters,
+    SimulatedSink,
+    SimulatedSource,
+)
+from tests.simulate.pipelines import BREAKS, any_faults, any_stage, any_work
+from tests.simulate.run import Crashed
+from tests.simulate.scenario import Scenario
+
+__all__ = ("EdgeScenario", "EdgeSimulation", "any_halves", "halves", "simulate")
+
+ONCE: Final = ((True, False), (False, True), (False, False))
+STEPS: Final = (
+    *("begin", "written", "aside", "recorded", "performed"),
+    *("append", "torn", "sync"),
+)
+"""Of a commit, and of the disk of the journals; ``torn`` is within an append."""
+
+
+def twice(name: bytes, message: bytes) -> Iterable[bytes]:
+    """Return what a stage makes of a message: two of one of them, none of another."""
+    number = int(message.partition(b"-")[0])
+    return [message + b"-" + name, message + b"-" + name.upper()][: (number + 1) % 3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeScenario(Scenario):
+    """Two stages, each in a pipeline of its own, and journals between."""
+
+    once: tuple[bool, bool] = (True, True)
+    """Whether each half loads each message once, and not at least once."""
+    partitions: int = 1
+    drains: Sequence[tuple[int, float]] = ()
+    """Which half is drained, and after how many virtual seconds."""
+    cut: tuple[int, int] = CUT
+    """Messages and bytes between two positions of the half that reads."""
+    segment: int = 64 << 20
+    """Bytes after which a segment of a journal is begun."""
+
+
+def any_halves(draw: random.Random) -> EdgeScenario:
+    """Draw two halves with whatever a stage can be, and its workers can do."""
+    if draw.random() < 0.3:
+        return halves(draw)
+    messages = [
+        b'[%d,"%d"]' % (draw.randrange(3), n) for n in range(draw.randint(1, 9))
+    ]
+    stages, plans, given = list[Stage](), dict[str, FaultPlan](), messages
+    work = {
+        name: partial(any_work, name, draw.randrange(9), draw.randrange(9))
+        for name in "ab"
+    }
+    for name in "ab":
+        stages.append(any_stage(draw, name, StageKind.TRANSFORM))
+        faults, _, wrong = any_faults(draw, stages[-1], given)
+        while wrong:
+            faults, _, wrong = any_faults(draw, stages[-1], given)
+        plans[name] = FaultPlan(tuple(faults), draw.randrange(2**32))
+        given = [out for message in given for out in work[name](message)]
+    steps: list[tuple[str, int] | float] = [
+        (draw.choice(STEPS), draw.randint(1, 4)) for _ in range(draw.randint(0, 4))
+    ]
+    return EdgeScenario(
+        messages=messages,
+        stages=stages,
+        work=work,
+        faults=plans,
+        position_every=draw.randint(1, 5),
+        epoch=Bounds(messages=draw.randint(1, 6), seconds=draw.choice((0.02, 60.0))),
+        flush_every=draw.choice((0.5, 60.0)),
+        notes=draw.random() < 0.3,
+        broken=draw.choice(("", "", "state", *BREAKS)),
+        breaks=steps,
+        once=draw.choice(((True, True),) * 3 + ONCE),
+        partitions=draw.choice((1, 1, 3)),
+        drains=[
+            (draw.randrange(2), draw.choice((0.0, 0.01, 0.1, 1.0)))
+            for _ in range(draw.choice((0, 0, 1, 3)))
+        ],
+        cut=draw.choice((CUT, (1, 1 << 20), (3, 1 << 20), (1 << 16, 20))),
+        segment=draw.choice((1, 100, 1000, 64 << 20)),
+        pipe_size=draw.choice((65536, 65536, 65536, 8, 40)),
+        seconds=1000.0,
+    )
+
+
+def halves(draw: random.Random) -> EdgeScenario:
+    """Draw two stages, and where the halves that they are in break off."""
+    stages, faults = [], {}
+    for name in "ab":
+        stages.append(
+            Stage(
+                name=name,
+                worker=("simulated",),
+                timeout=Timeouts(message=2.0, stop=0.1),
+                restart=RestartPolicy(max=1000, delay=0.01, max_delay=0.05),
+                on_error=ErrorPolicy(retries=2),
+            )
+        )
+        slow = Fault(FaultKind.PAUSE, probability=0.2, seconds=0.05)
+        kill = Fault(FaultKind.KILL, message=draw.randint(1, 5), start=1)
+        plan = draw.choice(((), (slow,), (kill,), (slow, kill)))
+        faults[name] = FaultPlan(plan, draw.randrange(2**32))
+    steps = [
+        (draw.choice(STEPS), draw.randint(1, 4)) for _ in range(draw.randint(0, 6))
+    ]
+    return EdgeScenario(
+        messages=[b"%d" % n for n in range(draw.randint(1, 20))],
+        stages=stages,
+        work={"a": lambda m: twice(b"a", m), "b": lambda m: twice(b"b", m)},
+        faults=faults,
+        position_every=draw.randint(1, 5),
+        epoch=Bounds(messages=draw.randint(1, 6), seconds=draw.choice((0.02, 60.0))),
+        broken=draw.choice(("", "", "state")),
+        breaks=steps,
+        partitions=draw.choice((1, 1, 3)),
+        seconds=100.0,
+    )
+
+
+class Files(MemoryStorage):
+    """What one half sees of the disk that both have: nothing it does when dead counts."""
+
+    def __init__(self, half: Half, shared: MemoryStorage) -> None:
+        super().__init__()
+        self._half = half
+        self.__dict__.update(
+            {name: shared.__dict__[name] for name in ("files", "synced", "_locks")}
+        )
+
+    def append(self, path: str, *parts: bytes) -> None:
+        """Append, or break off before it or in the middle."""
+        self._half.at("append")
+        data = b"".join(parts)
+        most = self._half.chance.randrange(len(data))
+        super().append(path, data[:most])
+        self._half.at("torn")
+        self._half.fail()
+        super().append(path, data[most:])
+
+    def truncate(self, path: str, size: int) -> None:
+        """Cut a file."""
+        if not self._half.dead:
+            super().truncate(path, size)
+
+    def sync(self, path: str) -> None:
+        """Record how long the file is, or break off before that."""
+        if not self._half.dead:
+            self._half.at("sync")
+            self._half.fail()
+            super().sync(path)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Set the content of a file."""
+        if not self._half.dead:
+            self._half.fail()
+            super().replace(path, data)
+
+
+class EdgeSink(JournalSink):
+    """Appends to journals in memory."""
+
+    def __init__(self, half: Half, storage: MemoryStorage) -> None:
+        partitions = half.scenario.partitions
+        super().__init__(Path("edge"), name="edge", partitions=partitions)
+        self._settings |= {"storage": storage, "segment": half.scenario.segment}  # type: ignore[dict-item]
+        self._half = half
+
+    def _enter(self) -> None:
+        super()._enter()
+        self._half.simulation.entered.set()
+
+
+class EdgeSource(JournalSource):
+    """Reads them."""
+
+    def __init__(self, half: Half, storage: MemoryStorage) -> None:
+        follow = not half.simulation.complete
+        super().__init__(
+            Path("edge"),
+            name="edge",
+            reader="behind",
+            follow=follow,
+            cut=half.scenario.cut,
+        )
+        self._half = half
+        self._storage = storage
+
+    def _open(self) -> CommittedReader:
+        opened = Journals(storage=self._storage, create=False)
+        with patch.object(Journals, "open", lambda *_, **__: opened):
+            return super()._open()
+
+    async def acknowledge(self, position: Position) -> None:
+        """Have the position judged."""
+        self._half.commit(position)
+        await super().acknowledge(position)
+
+
+class Half:
+    """One half, over all its starts; it is what the ends of the other simulation ask."""
+
+    def __init__(self, simulation: EdgeSimulation, number: int) -> None:
+        self.simulation = simulation
+        self.scenario: EdgeScenario = simulation.scenario
+        self.chance: random.Random = simulation.chance
+        self.once: bool = self.scenario.once[number]
+        self.disk = Disk()
+        self.runs: list[str] = []
+        """Of which there are records."""
+        self.starts = 0
+        self.dead: Crashed | None = None
+        self.over = False
+        self.source: EdgeSource | None = None
+        self._number = number
+        self._position: object = None  # at least once
+        self._kept: list[
+            bytes
+        ] = []  # likewise: what starts before this one have loaded
+        self._step = "", 0
+        self._failed = self._drained = False
+        self._scope: anyio.CancelScope | None = None
+        self._letters: SimulatedLetters
+        self._sink: MemorySink | None = None
+
+    async def run(self) -> None:
+        """Start it until it has come to its end."""
+        while not self.over:
+            if self._number:
+                await self.simulation.entered.wait()
+            breaks, step = self.simulation.breaks, ("", 0)
+            if breaks:
+                step = breaks.pop()
+            self.dead, self._failed, self._step = None, False, step
+            self._drained, self.starts = False, self.starts + 1
+            report = None
+            with anyio.CancelScope() as self._scope:
+                async with anyio.create_task_group() as tasks:
+                    pipeline = self._made()
+                    tasks.start_soon(self._drain, pipeline)
+                    report = await pipeline.run()
+                    tasks.cancel_scope.cancel()
+            self._leave()
+            if self.dead is None:
+                assert report is not None
+                self._judge(report)
+            # Behind its end it would begin anew.
+            record = self.disk.record
+            ended = bool(record.epoch and record.ended and not record.pending)
+            whole = report is not None and report.status == "done"
+            self.over = (ended and record.position is None) or (
+                whole and self.dead is None
+            )
+
+    @property
+    def loaded(self) -> list[bytes]:
+        """What it has loaded, and would not lose now; not while it runs."""
+        return self.disk.loaded if self.once else self._kept
+
+    def _judge(self, report: Report) -> None:
+        self.simulation.tell(f"half {self._number} is over: {report.status}")
+        # Who is drained does not wait for a worker that has never answered.
+        may_fail = self._failed or (self._drained and not self.once)
+        may_fail |= self._drained and isinstance(report.error, SourceFailed)
+        if self._failed and report.status != "failed":
+            raise Violation(f"half {self._number} {report.status}, its end has failed")
+        if report.status == "failed" and not may_fail:
+            raise Violation(f"half {self._number} failed: {report.error!r}")
+        if report.status == "drained" and not self._drained:
+            raise Violation(f"half {self._number} is drained by itself")
+
+    def _leave(self) -> None:
+        """Have a part of what was not made durable be so, or not."""
+        letters = self._letters.kept
+        sizes = self._letters.durable, len(letters)
+        self.disk.letters = letters[: self.chance.randint(*sizes)]
+        if self._sink is not None and not self.once:
+            loaded = self._sink.messages
+            sizes = self._sink.account.done, len(loaded)
+            self._kept += loaded[: self.chance.randint(*sizes)]
+
+    async def _drain(self, pipeline: Pipeline) -> None:
+        drains = self.simulation.drains
+        mine = next((one for one in drains if one[0] == self._number), None)
+        if mine is not None:
+            drains.remove(mine)
+            await anyio.sleep(mine[1])
+            self.simulation.tell(f"half {self._number} is drained")
+            self._drained = True
+            pipeline.drain()
+
+    def _made(self) -> Pipeline:
+        simulation, number = self.simulation, self._number
+        files = Files(self, simulation.storage)
+        self._letters = SimulatedLetters(self, self.disk)
+        options: dict[str, Any] = {
+            "name": f"half {number}",
+            "stages": [self.scenario.stages[number]],
+            "dead_letters": self._letters,
+            "launch": simulation._launch,
+            "flush_every": self.scenario.flush_every,
+        }
+        if self.once:
+            options["delivery"] = SimulatedDelivery(self, self.disk, self.at)
+        if not number:
+            source = SimulatedSource(self, self.scenario)
+            if not self.once:
+                source.resume(self._position)
+            sink = EdgeSink(self, files)
+            return Pipeline(source=source, sink=sink, **options)
+        self.source = EdgeSource(self, files)
+        self._sink = (
+            SimulatedEpochSink(self, self.disk) if self.once else SimulatedSink(self)
+        )
+        return Pipeline(source=self.source, sink=self._sink, **options)
+
+    def at(self, step: str) -> None:
+        """Break off, if that is to be now; the machine with both halves, at times."""
+        self.live()
+        name, left = self._step
+        self._step = name, left - (step == name)
+        if self._step != (step, 0):
+            return
+        self.die(f"breaks off at {step}")
+        if self.chance.random() < 0.4:
+            self.simulation.lose_power()
+        self.live()
+
+    def die(self, why: str) -> None:
+        """Have nothing that this start does count from now on."""
+        if self.dead is None:
+            self.simulation.tell(f"half {self._number} {why}")
+            self.dead = Crashed(why)
+            if self._scope is not None:
+                self._scope.cancel()
+
+    def fail(self) -> None:
+        """Raise OSError, if the disk is to fail now."""
+        left = self.simulation.faults
+        if left and self.chance.random() < 0.1:
+            self.simulation.faults -= 1
+            self._failed = True
+            self.simulation.tell(f"the disk fails half {self._number}")
+            raise OSError(errno.EIO, "Input/output error")
+
+    # --- as ends ask ----------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Take some time, or none."""
+        await anyio.sleep(self.chance.choice((0.0, 0.0, 0.001, 0.03)))
+
+    def use(self, end: str) -> None:
+        """Raise OSError, if that end is to fail now."""
+        if end == self.scenario.broken:
+            self.fail()
+
+    def survives(self) -> bool:
+        """Return whether what a disk failed to store is there after all."""
+        return self.chance.random() < 0.5
+
+    def live(self) -> None:
+        """Raise what broke this start off."""
+        if self.dead is not None:
+            raise self.dead
+
+    def commit(self, position: Position) -> None:
+        """Judge a position that is acknowledged."""
+        self.use("commit")
+        if self.dead is not None:
+            return
+        if not self.once:
+            self._position = position.value
+            return
+        if position.value != self.disk.record.position:
+            raise Violation(f"position {position.value} is acknowledged, not recorded")
+        if not self._number:
+            self.simulation.check_intents(self.disk.record)
+
+    def record(self, record: CommitRecord) -> None:
+        """Judge an epoch that is about to be recorded."""
+        if record.run not in self.runs:
+            self.runs.append(record.run)
+        self._letters.safe_of(record.letters)
+        if self._number:
+            self.simulation.check_loaded(self.disk.loaded_by(record), whole=False)
+
+
+class EdgeSimulation(simulation.Simulation[EdgeScenario]):
+    """Both halves at once; they share nothing but the journals, and who has them runs."""
+
+    def __init__(
+        self, draw: Callable[[random.Random], EdgeScenario], seed: int, **options: bool
+    ) -> None:
+        super().__init__(draw, seed, **options)
+        self.chance: random.Random = self._draw
+        self.breaks = [step for step in self.scenario.breaks if isinstance(step, tuple)]
+        self.drains = [*self.scenario.drains]
+        self.faults = 4 if self.scenario.broken else 0
+        self.storage = MemoryStorage()
+        self.entered: anyio.Event
+        self.complete = False
+        self._halves = [Half(self, number) for number in range(2)]
+
+    async def _main(self) -> None:
+        self.entered = anyio.Event()
+        first, second = self._halves
+        with (
+            patch.object(anyio.to_thread, "run_sync", _inline),
+            anyio.move_on_after(self.scenario.seconds) as patience,
+        ):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(second.run)
+                await first.run()
+                self.complete = True
+                if second.source is not None:
+                    second.source.complete()
+        self._check_over(None if patience.cancelled_caught else self)
+        self.check_loaded(second.loaded, whole=True)
+        if not first.once or not second.once or len(first.runs + second.runs) > 2:
+            return
+        appended = first.disk.record.accounts["edge"][COUNTS.index("done")]
+        read = second.disk.record.accounts["edge"][COUNTS.index("produced")]
+        if appended != read:
+            raise Violation(f"{appended} messages were appended, and {read} read")
+
+    def lose_power(self) -> None:
+        """End both halves, and drop some of what was not forced to the disk."""
+        for half in self._halves:
+            half.die("loses power")
+        for path, file in self.storage.files.items():
+            if path.endswith(".log"):
+                synced = self.storage.synced.get(path, 0)
+                del file[self.chance.randint(synced, len(file)) :]
+
+    def check_intents(self, record: CommitRecord) -> None:
+        """Assert that what is recorded would be committed behind a crash, too."""
+        safe = [
+            bytes(file[: self.storage.synced.get(path, 0)])
+            for path, file in self.storage.files.items()
+            if path.endswith(".log")
+        ]
+        for _, intent in record.intents or ():  # type: ignore[attr-defined]
+            if not any(bytes.fromhex(intent) in data for data in safe):
+                raise Violation(
+                    "a position is acknowledged before its intents are safe"
+                )
+
+    def check_loaded(self, loaded: Sequence[bytes], *, whole: bool) -> None:
+        """Assert that it is what the stages make, each once, if that is promised."""
+        wanted = self._wanted(whole=whole)
+        exact = all(half.once or half.starts == 1 for half in self._halves)
+        if exact and (many := Counter(loaded) - Counter(wanted)):
+            raise Violation(f"{[*many]} is loaded too often")
+        if whole and (few := Counter(wanted) - Counter(loaded)):
+            raise Violation(f"{[*few]} is lost")
+        orders = {stage.order for stage in self.scenario.stages}
+        if exact and self.scenario.partitions == 1 and orders == {Order.TOTAL}:
+            given = {*loaded}
+            if [*loaded] != [message for message in wanted if message in given]:
+                raise Violation("order")
+
+    def _wanted(self, *, whole: bool) -> list[bytes]:
+        """Return what is to be loaded in all; before the end, with what may be refused."""
+        dead: list[set[bytes]] = [set(), set()]
+        if whole:
+            dead = [{one.message for one in h.disk.letters} for h in self._halves]
+        a, b = self.scenario.work["a"], self.scenario.work["b"]
+        between = [
+            m for one in self.scenario.messages if one not in dead[0] for m in a(one)
+        ]
+        return [two for one in between if one not in dead[1] for two in b(one)]
+
+
+async def _inline(call: Callable[..., Any], *arguments: Any, **_: Any) -> Any:  # noqa: ANN401
+    """Do at once what is for a thread: one would be beyond virtual time."""
+    return call(*arguments)
+
+
+def simulate(
+    draw: Callable[[random.Random], EdgeScenario], seeds: Iterable[int]
+) -> None:
+    """Run two halves for each seed; raises SimulationFailed for the first that fails."""
+    simulation.simulate(draw, seeds, simulation=EdgeSimulation)
