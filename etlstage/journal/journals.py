@@ -479,14 +479,17 @@ class Journals:
         end = log.appended()
         if end < self._room.get(journal, -1):
             return
-        farthest = _farthest(self.readers(), journal)
-        if farthest is None:
+        # Not what is needed, too: of what was read a part may wait for its commit.
+        read = [
+            (one.checkpoint.offsets.get(journal, 0), one.name) for one in self.readers()
+        ]
+        if not read:
             self._room[journal] = end + 1
             return
-        need, reader = farthest
-        self._room[journal] = need + self._limit
-        if end >= need + self._limit:
-            raise LimitReached(journal, reader, end - need, self._limit)
+        offset, reader = min(read)
+        self._room[journal] = offset + self._limit
+        if end >= offset + self._limit:
+            raise LimitReached(journal, reader, end - offset, self._limit)
 
     # --- reading --------------------------------------------------------------------
 
@@ -582,8 +585,7 @@ class Journals:
         return dropped
 
     def _trim(self, log: JournalLog, readers: list[Registered]) -> int:
-        farthest = _farthest(readers, log.name)
-        need = None if farthest is None else farthest[0]
+        need = min((one.needs.get(log.name, 0) for one in readers), default=None)
         return len(log.drop(self._droppable(log, need)))
 
     def _droppable(self, log: JournalLog, need: int | None) -> int:
@@ -624,12 +626,6 @@ class Journals:
         with self.storage.locked("lock"):
             if self.storage.size(_SPEC) is None:
                 self.storage.replace(_SPEC, json.dumps(spec).encode())
-
-
-def _farthest(readers: list[Registered], journal: str) -> tuple[int, str] | None:
-    """Return the least offset that a reader needs, and who needs it."""
-    needs = ((one.needs.get(journal, 0), one.name) for one in readers)
-    return min(needs, default=None)
 
 
 def modulo(key: Callable[[Any], object]) -> Unbound:

@@ -94,7 +94,7 @@ class ByteLog(Protocol):
         """Return when what was appended would outlive a crash of the machine."""
 
     def secure(self, offset: int) -> None:
-        """Return when what is before an offset would, whoever has appended it."""
+        """Return when what is before an offset would, appended here or elsewhere."""
 
     def groups(
         self, offset: int, *, skip: bool = False, heads: bool = False
@@ -254,7 +254,7 @@ class JournalLog:
 
     def secure(self, offset: int) -> None:
         """
-        Return when what is before an offset would, whoever has appended it.
+        Return when what is before an offset would, appended here or elsewhere.
 
         A reader's position is not to outlive what it has read: what is appended there
         next would be passed over.

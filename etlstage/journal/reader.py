@@ -234,6 +234,9 @@ class CommittedReader:
         on_error: Is given what is passed over, damage and frames that are none;
             without it such an error is raised, and the next call resumes after a frame.
 
+    Attributes:
+        frames: How many were read, also of what is not committed.
+
     Raises:
         ReaderBusy: If somebody else reads under that name.
 
@@ -255,6 +258,7 @@ class CommittedReader:
         on_error: OnError | None = None,
     ) -> None:
         self.name = name
+        self.frames: int = 0
         self._journals = journals
         self._storage = journals.storage
         self._follow = follow
@@ -486,6 +490,7 @@ class CommittedReader:
         """Return the next message of any journal; one goes on while it has some."""
         for _ in range(len(self._turn)):
             if (found := self._iterators[self._turn[0]].poll()) is not None:
+                self.frames += 1
                 return found
             self._turn.append(self._turn.pop(0))
         now = time.monotonic()

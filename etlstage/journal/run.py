@@ -34,7 +34,7 @@ from etlstage.sequencing import (
     unpack_fixed_frame,
 )
 
-__all__ = ("RunFraming", "RunMessage")
+__all__ = ("RunFraming", "RunMessage", "uuid_of")
 
 _START: Final = FIXED_FRAME_HEADER_LENGTH + 16
 
@@ -91,7 +91,7 @@ class RunFraming:
                 return False
             if len(frame) < _START:
                 raise ValueError(f"expected a UUID of 16 bytes, got {len(frame) - 8}")
-            message.set_uuid(UUID(bytes=frame[FIXED_FRAME_HEADER_LENGTH:_START]))
+            message.set_uuid(uuid_of(frame))
             message.run = _run(frame)
             return True
 
@@ -124,3 +124,8 @@ def _run(frame: bytes) -> Run:
 
 
 register_framing(RunFraming())
+
+
+def uuid_of(frame: bytes) -> UUID:
+    """Return the UUID of a frame of a run, or of its acknowledgement."""
+    return UUID(bytes=bytes(frame[FIXED_FRAME_HEADER_LENGTH:_START]))

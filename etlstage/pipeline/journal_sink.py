@@ -11,6 +11,7 @@ but the record decides. **At least once**, each run is committed by itself.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -24,7 +25,7 @@ from etlstage.columns import Column
 from etlstage.errors import SinkFailed, StageError
 from etlstage.journal import Journals, Publisher, RunMessage
 from etlstage.journal.errors import JournalError
-from etlstage.journal.run import RunFraming
+from etlstage.journal.run import RunFraming, uuid_of
 from etlstage.messages import Run, cost_of, counted, plain, size_of
 from etlstage.pipeline.interfaces import Epochs, Output, Sink
 from etlstage.sequencing import (
@@ -33,13 +34,22 @@ from etlstage.sequencing import (
     Fnv1a,
     JournalSpec,
     modulo,
+    producer_of,
     rendezvous,
 )
 from etlstage.sequencing.publisher import Append, OrderedSection
 from etlstage.supervisor.exchange.keyed import key_text, point
 from etlstage.telemetry.log import Log
 
-__all__ = ("RUN_BYTES", "RUN_MESSAGES", "JournalSink", "append_intents", "pieces")
+__all__ = (
+    "RUN_BYTES",
+    "RUN_MESSAGES",
+    "JournalSink",
+    "append_intents",
+    "note_of",
+    "noted",
+    "pieces",
+)
 
 _log = Log()
 
@@ -49,6 +59,8 @@ RUN_BYTES: Final = 1 << 20
 """Of a run; one message may be larger."""
 _POLL: Final = 0.01
 """Seconds between two looks for more."""
+_OPEN: Final = "open"
+"""In the folder of a set: what takes back the epoch that is under way, by load."""
 _MARGIN: Final = 1 << 12
 """Bytes of a frame that are none of its message, at most."""
 
@@ -104,6 +116,7 @@ class JournalSink(Sink):
             "sync": sync,
         }
         self._once = False
+        self._load, self._epoch = "", 0  # the name of the load, and what is under way
         self._intents: list[list[str]] = []
         self._open = False
         self._finished = False
@@ -121,6 +134,7 @@ class JournalSink(Sink):
     def begin(self, epochs: Epochs) -> None:
         """Take what was recorded with the last epoch."""
         self._once = epochs.once
+        self._load, self._epoch = epochs.load, epochs.done + 1
         if epochs.once:
             self._intents = [list(one) for one in _intents_of(self.name, epochs)]
 
@@ -190,7 +204,7 @@ class JournalSink(Sink):
 
     async def perform(self) -> None:
         """Commit what was flushed; raises as :meth:`write`."""
-        await anyio.to_thread.run_sync(self._acknowledge)
+        await anyio.to_thread.run_sync(self._perform)
 
     def drain(self) -> None:
         """Wait no more for readers: what was read is to be appended."""
@@ -217,8 +231,12 @@ class JournalSink(Sink):
                     f" appends {RunFraming.content_type}: use another path"
                 )
         self._acknowledge()
+        opening = self._opening
+        if self._once and opening is None:
+            opening = self._note
+            self._roll_back()
         self._publisher = Publisher(
-            _Unlimited(self._journals), mapping=self._target, opening=self._opening
+            _Unlimited(self._journals), mapping=self._target, opening=opening
         )
         if self._tokens is not None:
             make = modulo if self._mapping == "modulo" else rendezvous
@@ -227,6 +245,39 @@ class JournalSink(Sink):
     def _acknowledge(self) -> None:
         with self._failing("append to"):
             append_intents(self._journals, self._intents, stage=self.name)
+
+    def _perform(self) -> None:
+        self._acknowledge()
+        with self._failing("append to"):
+            self._journals.storage.remove(f"{_OPEN}/{self._load}-{self._epoch}")
+        self._epoch += 1
+
+    def _note(self, opened: AckIntent) -> None:
+        """Keep what takes back the epoch from a journal; it is worth no sync."""
+        path = f"{_OPEN}/{self._load}-{self._epoch}"
+        self._journals.storage.append(path, note_of(opened))
+
+    def _roll_back(self) -> None:
+        """
+        Take back what starts that were killed have appended and not recorded.
+
+        Readers drop it anyway. But as long as it may be committed they need it, and all
+        that is behind it is kept.
+        """
+        storage = self._journals.storage
+        with self._failing("append to"):
+            for name in storage.names(_OPEN):
+                load, _, epoch = name.rpartition("-")
+                if load != self._load:
+                    continue
+                if int(epoch) >= self._epoch:
+                    # By what acknowledges the epoch on record, again, its producer has
+                    # taken back what it appended behind that.
+                    back = {_span(*intent) for intent in self._intents}
+                    found = noted(storage.load(f"{_OPEN}/{name}"))
+                    intents = [one for one in found if _span(*one) not in back]
+                    append_intents(self._journals, intents, stage=self.name)
+                storage.remove(f"{_OPEN}/{name}")
 
     async def _room(self) -> None:
         """Wait for readers, within the limit; a set may have got other journals."""
@@ -355,11 +406,25 @@ def append_intents(
     journals.sync()
 
 
+def noted(data: bytes) -> list[list[str]]:
+    """Return what was noted, by lines; behind half a line nothing was appended."""
+    return [json.loads(line) for line in data.split(b"\n")[:-1]]
+
+
+def _span(journal: str, intent: str) -> tuple[str, bytes]:
+    return journal, producer_of(uuid_of(bytes.fromhex(intent)))
+
+
+def note_of(opened: AckIntent) -> bytes:
+    """Return the line for what takes back a transaction, see :func:`noted`."""
+    return json.dumps([opened.journal, opened.intent.hex()]).encode() + b"\n"
+
+
 def _intents_of(name: str, epochs: Epochs) -> Iterable[tuple[str, str]]:
     try:
         found = [(str(j), str(intent)) for j, intent in epochs.intents or ()]  # type: ignore[attr-defined]
-        for _, intent in found:
-            bytes.fromhex(intent)
+        for one in found:
+            _span(*one)
     except (TypeError, ValueError) as error:
         raise SinkFailed(
             f"stage {name}: the record has no acknowledgements of journals ({error});"

@@ -46,6 +46,8 @@ CUT: Final = 1 << 16, 8 << 20
 """Messages and bytes between two positions; a frame is not cut."""
 _POLL: Final = 0.01
 """Seconds between two looks for more."""
+_PASSED: Final = 1.0
+"""Seconds between two positions where nothing is to be passed on."""
 _UNREAD: Final = (
     (
         "etlstage_journal_unread_bytes",
@@ -141,6 +143,7 @@ class JournalSource(Source):
         # What comes is behind this, also if nothing comes now.
         yield await self._reached(reader)
         read = False  # since the last position, or the last end
+        at = reader.frames, anyio.current_time()  # of the last position
         while True:
             follow = self._follow  # what is appended before that changes is read
             ended = await self._in_thread(self._read)
@@ -148,11 +151,17 @@ class JournalSource(Source):
             while self._ready:
                 yield self._ready.popleft()
             draining = self._draining.is_set()
+            over = draining or (ended and not follow)
+            # What was rolled back is before a position, too, or it would be kept, and
+            # who appends would wait for us.
+            late = over or anyio.current_time() >= at[1] + _PASSED
+            passed = late and reader.frames > at[0]
             # At the end it is behind the transaction, too, not only its messages.
-            if (read and (ended or draining)) or self._over:
+            if ((read or passed) and (ended or draining)) or self._over:
                 self._since, read = [0, 0], not ended
+                at = reader.frames, anyio.current_time()
                 yield await self._reached(reader)
-            if draining or (ended and not follow):
+            if over:
                 return
             if ended:
                 with anyio.move_on_after(_POLL):

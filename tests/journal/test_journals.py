@@ -602,6 +602,21 @@ def test_forgotten_reader_keeps_no_state() -> None:
     assert journals.trim() == {"orders/part-000": 4}
 
 
+def test_no_one_waits_for_a_transaction_that_is_open() -> None:
+    """What has been read is not unread, though the transaction's begin is needed."""
+    journals = memory(limit="1KiB")
+    reader = journals.read_committed("r", follow=True, commit_every=None)
+    publisher(journals).publish_uncommitted({"k": 0})
+    writer = publisher(journals)
+    for number in range(100):
+        writer.publish_committed({"k": number})
+        assert reader.poll() is not None
+        reader.commit(reader.position())
+    (known,) = journals.readers()
+    assert known.needs["orders/part-000"] == 32
+    reader.close()
+
+
 async def test_writers_wait_for_readers() -> None:
     """The slowest is named; nothing was begun; it goes on when that has read."""
     journals = memory(limit="1KiB")

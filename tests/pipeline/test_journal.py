@@ -28,6 +28,7 @@ from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.journal_source import JournalSource
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
+from etlstage.sequencing import FIXED_FRAME_HEADER_LENGTH
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import MemorySink, MemorySource
 from tests.pipeline.ends import ScriptedSource, Wait, unreadable
@@ -428,18 +429,53 @@ async def test_runner_that_was_taken_over_commits_nothing(tmp_path: Path) -> Non
     assert committed(tmp_path / "set") == numbers(20)
 
 
+async def test_start_takes_back_what_one_before_it_has_appended(
+    tmp_path: Path,
+) -> None:
+    """Or readers would need it, as if it could be committed, and all behind it."""
+    with Journals.open(tmp_path / "set", content_type=RUN) as journals:
+        journals.read_committed("r").close()
+    state = tmp_path / "state"
+    for _ in range(2):
+        sink = JournalSink(tmp_path / "set")
+        report = await once(state, Numbers(20, 10), sink, counting("written", 1))
+        assert report.status == "failed"
+    await once(state, Numbers(20, 10), JournalSink(tmp_path / "set"))
+    assert committed(tmp_path / "set", name="r") == numbers(20)
+    with Journals.open(tmp_path / "set", create=False) as journals:
+        (reader,) = journals.readers()
+        assert [state.begin for state in reader.checkpoint.states] == [-1] * 3
+        assert journals.storage.names("open") == []
+
+
+async def test_what_is_rolled_back_is_before_a_position(tmp_path: Path) -> None:
+    """Or the name would keep it, and who appends would wait for the reader."""
+    state = tmp_path / "state"
+    for step in ("written", "recorded"):
+        sink = JournalSink(tmp_path / "set")
+        await once(state, Numbers(20, 10), sink, counting(step, 1))
+    source = JournalSource(tmp_path / "set", reader="r")
+    await plainly(source, kept := MemorySink())
+    assert kept.messages == []
+    with Journals.open(tmp_path / "set", create=False) as journals:
+        (reader,) = journals.readers()
+        end = journals.log("set/part-000").end()
+        assert reader.checkpoint.offsets == {"set/part-000": end}
+
+
 async def test_acknowledgements_of_a_journal_that_is_gone_are_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a warning that names it."""
     sink = JournalSink(tmp_path / "set")
-    sink.begin(_epochs([["set/part-007", "00"]]))
+    intent = "00" * (FIXED_FRAME_HEADER_LENGTH + 16)
+    sink.begin(_epochs([["set/part-007", intent]]))
     async with sink:
         pass
     assert "set/part-007" in caplog.text
 
 
-@pytest.mark.parametrize("intents", [[1], [["a", "xx"]], {"a": 1}, 7])
+@pytest.mark.parametrize("intents", [[1], [["a", "xx"]], [["a", "00"]], {"a": 1}, 7])
 def test_record_of_something_else_is_refused(intents: object) -> None:
     """What it needs behind the record is not what journals have recorded."""
     with pytest.raises(SinkFailed, match="state reset"):

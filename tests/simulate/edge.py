@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from unittest.mock import patch
 
 import anyio
@@ -24,6 +24,7 @@ from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.journal_source import CUT, JournalSource
 from etlstage.pipeline.ledger import COUNTS
+from etlstage.sequencing import sequencer
 from etlstage.stage import ErrorPolicy, Order, RestartPolicy, Stage, Timeouts
 from etlstage.testing import (
     Fault,
@@ -74,6 +75,12 @@ class EdgeScenario(Scenario):
     """Messages and bytes between two positions of the half that reads."""
     segment: int = 64 << 20
     """Bytes after which a segment of a journal is begun."""
+    keep: Literal["read"] | None = None
+    """Of the journals: whether what was read is dropped."""
+    limit: str | None = None
+    """Likewise: what may wait for the half that reads."""
+    key: str | None = None
+    """By which the journal of a message is found."""
 
 
 def any_halves(draw: random.Random) -> EdgeScenario:
@@ -104,8 +111,8 @@ def any_halves(draw: random.Random) -> EdgeScenario:
         work=work,
         faults=plans,
         position_every=draw.randint(1, 5),
-        epoch=Bounds(messages=draw.randint(1, 6), seconds=draw.choice((0.02, 60.0))),
-        flush_every=draw.choice((0.5, 60.0)),
+        epoch=Bounds(messages=draw.randint(1, 6), seconds=draw.choice((0.02, 3.0))),
+        flush_every=draw.choice((0.5, 3.0)),
         notes=draw.random() < 0.3,
         broken=draw.choice(("", "", "state", *BREAKS)),
         breaks=steps,
@@ -117,6 +124,9 @@ def any_halves(draw: random.Random) -> EdgeScenario:
         ],
         cut=draw.choice((CUT, (1, 1 << 20), (3, 1 << 20), (1 << 16, 20))),
         segment=draw.choice((1, 100, 1000, 64 << 20)),
+        keep=draw.choice((None, "read")),
+        limit=draw.choice((None, None, "1B", "300B")),
+        key=draw.choice((None, "/0")),
         pipe_size=draw.choice((65536, 65536, 65536, 8, 40)),
         seconds=1000.0,
     )
@@ -188,6 +198,11 @@ class Files(MemoryStorage):
             self._half.fail()
             super().sync(path)
 
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        if not self._half.dead:
+            super().remove(path)
+
     def replace(self, path: str, data: bytes) -> None:
         """Set the content of a file."""
         if not self._half.dead:
@@ -195,17 +210,36 @@ class Files(MemoryStorage):
             super().replace(path, data)
 
 
+class Unheard:
+    """A log in which nothing is to be: what would be is a loss of exactly once."""
+
+    def error(self, text: str, *given: object) -> None:
+        """Have the run fail."""
+        raise Violation(text % given)
+
+
 class EdgeSink(JournalSink):
     """Appends to journals in memory."""
 
     def __init__(self, half: Half, storage: MemoryStorage) -> None:
-        partitions = half.scenario.partitions
-        super().__init__(Path("edge"), name="edge", partitions=partitions)
-        self._settings |= {"storage": storage, "segment": half.scenario.segment}  # type: ignore[dict-item]
+        runs = half.scenario
+        super().__init__(
+            Path("edge"),
+            name="edge",
+            key=runs.key,
+            mapping="rendezvous",
+            partitions=runs.partitions,
+            keep=runs.keep,
+            limit=runs.limit,
+        )
+        self._settings |= {"storage": storage, "segment": runs.segment}  # type: ignore[dict-item]
         self._half = half
 
     def _enter(self) -> None:
         super()._enter()
+        if not self._journals.readers():
+            # What it has not read is kept for it from the beginning on.
+            self._journals.read_committed("behind").close()
         self._half.simulation.entered.set()
 
 
@@ -444,6 +478,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
         first, second = self._halves
         with (
             patch.object(anyio.to_thread, "run_sync", _inline),
+            patch.object(sequencer, "_LOG", Unheard()),
             anyio.move_on_after(self.scenario.seconds) as patience,
         ):
             async with anyio.create_task_group() as tasks:
@@ -454,12 +489,21 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
                     second.source.complete()
         self._check_over(None if patience.cancelled_caught else self)
         self.check_loaded(second.loaded, whole=True)
+        if first.once:
+            self._check_kept()
         if not first.once or not second.once or len(first.runs + second.runs) > 2:
             return
         appended = first.disk.record.accounts["edge"][COUNTS.index("done")]
         read = second.disk.record.accounts["edge"][COUNTS.index("produced")]
         if appended != read:
             raise Violation(f"{appended} messages were appended, and {read} read")
+
+    def _check_kept(self) -> None:
+        """Assert that nothing is needed any more: what was begun has an end."""
+        with Journals(storage=self.storage, create=False) as journals:
+            for reader in journals.readers():
+                if any(state.begin >= 0 for state in reader.checkpoint.states):
+                    raise Violation(f"{reader.name} needs what is never committed")
 
     def lose_power(self) -> None:
         """End both halves, and drop some of what was not forced to the disk."""
@@ -491,11 +535,21 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
             raise Violation(f"{[*many]} is loaded too often")
         if whole and (few := Counter(wanted) - Counter(loaded)):
             raise Violation(f"{[*few]} is lost")
-        orders = {stage.order for stage in self.scenario.stages}
-        if exact and self.scenario.partitions == 1 and orders == {Order.TOTAL}:
+        if exact:
             given = {*loaded}
-            if [*loaded] != [message for message in wanted if message in given]:
-                raise Violation("order")
+            self._check_order(loaded, [one for one in wanted if one in given])
+
+    def _check_order(self, loaded: Sequence[bytes], wanted: Sequence[bytes]) -> None:
+        """Assert the order of all, or of what has one key, where that is promised."""
+        orders = {stage.order for stage in self.scenario.stages}
+        whole = self.scenario.partitions == 1
+        if whole and orders == {Order.TOTAL} and [*loaded] != [*wanted]:
+            raise Violation("order")
+        if (whole or self.scenario.key) and Order.NONE not in orders:
+            for key in {one[:2] for one in wanted}:
+                mine = [one for one in loaded if one[:2] == key]
+                if mine != [one for one in wanted if one[:2] == key]:
+                    raise Violation(f"order of {key!r}")
 
     def _wanted(self, *, whole: bool) -> list[bytes]:
         """Return what is to be loaded in all; before the end, with what may be refused."""

@@ -44,7 +44,7 @@ from etlstage.files.text import objects
 from etlstage.journal import Journals
 from etlstage.journal.errors import JournalError
 from etlstage.pipeline.interfaces import Epochs
-from etlstage.pipeline.journal_sink import JournalSink, append_intents
+from etlstage.pipeline.journal_sink import JournalSink, append_intents, note_of, noted
 from etlstage.sequencing import AckIntent
 from etlstage.settings.definition import settings_of
 from etlstage.spark.dataframe.read import column_of
@@ -216,7 +216,7 @@ class StoredCommits:
                 continue
             try:
                 if file not in kept:
-                    self._append(_noted(self._storage.load(path)))
+                    self._append(noted(self._storage.load(path)))
                 self._storage.remove(path)
             finally:
                 self._storage.let_go(held)
@@ -254,11 +254,6 @@ class StoredCommits:
 
 def _known(messages: Sequence[WriterCommitMessage | None]) -> list[AppendedPart]:
     return [one for one in messages if isinstance(one, AppendedPart)]
-
-
-def _noted(data: bytes) -> list[list[str]]:
-    """Return what an attempt has noted; behind half a line it has appended nothing."""
-    return [json.loads(line) for line in data.split(b"\n")[:-1]]
 
 
 class _AppendingTask:
@@ -303,8 +298,7 @@ class _AppendingTask:
             path, storage = f"{_FOLDER}/{attempt}", journals.storage
 
             def note(opened: AckIntent) -> None:
-                line = json.dumps([opened.journal, opened.intent.hex()])
-                storage.append(path, f"{line}\n".encode())
+                storage.append(path, note_of(opened))
 
             held = storage.hold(path)
             if held is None:
