@@ -46,7 +46,7 @@ class Storage(Protocol):
         """Cut a file."""
 
     def sync(self, path: str) -> None:
-        """Return when a file, and its name, would outlive the machine's crash, or no file is there."""
+        """Return when a file, if it is there, and its name would outlive a crash."""
 
     def replace(self, path: str, data: bytes) -> None:
         """Give a file this content in one step."""
