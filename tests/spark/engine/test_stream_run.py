@@ -146,6 +146,7 @@ async def test_what_is_there_is_loaded_once(
     assert report.landed.startswith("nothing new was written to")
 
 
+@pytest.mark.classic  # there it is this process that records
 async def test_batch_is_on_the_disk_when_it_is_recorded(
     spark: SparkSession,
     write: Callable[..., Path],
