@@ -344,18 +344,30 @@ class CommittedReader:
             return self.poll()
         return await anyio.to_thread.run_sync(self.poll)
 
-    def position(self) -> Checkpoint:
+    def position(self, *, secured: bool = True) -> Checkpoint:
         """
         Return from where to go on; the message that was returned last is done.
 
-        What is before it is forced to the disk.
+        Args:
+            secured: Whether what is before it is forced to the disk; else that is for
+                :meth:`secure`, before it is stored.
 
         Raises:
             OSError: If it can't be.
 
         """
         self._sequencer.finish_message()
-        return self._position()
+        found = self._position()
+        if secured:
+            self.secure(found)
+        return found
+
+    def secure(self, position: Checkpoint) -> None:
+        """Force what is before a position to the disk; raises OSError."""
+        for journal, offset in position.offsets.items():
+            if offset > self._secured.get(journal, 0):
+                self._journals.byte_log(journal).secure(offset)
+                self._secured[journal] = offset
 
     def commit(self, position: Checkpoint | None = None) -> None:
         """
@@ -367,7 +379,9 @@ class CommittedReader:
 
         """
         self._due = time.monotonic() + (self._commit_every or 0)
-        data = _stored(position or self._position(), time.time())
+        position = position or self._position()
+        self.secure(position)
+        data = _stored(position, time.time())
         self._storage.replace(f"readers/{self.name}.json", data)
 
     def unread(self) -> tuple[int, float]:
@@ -396,10 +410,6 @@ class CommittedReader:
         offsets = {**self._offsets, **checkpoint.offsets}
         for journal, end in self._passed.items():
             offsets[journal] = max(offsets[journal], end)
-        for journal, offset in offsets.items():
-            if offset > self._secured.get(journal, 0):
-                self._journals.byte_log(journal).secure(offset)
-                self._secured[journal] = offset
         return checkpoint._replace(offsets=offsets)
 
     def _release(self) -> None:

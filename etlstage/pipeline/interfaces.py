@@ -155,6 +155,15 @@ class Source(ABC):
         """What it is doing before its first message comes, for a human."""
         return "reading"
 
+    async def secure(self, position: Position) -> None:
+        """
+        Have what is before ``position`` outlive a crash, before that is recorded.
+
+        Raises:
+            SourceFailed: If it can't be.
+
+        """
+
     async def acknowledge(self, position: Position) -> None:
         """Record that everything before ``position`` is durable, and recorded."""
 

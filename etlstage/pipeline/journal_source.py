@@ -141,7 +141,7 @@ class JournalSource(Source):
         """
         reader = await self._in_thread(self._open)
         # What comes is behind this, also if nothing comes now.
-        yield await self._reached(reader)
+        yield Position(plain_checkpoint(reader.position(secured=False)))
         read = False  # since the last position, or the last end
         at = reader.frames, anyio.current_time()  # of the last position
         while True:
@@ -160,15 +160,12 @@ class JournalSource(Source):
             if ((read or passed) and (ended or draining)) or self._over:
                 self._since, read = [0, 0], not ended
                 at = reader.frames, anyio.current_time()
-                yield await self._reached(reader)
+                yield Position(plain_checkpoint(reader.position(secured=False)))
             if over:
                 return
             if ended:
                 with anyio.move_on_after(_POLL):
                     await self._draining.wait()
-
-    async def _reached(self, reader: CommittedReader) -> Position:
-        return Position(plain_checkpoint(await self._in_thread(reader.position)))
 
     async def observe(self) -> None:
         """Measure what waits for this reader."""
@@ -195,6 +192,11 @@ class JournalSource(Source):
         """End behind what is read, with a position."""
         self._draining.set()
         return True
+
+    async def secure(self, position: Position) -> None:
+        """Force what is before a position to the disk; raises SourceFailed."""
+        assert self._reader is not None
+        await self._in_thread(self._reader.secure, self._checkpoint(position.value))
 
     async def acknowledge(self, position: Position) -> None:
         """Let what is before a position be dropped."""

@@ -175,6 +175,7 @@ class Loading:
         # Rather load twice what comes before it than leave out what was not its reply.
         if covered is None or self._doubtful():
             return
+        await self._source.secure(covered)
         if self._letters is not None:
             await self._letters.sync()
         if self._delivery is not None:
@@ -224,6 +225,7 @@ class Loading:
         account, letters = self._sink.account, {}
         passed = {at.stage: at for at in reached.passed}
         await self._seal(self._sink.flush)
+        await self._source.secure(reached)
         if self._letters is not None:
             passed_sizes = {name: at.letters for name, at in passed.items()}
             letters = passed_sizes | {account.stage: self._letters.size(account.stage)}
@@ -243,6 +245,7 @@ class Loading:
             if not self._source.goes_on:
                 value = None
             elif self._reached is not None:
+                await self._source.secure(self._reached)
                 value = self._reached.value
             letters = self._letters.sizes() if self._letters is not None else {}
             counts = {account.stage: account.counts for account in self._ledger}

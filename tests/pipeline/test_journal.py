@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import InputDamaged, SinkFailed, SourceFailed
-from etlstage.journal import Journals, Publisher, RunMessage, modulo
+from etlstage.journal import CommittedReader, Journals, Publisher, RunMessage, modulo
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
@@ -28,9 +28,14 @@ from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.journal_source import JournalSource
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.sequencing import FIXED_FRAME_HEADER_LENGTH
+from etlstage.sequencing import FIXED_FRAME_HEADER_LENGTH, Checkpoint
 from etlstage.telemetry import PrometheusMeter
-from etlstage.testing import MemorySink, MemorySource
+from etlstage.testing import (
+    MemoryEpochs,
+    MemoryEpochSink,
+    MemorySink,
+    MemorySource,
+)
 from tests.pipeline.ends import ScriptedSource, Wait, unreadable
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
 
@@ -448,6 +453,39 @@ async def test_start_takes_back_what_one_before_it_has_appended(
         assert begun == [True, False, False, False]
         (left,) = journals.storage.names("open")
         assert left == f"{CommitRecord.latest(other).load}-1"
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+@pytest.mark.parametrize("end", [True, False])
+async def test_what_was_read_is_on_the_disk_before_its_position_is_recorded(
+    exactly: bool, end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each epoch, and at the end."""
+    await plainly(Numbers(40, 10), JournalSink(tmp_path / "set"))
+    steps = list[tuple[str, object]]()
+
+    def secure(_: CommittedReader, position: Checkpoint) -> None:
+        steps.append(("secured", position.offsets))
+
+    def keep(self: Delivery, record: CommitRecord) -> None:
+        steps.append(("recorded", record.position["offsets"]))  # type: ignore[index]
+        kept(self, record)
+
+    kept = Delivery.keep
+    monkeypatch.setattr(CommittedReader, "secure", secure)
+    monkeypatch.setattr(Delivery, "keep", keep)
+    cut = (1 << 16, 1 << 20) if end else (1, 1 << 20)
+    source = JournalSource(tmp_path / "set", reader="r", cut=cut)
+    state, sink = tmp_path / "state", MemoryEpochSink(MemoryEpochs())
+    if exactly:
+        await once(state, source, sink, messages=1)
+    else:
+        await plainly(source, MemorySink(), state)
+    recorded = [offsets for step, offsets in steps if step == "recorded" and offsets]
+    assert recorded
+    for offsets in recorded:
+        before = steps[: steps.index(("recorded", offsets))]
+        assert ("secured", offsets) in before
 
 
 async def test_what_is_rolled_back_is_before_a_position(tmp_path: Path) -> None:
