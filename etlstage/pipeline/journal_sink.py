@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Self
@@ -407,8 +407,13 @@ def append_intents(
 
 
 def noted(data: bytes) -> list[list[str]]:
-    """Return what was noted, by lines; behind half a line nothing was appended."""
-    return [json.loads(line) for line in data.split(b"\n")[:-1]]
+    """Return what was noted, by lines; what a crash has left of one is passed over."""
+    found: list[list[str]] = []
+    for line in data.splitlines():
+        with suppress(ValueError, TypeError):
+            journal, intent = json.loads(line)
+            found.append([journal, intent])
+    return found
 
 
 def _span(journal: str, intent: str) -> tuple[str, bytes]:

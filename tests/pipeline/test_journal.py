@@ -24,11 +24,11 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.interfaces import Epochs, Sink, Source
-from etlstage.pipeline.journal_sink import JournalSink
+from etlstage.pipeline.journal_sink import JournalSink, note_of, noted
 from etlstage.pipeline.journal_source import JournalSource
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.sequencing import FIXED_FRAME_HEADER_LENGTH, Checkpoint
+from etlstage.sequencing import FIXED_FRAME_HEADER_LENGTH, AckIntent, Checkpoint
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import (
     MemoryEpochs,
@@ -486,6 +486,14 @@ async def test_what_was_read_is_on_the_disk_before_its_position_is_recorded(
     for offsets in recorded:
         before = steps[: steps.index(("recorded", offsets))]
         assert ("secured", offsets) in before
+
+
+def test_what_a_crash_has_left_of_a_note_is_passed_over() -> None:
+    """It is not synced: a page of it may be zeros, and its end may be missing."""
+    line = note_of(AckIntent("set/part-000", b"ack"))
+    assert noted(line + line) == [["set/part-000", "61636b"]] * 2
+    for left in (b"\0" * 40 + line, line[:-9], line[9:], b"\xff\n", b"7\n"):
+        assert noted(left + b"\n" + line) == [["set/part-000", "61636b"]]
 
 
 async def test_what_is_rolled_back_is_before_a_position(tmp_path: Path) -> None:
