@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from etlstage.errors import ConfigError
+from etlstage.spark.datasource.checkpoint import checkpoint_of
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
 from etlstage.spark.datasource.reader import BatchReader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import StreamWriter, Writer
@@ -92,7 +93,9 @@ class WorkerDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return what writes the batches of a stream."""
-        return StreamWriter(self._writing(overwrite), schema)
+        writing = self._writing(overwrite)
+        checkpoint = checkpoint_of(self.options, "etlstage") if writing.staged else None
+        return StreamWriter(writing, schema, checkpoint)
 
     def _reading(self) -> Reading:
         return self._bound or reading(self.options)

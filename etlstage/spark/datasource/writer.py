@@ -46,6 +46,7 @@ from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.worker_sink import WorkerSink, check_ends, tell
 from etlstage.spark.dataframe.read import column_of
+from etlstage.spark.datasource.checkpoint import sync_checkpoint
 from etlstage.spark.datasource.documents import check_written
 from etlstage.spark.datasource.options import Writing
 from etlstage.spark.ship.artifact import place
@@ -142,12 +143,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
     Args:
         writing: What to write to.
         schema: Of the rows.
+        checkpoint: Where Spark has the query's; None: nothing is committed.
 
     """
 
-    def __init__(self, writing: Writing, schema: StructType) -> None:
+    def __init__(
+        self, writing: Writing, schema: StructType, checkpoint: str | None = None
+    ) -> None:
         self._feed = _Feed(writing, schema)
         self._writing = writing
+        self._checkpoint = checkpoint
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
         """Pass the rows of a partition through a worker of this attempt."""
@@ -168,6 +173,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     ) -> None:
         """Make final what the attempts of a batch have staged."""
         written = _ended_well(messages)
+        if self._checkpoint is not None:
+            sync_checkpoint(self._checkpoint)
         if self._writing.path is not None and written:
             Staged(self._writing.path, written[0].epoch).commit_once(_counted(written))
         attempts = [_described(one) | {"batch": batchId} for one in written]

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from etlstage.errors import ConfigError, EtlstageError
+from etlstage.spark.datasource.checkpoint import checkpoint_of
 from etlstage.spark.datasource.reader import RefusedStream
 from etlstage.spark.journal.options import (
     NAME,
@@ -71,7 +72,8 @@ class JournalDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return what appends the batches of a stream."""
-        return JournalStreamWriter(self._writing(overwrite), schema)
+        checkpoint = checkpoint_of(self.options, NAME)
+        return JournalStreamWriter(self._writing(overwrite), schema, checkpoint)
 
     def _writing(self, overwrite: bool) -> JournalWriting:
         if overwrite:

@@ -48,6 +48,7 @@ from etlstage.pipeline.journal_sink import JournalSink, append_intents, note_of,
 from etlstage.sequencing import AckIntent
 from etlstage.settings.definition import settings_of
 from etlstage.spark.dataframe.read import column_of
+from etlstage.spark.datasource.checkpoint import sync_checkpoint
 from etlstage.spark.datasource.documents import check_written
 from etlstage.spark.journal.options import NAME, JournalWriting, SetFolder
 
@@ -113,11 +114,15 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
     Args:
         writing: What to write to; a set that is not there is made.
         schema: Of the rows; as for :class:`JournalWriter`.
+        checkpoint: Where Spark has the query's.
 
     """
 
-    def __init__(self, writing: JournalWriting, schema: StructType) -> None:
+    def __init__(
+        self, writing: JournalWriting, schema: StructType, checkpoint: str
+    ) -> None:
         self._task = _AppendingTask(writing, schema)
+        self._checkpoint = checkpoint
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedPart:
         """Append the rows of a partition, uncommitted."""
@@ -134,6 +139,7 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
     ) -> None:
         """Store what acknowledges the attempts that count, once, and append it."""
         if known := _known(messages):
+            sync_checkpoint(self._checkpoint)
             with self._task.place.opened() as journals:
                 StoredCommits(journals).batch(batchId, known)
 

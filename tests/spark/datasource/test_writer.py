@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import StructType
 
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.spark import register
-from etlstage.spark.datasource.writer import EpochOfWrite, Staged
+from etlstage.spark.datasource import writer as module
+from etlstage.spark.datasource.datasource import WorkerDataSource
+from etlstage.spark.datasource.writer import EpochOfWrite, Staged, WrittenPart
 from etlstage.spark.errors import explain
+from tests.crash.power import Disk
 from tests.spark.driver import Driver
 
 pytestmark = pytest.mark.spark
@@ -311,6 +317,36 @@ def test_batch_that_is_committed_twice_is_loaded_once(
     (one,) = [json.loads(line) for line in told.read_text().splitlines()]
     assert (one["batch"], one["messages"]) == (1, 1)
     assert one["epoch"].endswith("-2")
+
+
+@pytest.mark.parametrize("option", ["path", "commit"])
+def test_checkpoint_is_durable_when_its_batch_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """Else Spark would plan the batch with other rows, which are taken for loaded."""
+    disk, lost = Disk(), list[list[str]]()
+    checkpoint = tmp_path / "queries" / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "0").write_text("of the batch")
+    options = {
+        "command": "x",
+        "checkpointLocation": f"file:{checkpoint}",
+        option: str(tmp_path / "o"),
+    }
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+
+    def committing(*_: object) -> None:
+        lost.append([*disk.lost(tmp_path / "queries")])
+
+    monkeypatch.setattr(Staged, "commit_once", committing)
+    monkeypatch.setattr(module, "_tell", committing)
+    source = WorkerDataSource(CaseInsensitiveDict(options))
+    writer = source.streamWriter(StructType().add("t", "string"), overwrite=False)
+    epoch = EpochOfWrite("query", 1)
+    part = WrittenPart(epoch=epoch, partition=0, attempt="0-1", messages=1)
+    writer.commit([part], 0)
+    assert lost
+    assert [one for one in lost if one] == []
 
 
 def batch(path: Path, number: int = 7) -> Staged:

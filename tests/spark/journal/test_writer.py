@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
+from pyspark.sql.types import StructType
 
-from etlstage.errors import SinkFailed
+from etlstage.errors import ConfigError, SinkFailed
 from etlstage.journal import Journals, Publisher, RunMessage
 from etlstage.journal.account import JournalCounts, verify
 from etlstage.pipeline.journal_source import messages_of
 from etlstage.spark import register
+from etlstage.spark.datasource.datasource import WorkerDataSource
 from etlstage.spark.errors import explain
+from etlstage.spark.journal.datasource import JournalDataSource
 from etlstage.spark.journal.writer import AppendedPart, StoredCommits
+from tests.crash.power import Disk
 from tests.spark.driver import Driver
 
 pytestmark = pytest.mark.spark
@@ -289,6 +295,43 @@ def test_what_is_stored_is_committed(
 
 
 # --- streams --------------------------------------------------------------------------
+
+
+def test_checkpoint_is_durable_when_its_batch_is_committed(
+    journals: Journals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else Spark would plan the batch with other rows, which are taken for appended."""
+    disk, lost, commit = Disk(), list[list[str]](), StoredCommits.batch
+    checkpoint = tmp_path / "queries" / "a" / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "metadata").write_text("of the query")
+    (checkpoint / "offsets" / "0").write_text("of the batch")
+
+    def committing(self: StoredCommits, number: int, parts: list[AppendedPart]) -> None:
+        lost.append([*disk.lost(tmp_path / "queries")])
+        commit(self, number, parts)
+
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    monkeypatch.setattr(StoredCommits, "batch", committing)
+    options = {"path": str(tmp_path / "set"), "checkpointLocation": str(checkpoint)}
+    rows = StructType().add("t", "string")
+    writer = JournalDataSource(CaseInsensitiveDict(options)).streamWriter(rows, False)
+    writer.commit([ended(journals, b"a")], 0)
+    assert committed(tmp_path / "set") == [b"a"]
+    assert lost == [[]]
+
+
+@pytest.mark.parametrize("format_", [JournalDataSource, WorkerDataSource])
+def test_batches_need_a_checkpoint_that_is_known(
+    tmp_path: Path, format_: type[DataSource]
+) -> None:
+    """The session's setting may name one, of which a format gets nothing."""
+    options = {"path": str(tmp_path / "set")}
+    if format_ is WorkerDataSource:
+        options["command"] = "x"
+    source = format_(options)
+    with pytest.raises(ConfigError, match="option checkpointLocation is missing"):
+        source.streamWriter(StructType().add("t", "string"), overwrite=False)
 
 
 def test_a_batch_that_comes_again_is_appended_once(
