@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from typing import NoReturn
 
 __all__ = ("main",)
@@ -20,23 +19,17 @@ def main() -> NoReturn:
 
     # Before all else is imported, which takes a while.
     quit_at_once()
+    from etlstage.cli.streams import flush_streams, guard_streams
+
+    guard_streams()
     from etlstage.cli.app import run_command
 
     try:
         code = run_command()
     finally:
         deafen()
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit without taking the interpreter down, which takes longer than some commands."""
-    # A process that is killed meanwhile has an exit code that belies its report.
+    # Without taking the interpreter down, which takes longer than some commands: a
+    # process that is killed meanwhile has an exit code that belies its report.
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except OSError:
-            code = code or 1
+    flush_streams()
     os._exit(code)

@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 import etlstage
 from etlstage.cli.options import new_app
 from etlstage.cli.signals import FORCED
+from etlstage.cli.streams import ReaderGone
 
 __all__ = ("app", "run_command")
 
@@ -109,6 +110,8 @@ def run_command() -> int:
     """Run the command of ``sys.argv``; return its exit code. Errors are a line each."""
     try:
         return int(app(standalone_mode=False, prog_name="etlstage") or 0)
+    except ReaderGone:
+        return 0
     except KeyboardInterrupt:
         from etlstage.cli.failure import complain
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -100,7 +100,7 @@ def run_pipeline(
     with server or nullcontext():
         if server is not None:
             server.ledger = pipeline.ledger
-            _tell("metrics are served", address=server.url)
+            _log.info("metrics are served", address=server.url)
         report = watch(pipeline, signals, err, shown, history)
     if prints:
         report = replace(report, dead_letters=KeptLetters())
@@ -167,13 +167,7 @@ async def _watched(
 
 
 def _tell_progress(line: str) -> None:
-    _tell("progress", status=line)
-
-
-def _tell(event: str, **values: object) -> None:
-    # The disk of a log may be full: that ends no run.
-    with suppress(OSError):
-        _log.info(event, **values)
+    _log.info("progress", status=line)
 
 
 async def _obey(

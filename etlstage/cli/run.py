@@ -269,10 +269,7 @@ class ReportFile:
                 os.fsync(file.fileno())
             os.replace(self._part, self._path)
         except OSError as error:
-            from etlstage.cli.failure import complain
-
-            with suppress(OSError):  # nor may stderr
-                complain(_unwritten(self._path, error), as_="warning")
+            complain(_unwritten(self._path, error), as_="warning")
 
 
 def _unwritten(path: Path, error: OSError) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from etlstage.errors import ConfigError, EtlstageError, os_reason
+from etlstage.cli.streams import ReaderGone
+from etlstage.errors import ConfigError
 
 __all__ = ("Screen", "confirm")
 
@@ -17,8 +18,8 @@ class Screen(Console):
     """
     A console on stdout or stderr.
 
-    When the reader of a pipe is gone it falls silent. Data is not to be lost because
-    ``head`` has seen enough; nor because the disk of a log is full.
+    It goes on when the reader of a pipe is gone: what a command does besides is not to
+    be left half done because ``head`` has seen enough.
     """
 
     @property
@@ -36,28 +37,9 @@ class Screen(Console):
         self.print(line, soft_wrap=not self.watched, highlight=False, markup=False)
 
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
-        """
-        Print as any console, or fall silent.
-
-        Raises:
-            EtlstageError: If stdout can't be written.
-
-        """
-        try:
+        """Print as any console, or nothing to a reader that is gone."""
+        with suppress(ReaderGone):
             super().print(*objects, **options)
-        except OSError as error:
-            self.on_broken_pipe()
-            if not self.stderr:
-                text = f"stdout can't be written: {os_reason(error)}"
-                raise EtlstageError(text) from None
-
-    def on_broken_pipe(self) -> None:
-        """Fall silent; Rich would end the process."""
-        self.quiet = True
-        # What is still in a buffer is written at the exit.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.file.fileno())
-        os.close(nowhere)
 
 
 def confirm(question: str, otherwise: str = "nothing was changed") -> None:
@@ -69,12 +51,15 @@ def confirm(question: str, otherwise: str = "nothing was changed") -> None:
         otherwise: The error if the answer is no.
 
     Raises:
-        ConfigError: If there is no answer, as in a job without a terminal.
+        ConfigError: If there is no answer, as in a job without a terminal, or nobody
+            reads the question.
         Exit: If the answer is no.
 
     """
     try:
         agreed = typer.confirm(question)
+    except ReaderGone:
+        raise ConfigError("the question can't be shown: pass --yes") from None
     except typer.Abort:  # its input has ended
         typer.echo(err=True)  # the question has no end of line
         raise ConfigError(

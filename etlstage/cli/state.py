@@ -129,8 +129,9 @@ def take_state_over(
             f"take {_path(state)} over from {harmless(who)}? What it does from now on it"
             " can't commit, and a load that is not by epochs may hold that twice"
         )
-    for at in taken:
-        typer.echo(f"taken over: the next run resumes {_goes_on(take_over(at))}")
+    # All are taken before anything is printed: that may end the command.
+    for record in [take_over(at) for at in taken]:
+        typer.echo(f"taken over: the next run resumes {_goes_on(record)}")
     return 0
 
 

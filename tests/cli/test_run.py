@@ -263,22 +263,6 @@ def test_report_on_a_loop_of_links(
     assert not (tmp_path / "loaded.txt").exists()
 
 
-def test_report_of_a_run_that_can_show_nothing(pipeline: Path, tmp_path: Path) -> None:
-    """No one may read stderr, and its disk may be full: the report is there."""
-    (tmp_path / "upper.py").write_text("import sys; sys.exit(3)")
-    with open("/dev/full", "w") as full:
-        result = subprocess.run(
-            command(("run", pipeline, "--report", "r.json")),
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=full,
-            check=False,
-        )
-    assert result.returncode in (1, 120)  # 120 is Python's own, at its exit
-    assert json.loads((tmp_path / "r.json").read_text())["status"] == "failed"
-
-
 def test_worker_that_cant_be_started(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,81 @@
+"""
+Stdout and stderr of a command, and what becomes of output that they can't take.
+
+Whatever prints, and by whichever way, meets the same: a full disk is one clear error
+on stdout; a reader that is gone has seen enough, and ends a command that does nothing
+but print; stderr falls silent, as the disk of a log is no reason to fail.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import Any, Final, TextIO
+
+from etlstage.errors import EtlstageError, os_reason
+
+__all__ = ("ReaderGone", "flush_streams", "guard_streams")
+
+
+STDERR: Final = 2
+
+
+class ReaderGone(Exception):
+    """Raised when nobody reads the pipe that is stdout."""
+
+
+def guard_streams() -> None:
+    """Put streams in the place of those of ``sys``, from now on."""
+    sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
+
+
+def flush_streams() -> None:
+    """Write what other code has printed and left in a buffer, if it can be written."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(EtlstageError, ReaderGone):
+                stream.flush()
+
+
+def _guarded(stream: TextIO) -> TextIO:
+    if stream is None:  # it is closed
+        return None
+    assert isinstance(stream, io.TextIOWrapper)
+    return io.TextIOWrapper(
+        _Output(io.FileIO(stream.fileno(), "wb", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering or stream.write_through,
+    )
+
+
+class _Output(io.BufferedWriter):
+    # Not of the raw file: an interrupt between what it has written and the return of a
+    # function of ours would have its buffer write that twice.
+
+    def write(self, data: Any) -> int:  # noqa: ANN401 - whatever has bytes
+        try:
+            return super().write(data)
+        except OSError as error:
+            self._give_up(error)
+            return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        # Once: what is still in a buffer is written later, or at the exit.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        if self.fileno() == STDERR:
+            return
+        if isinstance(error, BrokenPipeError):
+            raise ReaderGone from None
+        text = f"stdout can't be written: {os_reason(error)}"
+        raise EtlstageError(text) from None
