@@ -26,6 +26,8 @@ __all__ = (
     "Exit",
     "FaultKind",
     "Moment",
+    "ReadInput",
+    "ShowLife",
     "Step",
     "as_bytes",
     "effect",
@@ -349,12 +351,23 @@ class Act(NamedTuple):
     fault: Fault
 
 
+class ReadInput(NamedTuple):
+    """It waits for input, ``b""`` at its end; None: nothing came in time."""
+
+    seconds: float
+    """How long it waits; 0: as long as it takes."""
+
+
+class ShowLife(NamedTuple):
+    """It reports that it is alive."""
+
+
 if TYPE_CHECKING:
-    Step: TypeAlias = bytes | float | str | Exit | Act
+    Step: TypeAlias = bytes | float | str | Exit | Act | ReadInput | ShowLife
 else:
     Step = object
-"""What a worker does next: it writes, waits for so many seconds, or is done with; text
-is for its story."""
+"""What a worker does next: it writes, waits for so many seconds, reads, or is done with;
+text is for its story."""
 
 
 def effect(fault: Fault, stray: bytes, eop: bytes) -> Step:

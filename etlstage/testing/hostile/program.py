@@ -17,12 +17,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Final
 
-from .kinds import Act, DueFaults, Exit, FaultKind, as_bytes
-from .marked import MarkerBytes
+from .kinds import Act, DueFaults, Exit, FaultKind, ReadInput, ShowLife, as_bytes
 from .worker import HostileWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
     from typing import NoReturn
 
     from .kinds import Step
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ("HostileProcess", "main")
 
 _CHUNK: Final = 1024 * 1024  # bytes
-_IDLE: Final = 0.05  # seconds without input
 _FOR_EVER: Final = 3600.0  # seconds; nothing here outlives a test for longer
 
 
@@ -40,66 +38,24 @@ class HostileProcess:
 
     Args:
         worker: What is done when.
-        extracts: Whether it reads nothing.
 
     """
 
-    def __init__(self, worker: HostileWorker, *, extracts: bool) -> None:
+    def __init__(self, worker: HostileWorker) -> None:
         self._worker = worker
-        self._extracts = extracts
         self._unsent: list[bytes] = []
         self._kept = 0  # bytes of that
-        self._deaf = self._mute = False  # stdin or stdout is closed
         self._ballast: list[bytes] = []
         self._status = -1
-        self._every = 0.0  # seconds between two signs of life
         path = os.environ.get("ETLSTAGE_STATUS")
         if path:
             self._status = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            # One may be late of three that are given in the time that is allowed.
-            self._every = float(os.environ.get("ETLSTAGE_HEARTBEAT") or 0) / 3
 
     def run(self) -> None:
         """Work until the end of the input."""
-        self._do(self._worker.moment("start"))
-        self._show_life()
-        if self._extracts:
-            self._do(self._worker.give())
-        else:
-            while data := self._read():
-                self._do(self._worker.feed(data))
-        self._do(self._worker.moment("end"))
-        if self._deaf or self._mute:
-            _wait()
-
-    def _read(self) -> bytes:
-        """Wait for input; meanwhile show life, and do what is done when idle."""
-        if self._deaf:
-            _wait()
-        if self._worker.waits or self._every:
-            import select
-
-            poll = select.poll()
-            poll.register(0, select.POLLIN)
-            waits = self._worker.waits
-            while not poll.poll(1000 * (_IDLE if waits else self._every)):
-                self._show_life()
-                if waits:
-                    self._do(self._worker.moment("idle"))
-                    if self._deaf:
-                        _wait()
-        return os.read(0, _CHUNK)
-
-    def _show_life(self) -> None:
-        if self._status != -1:
-            # A supervisor that does not listen gets nothing.
-            try:
-                os.write(self._status, b"\n")
-            except OSError:
-                self._status = -1
-
-    def _do(self, steps: Iterable[Step]) -> None:
-        for step in steps:
+        life, came = self._worker.life(), None
+        while (step := _next(life, came)) is not None:
+            came = None
             if isinstance(step, bytes):
                 self._unsent.append(step)
                 self._kept += len(step)
@@ -112,11 +68,23 @@ class HostileProcess:
             match step:
                 case float():
                     _sleep(step)
+                case ReadInput(seconds):
+                    came = _read(seconds)
+                case ShowLife():
+                    self._show_life()
                 case Exit(status):
                     _exit(status)
                 case Act():
                     self._act(step)
         self._flush()
+
+    def _show_life(self) -> None:
+        if self._status != -1:
+            # A supervisor that does not listen gets nothing.
+            try:
+                os.write(self._status, b"\n")
+            except OSError:
+                self._status = -1
 
     def _flush(self) -> None:
         """Write what was kept, all of it; who does not listen ends us."""
@@ -124,7 +92,7 @@ class HostileProcess:
         self._unsent.clear()
         self._kept = 0
         try:
-            while rest and not self._mute:
+            while rest and not self._worker.mute:
                 rest = rest[os.write(1, rest) :]
         except BrokenPipeError:
             os._exit(1)
@@ -142,20 +110,16 @@ class HostileProcess:
                     pass
             case FaultKind.STOP:
                 _kill("SIGSTOP")
-            case FaultKind.NEVER_READY:
-                self._status = -1
             case FaultKind.STDERR:
                 data = as_bytes(fault.get("data"))
                 line = (b"." * 99 if data is None else data) + b"\n"
                 rest = fault["size"]
                 while rest > 0:
                     rest -= os.write(2, (line * 100)[:rest])
-            case FaultKind.CLOSE_STDOUT if not self._mute:
+            case FaultKind.CLOSE_STDOUT:
                 os.close(1)
-                self._mute = True
-            case FaultKind.CLOSE_STDIN if not self._deaf:
+            case FaultKind.CLOSE_STDIN:
                 os.close(0)
-                self._deaf = True
             case FaultKind.IGNORE_SIGTERM:
                 _ignore_sigterm()
             case FaultKind.LEAK:
@@ -165,6 +129,26 @@ class HostileProcess:
                     os.setsid()
                 _ignore_sigterm()
                 _wait()
+
+
+def _next(life: Generator[Step, bytes | None, None], came: bytes | None) -> Step | None:
+    """Return what is done next; None: that was all."""
+    try:
+        return life.send(came)
+    except StopIteration:
+        return None
+
+
+def _read(seconds: float) -> bytes | None:
+    """Return some input; None: there was none within that time, if it is limited."""
+    if seconds:
+        import select
+
+        poll = select.poll()
+        poll.register(0, select.POLLIN)
+        if not poll.poll(1000 * seconds):
+            return None
+    return os.read(0, _CHUNK)
 
 
 def _sleep(seconds: float) -> None:
@@ -217,9 +201,9 @@ def main(arguments: list[str]) -> None:
 
     worker = HostileWorker(
         DueFaults(plan.get("faults", []), plan.get("seed", 0), os.environ),
-        MarkerBytes(os.environ),
+        os.environ,
         work,
         driver=driver,
         size=int(size),
     )
-    HostileProcess(worker, extracts=driver == "plain").run()
+    HostileProcess(worker).run()

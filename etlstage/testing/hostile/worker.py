@@ -1,17 +1,18 @@
 """
 A worker of the stage protocol that misbehaves by its fault plan.
 
-It gets bytes and returns what it does next: bytes to write, seconds to wait, acts. Who
-does that is ``program.py`` in a process, and ``testing/scripted.py`` in memory.
+It is a generator of what it does next: bytes to write, seconds to wait, acts; where it
+reads, it is sent what came. Who does that is ``program.py`` in a process, and
+``testing/scripted.py`` in memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from .kinds import DueFaults, Exit, FaultKind, Step, effect
+from .kinds import Act, DueFaults, Exit, FaultKind, ReadInput, ShowLife, Step, effect
 from .marked import MarkerBytes, Requests, SpoiledReplies
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ("HostileWorker",)
 
 _MANY: Final = 1000  # messages of a range that are kept for its reply
+_IDLE: Final = 0.05  # seconds without input
+_PIPES: Final = frozenset({FaultKind.CLOSE_STDIN, FaultKind.CLOSE_STDOUT})
 
 
 class HostileWorker:
@@ -28,7 +31,7 @@ class HostileWorker:
 
     Args:
         plan: What goes wrong.
-        markers: Those of the stage.
+        environment: Where it finds its markers, and how often it is to show life.
         work: What it makes of a message; what it raises is a refusal.
         driver: Who closes a batch, ``worker`` or ``supervisor``, or ``single``; of an
             extractor ``plain`` or ``cyclic``.
@@ -46,7 +49,7 @@ class HostileWorker:
     def __init__(
         self,
         plan: DueFaults,
-        markers: MarkerBytes,
+        environment: Mapping[str, str],
         work: Callable[[bytes], Iterable[bytes]],
         *,
         driver: str,
@@ -54,8 +57,13 @@ class HostileWorker:
         eob_then_eom: bool = False,
         reason: Callable[[Exception], str] = str,
     ) -> None:
+        markers = MarkerBytes(environment)
         self.number: int = 0
         self.made_up: bool = False
+        self._silent = False
+        self._closed: set[FaultKind] = set()
+        # One may be late of three that are given in the time that is allowed.
+        self._every = float(environment.get("ETLSTAGE_HEARTBEAT") or 0) / 3
         self._plan = plan
         self._markers = markers
         self._work = work
@@ -75,17 +83,48 @@ class HostileWorker:
         self._offset = 0  # of the next message, for one who does not name it
 
     @property
-    def waits(self) -> bool:
-        """Whether something happens when it has nothing to do, and it has nothing."""
-        return "idle" in self._plan and not self._batch and not self._requests
+    def mute(self) -> bool:
+        """Whether it has closed its stdout."""
+        return FaultKind.CLOSE_STDOUT in self._closed
 
-    def moment(self, moment: str) -> Iterator[Step]:
-        """Yield what is done at a moment without a message."""
+    def life(self) -> Generator[Step, bytes | None, None]:
+        """Yield all that it does, from its start to behind the end of its input."""
+        yield from self._moment("start")
+        yield from self._show_life()
+        if self._driver == "plain":
+            yield from self._extract(0, self._size)
+        else:
+            while data := (yield from self._read()):
+                yield from self._feed(data)
+        yield from self._moment("end")
+        if self._closed:
+            yield Act(FaultKind.STALL, {})
+
+    # --- inside -------------------------------------------------------------
+
+    def _read(self) -> Generator[Step, bytes | None, bytes]:
+        """Return what comes; until then show life, and do what is done when idle."""
+        # Something happens when it has nothing to do, and it has nothing.
+        waits = "idle" in self._plan and not self._batch and not self._requests
+        while FaultKind.CLOSE_STDIN not in self._closed:
+            data = yield ReadInput(_IDLE if waits else self._every)
+            if data is not None:
+                return data
+            yield from self._show_life()
+            if waits:
+                yield from self._moment("idle")
+        yield Act(FaultKind.STALL, {})
+        return b""
+
+    def _show_life(self) -> Iterator[Step]:
+        if not self._silent:
+            yield ShowLife()
+
+    def _moment(self, moment: str) -> Iterator[Step]:
         for fault in self._plan.due(moment, self.number, b""):
             yield from self._happens(fault, f" at {moment}")
 
-    def feed(self, data: bytes) -> Iterator[Step]:
-        """Yield what is done with some input."""
+    def _feed(self, data: bytes) -> Iterator[Step]:
         for message in self._requests.feed(data):
             if self._driver == "cyclic":
                 yield from self._serve(message or b"")
@@ -93,12 +132,6 @@ class HostileWorker:
                 yield from self._answer()
             else:
                 yield from self._take(message)
-
-    def give(self) -> Iterator[Step]:
-        """Yield what is done without any input: all is extracted."""
-        return self._extract(0, self._size)
-
-    # --- inside -------------------------------------------------------------
 
     def _take(self, message: bytes) -> Iterator[Step]:
         self.number += 1
@@ -183,6 +216,10 @@ class HostileWorker:
             yield f"fault {kind}{where}"
         if kind.shapes:
             self._shapes[kind] = fault
-        else:
+        elif kind is FaultKind.NEVER_READY:
+            self._silent = True
+        elif kind not in self._closed:
             markers = self._markers
             yield effect(fault, b"stray print" + markers.eom, markers.eop)
+            if kind in _PIPES:
+                self._closed.add(kind)
