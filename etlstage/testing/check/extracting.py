@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from signal import SIGTERM
 from typing import Final
 
 import anyio
 
 from etlstage.messages import counted
 from etlstage.protocol.base import Shape
-from etlstage.testing.check.speaking import blame_a_buffer, piped
+from etlstage.testing.check.speaking import (
+    blame_a_buffer,
+    ends,
+    exits_on_SIGTERM,
+    piped,
+)
 from etlstage.testing.check.suite import Advice, Check, NotApplicable, Subject
 from etlstage.testing.conversation import WorkerMisbehaved, WorkerUnderTest
 from etlstage.testing.transcript import BYTEWISE, Channel
@@ -114,21 +118,6 @@ async def accepts_requests_at_once(subject: Subject) -> None:
     async with subject.start() as worker:
         await worker.exchange([_request(subject)] * 3)
         await subject.settle(worker)
-
-
-async def ends(subject: Subject) -> None:
-    """It exits when its stdin ends: that is how it is stopped."""
-    async with subject.start() as worker:
-        await worker.exchange([_request(subject)])
-        await subject.end(worker)
-
-
-async def exits_on_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
-    """It exits at SIGTERM; what does not is killed, whatever it is doing."""
-    async with subject.start() as worker:
-        await worker.exchange([_request(subject)])
-        worker.signal(SIGTERM)
-        await worker.exited()
 
 
 # --- ranges of offsets ----------------------------------------------------------------
