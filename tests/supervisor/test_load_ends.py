@@ -21,8 +21,8 @@ from etlstage.testing import (
     ScriptedLaunch,
     ScriptedWorker,
 )
-from etlstage.testing.cocaine import CocaineWorker
 from etlstage.testing.scripted import Script
+from tests.protocol.cocaine.scripted import CocaineWorker
 
 pytestmark = [pytest.mark.core, pytest.mark.virtual]
 

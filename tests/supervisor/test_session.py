@@ -34,7 +34,7 @@ from etlstage.protocol.events import (
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerSession
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
-from etlstage.testing.cocaine import CocaineWorker
+from tests.protocol.cocaine.scripted import CocaineWorker
 from tests.protocol.cocaine.test_stage import stage
 
 pytestmark = [pytest.mark.core, pytest.mark.virtual]

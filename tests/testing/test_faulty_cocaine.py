@@ -37,8 +37,8 @@ from etlstage.testing import (
     ScriptedWorker,
     virtual_time,
 )
-from etlstage.testing.cocaine import CocaineWorker
 from etlstage.testing.faulty.wire import unknown
+from tests.protocol.cocaine.scripted import CocaineWorker
 
 pytestmark = pytest.mark.core
 

@@ -21,10 +21,10 @@ from etlstage.testing import (
     ScriptedWorker,
     WorkerUnderTest,
 )
-from etlstage.testing.cocaine import CocaineWorker
 from etlstage.testing.recording.inference import exchanged, inferred, schema_of
 from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import LaunchRequest
+from tests.protocol.cocaine.scripted import CocaineWorker
 
 
 def recorded(*data: bytes, dialect: Dialect | None = None) -> Recording:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import pytest
@@ -23,9 +23,10 @@ from etlstage.protocol.events import (
 )
 from etlstage.testing import ScriptedWorker, SessionMachine
 from etlstage.testing.conversation import WorkerMisbehaved
-from etlstage.testing.sessions import frames, sessions
-from etlstage.testing.strategies import cuts
+from etlstage.testing.fuzzing.fuzz import session_cases
+from etlstage.testing.fuzzing.steps import Calls
 from etlstage.testing.transcript import cut
+from tests.protocol.cocaine.drawn import frames
 from tests.testing.check.sessions import PLANTED, Worker
 
 FEW: Final = settings(
@@ -53,12 +54,12 @@ def test_sessions_arrive_as_they_are_sent(
     ours, theirs = (dialect.open(side, Limits()) for side in Side)
     theirs.send(Ready("u"))
     ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
-    said = data.draw(sessions())
+    step = next(iter(data.draw(session_cases(dialect)).steps), Calls(()))
+    assert isinstance(step, Calls)
+    said = step.events(1)
     for event in said:
         ours.send(event)
-    wire = b"".join(ours.data_to_send())
-    places: Collection[int] = data.draw(cuts(len(wire)))
-    for piece in cut(wire, places):
+    for piece in cut(b"".join(ours.data_to_send()), step.cuts):
         theirs.receive_data(piece, 0.0)
     heard: dict[int, list[bytes]] = {}
     ended, cancelled = [], []

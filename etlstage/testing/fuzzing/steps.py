@@ -209,15 +209,8 @@ class Calls(Saying):
                 order.append(number)
         return order + [n for n, count in enumerate(left) for _ in range(count)]
 
-    def events(self, first: int, kind: str) -> list[Event]:
-        """
-        Return what is sent.
-
-        Args:
-            first: Number of the first session.
-            kind: Of the stage.
-
-        """
+    def events(self, first: int) -> list[Event]:
+        """Return what is sent, from the session of number ``first`` on."""
         ids: dict[int, int] = {}
         chunks = [iter(call.chunks) for call in self.calls]
         events: list[Event] = []
@@ -238,7 +231,7 @@ class Calls(Saying):
     def wire(self, dialect: Dialect, first: int = 1) -> bytes:
         """Return what a worker reads of it."""
         session = ready(dialect)
-        for event in self.events(first, "transform"):
+        for event in self.events(first):
             session.send(event, 0.0)
         return b"".join(iter(lambda: b"".join(session.data_to_send()), b""))
 
@@ -246,7 +239,7 @@ class Calls(Saying):
         """Send it; return the replies."""
         assert isinstance(worker, WorkerUnderTest)
         begun = list(dict.fromkeys(self.order))
-        events = self.events(worker.last + 1, worker.stage.kind.value)
+        events = self.events(worker.last + 1)
         await worker.send(*events, cuts=self.cuts)
         replies = iter(await worker.replies())
         found = {n: next(replies) for n in begun if not self.calls[n].cancelled}

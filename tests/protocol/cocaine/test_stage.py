@@ -29,8 +29,8 @@ from etlstage.stage import (
 )
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerFailed
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
-from etlstage.testing.cocaine import CocaineWorker, SessionRequest
 from etlstage.transport import Child, LaunchRequest, Wire
+from tests.protocol.cocaine.scripted import CocaineWorker, SessionRequest
 
 pytestmark = [pytest.mark.core, pytest.mark.virtual]
 

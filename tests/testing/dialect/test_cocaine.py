@@ -19,8 +19,8 @@ from etlstage.protocol.events import (
 )
 from etlstage.testing.dialect import kit_of
 from etlstage.testing.dialect.cocaine import CocaineReader, PassedFrame, Passing
-from etlstage.testing.sessions import frames
 from etlstage.testing.strategies import chunkings
+from tests.protocol.cocaine.drawn import frames
 
 pytestmark = pytest.mark.core
 
