@@ -22,6 +22,7 @@ import structlog
 from hypothesis import settings
 
 from etlstage.testing.clock import Backend, virtual_time
+from tests.cli.forked import Forks, environment
 from tests.spark.archive import ARCHIVE, OPTIONS
 
 _JAVA: Final = OPTIONS + (
@@ -215,6 +216,13 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(os, "fsync", fsync)
     return paths
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Give the process from which commands are forked."""
+    with Forks(environment()) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.forked import Forks
+from tests.cli.forked import Forks, environment
 
 UPPER = """\
 import sys
@@ -43,27 +43,12 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Return a plain environment in which etlstage is found."""
-    names = ("PATH", "HOME", "JAVA_HOME", "JDK_JAVA_OPTIONS")
-    kept = {n: os.environ[n] for n in names if n in os.environ}
-    found = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
-    return kept | {"PYTHONPATH": found, "LANG": "C.UTF-8"} | more
-
-
 def command(arguments: Sequence[str | Path]) -> list[str]:
     """Return the command line of etlstage."""
     return [sys.executable, "-m", "etlstage", *map(str, arguments)]
 
 
 Etlstage = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    """Give the process from which commands are forked."""
-    with Forks(environment()) as running:
-        yield running
 
 
 def run_in(

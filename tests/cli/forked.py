@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Final, Self
 
-__all__ = ("Forks",)
+__all__ = ("Forks", "environment")
 
 LATER: Final = (
     "anyio._backends._asyncio",
@@ -39,6 +39,29 @@ LATER: Final = (
     "pydantic",  # by typer, where it is installed, as here by FastAPI
 )
 """What commands import when they need it."""
+
+CLIENT: Final = """\
+#!%s -IS
+import json, os, socket, sys
+
+with socket.socket(socket.AF_UNIX) as asked:
+    asked.connect(%r)
+    socket.send_fds(asked, [b"+"], [0, 1, 2])
+    about = {"arguments": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}
+    asked.sendall(json.dumps(about).encode())
+    asked.shutdown(socket.SHUT_WR)
+    code = int(asked.recv(16))
+sys.exit(code if code >= 0 else 128 - code)
+"""
+"""A program for shells, in place of the command line: it has one forked."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return a plain environment in which etlstage is found."""
+    names = ("PATH", "HOME", "JAVA_HOME", "JDK_JAVA_OPTIONS")
+    kept = {n: os.environ[n] for n in names if n in os.environ}
+    found = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
+    return kept | {"PYTHONPATH": found, "LANG": "C.UTF-8"} | more
 
 
 class Forks:
@@ -56,6 +79,10 @@ class Forks:
         )
         assert self._process.stdout is not None
         assert self._process.stdout.read() == b""  # closed once it listens
+        self.folder.mkdir()
+        program = self.folder / "etlstage"
+        program.write_text(CLIENT % (sys.executable, self._path))
+        program.chmod(0o700)
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +92,11 @@ class Forks:
             assert self._process.stdin is not None
             self._process.stdin.close()
         self._folder.cleanup()
+
+    @property
+    def folder(self) -> Path:
+        """Where the program ``etlstage`` is that has a command forked."""
+        return Path(self._folder.name, "bin")
 
     def run(
         self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], given: str

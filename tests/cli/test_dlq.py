@@ -19,7 +19,8 @@ from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import PoolPolicy, Stage, Timeouts, WorkerProgram
-from tests.cli.conftest import Etlstage, command, environment
+from tests.cli.conftest import Etlstage, command
+from tests.cli.forked import environment
 from tests.cli.terminal import on_terminal
 from tests.cli.test_screen import Terminal
 

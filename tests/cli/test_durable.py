@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from etlstage.pipeline.delivery.delivery import Delivery
-from tests.cli.conftest import Etlstage, command, environment, left_behind
+from tests.cli.conftest import Etlstage, command, left_behind
+from tests.cli.forked import environment
 from tests.cli.test_kills import wait_until
 from tests.manual.fences import SECTIONS, write
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from etlstage.pipeline.delivery.record import CommitRecord
-from tests.cli.conftest import Etlstage, Started, environment, run_in
+from tests.cli.conftest import Etlstage, Started, run_in
+from tests.cli.forked import environment
 from tests.cli.test_kills import wait_until
 
 PIPELINE = """\

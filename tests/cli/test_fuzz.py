@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Etlstage, environment
+from tests.cli.conftest import Etlstage
+from tests.cli.forked import environment
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(100)]
 

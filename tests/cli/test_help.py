@@ -7,7 +7,8 @@ import pytest
 
 from etlstage.cli.help import GROUPS, list_topics, show_topic, topics
 from etlstage.errors import ConfigError
-from tests.cli.conftest import Etlstage, command, environment
+from tests.cli.conftest import Etlstage, command
+from tests.cli.forked import environment
 from tests.cli.terminal import on_terminal
 from tests.manual.fences import DOCS, PAGES
 

@@ -21,7 +21,8 @@ from random import Random
 import pytest
 
 from etlstage.pipeline.delivery.record import CommitRecord
-from tests.cli.conftest import command, environment, left_behind, worker
+from tests.cli.conftest import command, left_behind, worker
+from tests.cli.forked import environment
 from tests.supervisor.workers import runs
 
 KILLS = 12

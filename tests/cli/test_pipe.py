@@ -11,7 +11,8 @@ from typing import IO
 
 import pytest
 
-from tests.cli.conftest import UPPER, command, environment
+from tests.cli.conftest import UPPER, command
+from tests.cli.forked import environment
 
 pytestmark = pytest.mark.process
 

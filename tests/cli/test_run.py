@@ -20,10 +20,10 @@ from tests.cli.conftest import (
     Etlstage,
     Started,
     command,
-    environment,
     left_behind,
     worker,
 )
+from tests.cli.forked import environment
 
 ENDLESS = """\
 name: endless

@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from tests.cli.conftest import environment
+from tests.cli.forked import environment
 from tests.cli.terminal import Terminal, on_terminal
 
 SCREENS: Final = Path(__file__).parent / "screens"

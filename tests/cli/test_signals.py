@@ -16,7 +16,7 @@ import pytest
 
 from etlstage.cli.signals import Signals, deafen, interruptible, quit_at_once
 from etlstage.pipeline.report import KeptLetters
-from tests.cli.conftest import environment
+from tests.cli.forked import environment
 
 pytestmark = pytest.mark.process
 

@@ -16,7 +16,8 @@ from etlstage.cli.dlq import drop_letters
 from etlstage.cli.state import reset_state, show_state, take_state_over
 from etlstage.errors import ConfigError, StateUnusable
 from etlstage.pipeline.delivery.delivery import Delivery
-from tests.cli.conftest import Etlstage, environment
+from tests.cli.conftest import Etlstage
+from tests.cli.forked import environment
 from tests.pipeline.dead_letter.test_retry import append, letter
 
 HOLDER = """\

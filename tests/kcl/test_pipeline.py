@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.forked import Forks, environment
 from tests.kcl.client import CURRENT, downloaded
 from tests.kcl.processors import BUFFERING
 
@@ -28,19 +27,15 @@ load:
 
 
 @pytest.mark.parametrize("die_at", ["", "14"])
-def test_file_with_an_unmodified_processor(tmp_path: Path, die_at: str) -> None:
+def test_file_with_an_unmodified_processor(
+    tmp_path: Path, forks: Forks, die_at: str
+) -> None:
     """It runs, and loads all, also when the processor is killed in between."""
     (tmp_path / "processor.py").write_text(BUFFERING)
     path = os.fspath(downloaded(CURRENT))
     (tmp_path / "clicks.yaml").write_text(FILE % (die_at, path))
     for command in ["run"] if die_at else ["validate", "plan", "run"]:
-        ended = subprocess.run(
-            [sys.executable, "-m", "etlstage", command, "clicks.yaml"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ended = forks.run([command, "clicks.yaml"], tmp_path, environment(), "")
         assert ended.returncode == 0, ended.stderr
 
     assert "10 messages loaded; output complete" in ended.stdout
@@ -62,7 +57,7 @@ load:
 """
 
 
-def test_shards_of_an_unmodified_processor(tmp_path: Path) -> None:
+def test_shards_of_an_unmodified_processor(tmp_path: Path, forks: Forks) -> None:
     """One of three is killed; a message without a key is a dead letter."""
     clicks = [f'{{"user": {n % 13}, "n": {n}}}' for n in range(100)]
     clicks[40] = '{"n": 40}'
@@ -70,13 +65,7 @@ def test_shards_of_an_unmodified_processor(tmp_path: Path) -> None:
     (tmp_path / "processor.py").write_text(BUFFERING)
     (tmp_path / "clicks.yaml").write_text(SHARDED % os.fspath(downloaded(CURRENT)))
     planned, ended = (
-        subprocess.run(
-            [sys.executable, "-m", "etlstage", command, "clicks.yaml"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        forks.run([command, "clicks.yaml"], tmp_path, environment(), "")
         for command in ("plan", "run")
     )
     assert "3, by /user, a worker for each; at the end of the input each has" in (
@@ -135,7 +124,7 @@ load:
     ],
 )
 def test_dead_letters_of_shards_are_retried(
-    tmp_path: Path, state: str, shards: str
+    tmp_path: Path, forks: Forks, state: str, shards: str
 ) -> None:
     """
     They are given to a processor, though checkpoints are beyond them (issue 25).
@@ -144,13 +133,7 @@ def test_dead_letters_of_shards_are_retried(
     """
 
     def etlstage(*words: str, status: int = 0) -> str:
-        ended = subprocess.run(
-            [sys.executable, "-m", "etlstage", *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ended = forks.run(words, tmp_path, environment(), "")
         assert ended.returncode == status, ended.stderr
         return ended.stdout
 

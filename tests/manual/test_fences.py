@@ -24,6 +24,7 @@ from ruamel.yaml import YAML
 
 from etlstage import AsyncSupervisor, Pipeline, Stage, worker
 from etlstage.config.loader import load
+from tests.cli.forked import Forks
 from tests.examples.languages import ANY_MARKERS
 from tests.manual.fences import FENCES, PAGES, ROOT, SECTIONS, run, write
 from tests.reference import commands
@@ -130,12 +131,23 @@ done
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have a folder with a worker, and the python that runs this first on the PATH."""
+def _folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forks: Forks,
+    request: pytest.FixtureRequest,
+) -> Iterator[None]:
+    """
+    Have a folder with a worker, and the python that runs this first on the PATH.
+
+    Before it is an ``etlstage`` that is forked; it is started as it is on README alone.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     node = Path(ANY_MARKERS[-1].interpreter[0]).parent  # it may have come as a wheel
-    paths = tmp_path / "bin", Path(sys.executable).parent, "/usr/bin", "/bin", node
+    paths = [tmp_path / "bin", Path(sys.executable).parent, "/usr/bin", "/bin", node]
+    if "README" not in request.node.name:
+        paths.insert(1, forks.folder)
     monkeypatch.setenv("PATH", ":".join([*map(str, paths), os.environ["PATH"]]))
     write("clean.py", UPPER)
     yield
