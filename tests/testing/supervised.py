@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -23,8 +23,9 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, SupervisorEvent, WorkerStarted
-from etlstage.testing import Fault, FaultPlan, hostile_worker
+from etlstage.testing import Fault, FaultPlan, ScriptedLaunch, hostile_worker
 from tests.staged import staged
+from tests.supervisor.acts import script_of
 
 __all__ = (
     "MODES",
@@ -33,10 +34,12 @@ __all__ = (
     "RUN",
     "WORDS",
     "Outcome",
+    "World",
     "delivered",
     "hostile",
     "left",
     "numbers",
+    "simulated",
     "supervise",
     "supervised",
 )
@@ -153,9 +156,29 @@ async def supervised(
                 os.kill(pid, signal.SIGKILL)
 
 
-async def supervise(stage: Stage, messages: Sequence[bytes]) -> Outcome:
+@asynccontextmanager
+async def simulated(
+    stage: Stage,
+) -> AsyncIterator[tuple[AsyncSupervisor, Outcome]]:
+    """Run the block with a supervisor whose hostile workers are no processes."""
+    outcome, launch = Outcome(), ScriptedLaunch(script_of(stage))
+    async with AsyncSupervisor(stage, launch=launch) as supervisor:
+        events = supervisor.events()
+        yield supervisor, outcome
+    with events:
+        outcome.events += [event async for event in events]
+    assert launch.running == []
+
+
+World = Callable[[Stage], AbstractAsyncContextManager[tuple[AsyncSupervisor, Outcome]]]
+"""How the workers of a stage are run."""
+
+
+async def supervise(
+    stage: Stage, messages: Sequence[bytes], world: World = supervised
+) -> Outcome:
     """Submit the messages, all at once."""
-    async with supervised(stage) as (supervisor, outcome):
+    async with world(stage) as (supervisor, outcome):
         outcome.results = await supervisor.submit(messages)
     # In the order of the input, and each once.
     assert [result.message for result in outcome.results] == list(messages)

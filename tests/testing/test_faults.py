@@ -8,7 +8,7 @@ fault is found, alone, and all others are delivered once, in order.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -25,44 +25,79 @@ from etlstage.stage import (
 from etlstage.supervisor import WorkerExited, WorkerFailed, WorkerStarted
 from etlstage.supervisor.lifecycle.events import WorkerWorn
 from etlstage.testing import Fault, FaultKind, Moment
+from etlstage.testing.clock import virtual_time
 from tests.testing.supervised import (
     MODES,
     PATIENT,
     QUICK,
+    World,
     delivered,
     hostile,
     numbers,
+    simulated,
     supervise,
     supervised,
 )
 
 MB = 1_000_000
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
-one_and_three = pytest.mark.parametrize("workers", [1, 3])
+
+
+def _needs_process(value: object) -> bool:
+    """Return whether a value of a row has a fault that only a process can have."""
+    if isinstance(value, tuple):
+        return any(map(_needs_process, value))
+    kind = value.kind if isinstance(value, Fault) else value
+    return isinstance(kind, FaultKind) and kind.inside and kind is not FaultKind.SPIN
+
+
+def _cases(*values: object, name: str = "", turn: int) -> Iterator[object]:
+    """
+    Yield a row in every mode, in memory: in turn with one worker and with three.
+
+    In one mode it is run with processes, too; in each, if it can't be simulated.
+    """
+    for at, mode in enumerate(MODES, turn):
+        case = f"{mode.name.lower()}{name}"
+        alone = _needs_process(values)
+        workers = (1, 3)[(turn + at) % 2]
+        if alone or at % 3 == 0:
+            yield pytest.param(
+                *values, mode, workers, supervised, id=f"{workers}-{case}"
+            )
+        if not alone:
+            yield pytest.param(
+                *(*values, mode, workers, simulated),
+                id=f"simulated-{workers}-{case}",
+                marks=[pytest.mark.core, pytest.mark.virtual],
+            )
 
 
 def in_every_mode(names: str, rows: Mapping[str, Any]) -> pytest.MarkDecorator:
-    """Run each row in every mode, in turn with one worker and with three."""
+    """Run each row in every mode."""
     several = "," in names
     return pytest.mark.parametrize(
-        f"{names}, mode, workers",
+        f"{names}, mode, workers, world",
         [
-            pytest.param(
-                *(values if several else [values]),
-                mode,
-                workers := (1, 3)[(at + turn) % 2],
-                id=f"{workers}-{mode.name.lower()}-{name}",
+            case
+            for turn, (name, values) in enumerate(rows.items())
+            for case in _cases(
+                *(values if several else [values]), name=f"-{name}", turn=turn
             )
-            for at, (name, values) in enumerate(rows.items())
-            for turn, mode in enumerate(MODES)
         ],
     )
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
+def in_modes(turn: int) -> pytest.MarkDecorator:
+    """Run a test in every mode; ``turn`` shows which of them is one of processes."""
+    return pytest.mark.parametrize(("mode", "workers", "world"), [*_cases(turn=turn)])
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
     """Run on one event loop: the matrix is large, and what it tests is not the loop."""
-    return "asyncio"
+    virtual = request.node.get_closest_marker("virtual")
+    return virtual_time("asyncio") if virtual else "asyncio"
 
 
 def first(kind: FaultKind, **values: object) -> Fault:
@@ -94,12 +129,14 @@ DEATHS = {
 
 @in_every_mode("fault, status", DEATHS)
 async def test_worker_that_dies_is_started_again(
-    fault: Fault, status: int, mode: Mode, workers: int
+    fault: Fault, status: int, mode: Mode, workers: int, world: World
 ) -> None:
     """Exit status 0 in the middle of an exchange is a failure like others."""
     messages = numbers(24)
 
-    outcome = await supervise(hostile(fault, mode=mode, workers=workers), messages)
+    outcome = await supervise(
+        hostile(fault, mode=mode, workers=workers), messages, world
+    )
 
     assert delivered(outcome.results) == messages
     assert 1 <= outcome.restarts <= workers
@@ -118,7 +155,7 @@ WRONGS = {
 
 @in_every_mode("fault", WRONGS)
 async def test_worker_that_breaks_the_protocol_is_replaced(
-    fault: Fault, mode: Mode, workers: int
+    fault: Fault, mode: Mode, workers: int, world: World
 ) -> None:
     """What it wrote last is not delivered; memory stays within the limits."""
     messages = numbers(24)
@@ -131,7 +168,7 @@ async def test_worker_that_breaks_the_protocol_is_replaced(
         max_reply=8 * MB,
     )
 
-    outcome = await supervise(stage, messages)
+    outcome = await supervise(stage, messages, world)
 
     assert delivered(outcome.results) == messages
     assert 1 <= outcome.restarts <= workers
@@ -159,7 +196,7 @@ HANGS = {
 
 @in_every_mode("faults", HANGS)
 async def test_worker_that_hangs_is_replaced(
-    faults: tuple[Fault, ...], mode: Mode, workers: int
+    faults: tuple[Fault, ...], mode: Mode, workers: int, world: World
 ) -> None:
     """Within its deadline and that of each step of stopping; a late answer is none."""
     messages = numbers(24)
@@ -172,7 +209,7 @@ async def test_worker_that_hangs_is_replaced(
         window=lock_step(mode),
     )
 
-    outcome = await supervise(stage, messages)
+    outcome = await supervise(stage, messages, world)
 
     assert delivered(outcome.results) == messages
     assert 1 <= outcome.restarts <= workers
@@ -198,6 +235,7 @@ async def test_message_that_is_always_at_fault_is_found(
     timeouts: Timeouts,
     mode: Mode,
     workers: int,
+    world: World,
 ) -> None:
     """After as many retries as the stage allows, the last of them alone."""
     messages = [*numbers(13), b"poison", *numbers(10)]
@@ -212,7 +250,7 @@ async def test_message_that_is_always_at_fault_is_found(
         max_reply=8 * MB,
     )
 
-    outcome = await supervise(stage, messages)
+    outcome = await supervise(stage, messages, world)
 
     (culprit,) = [r for r in outcome.results if r.error is not None]
     assert culprit.message == b"poison"
@@ -242,9 +280,10 @@ async def test_no_retries(mode: Mode) -> None:
     assert delivered(outcome.results) == [m for m in messages if m != b"poison"]
 
 
-@every_mode
-@one_and_three
-async def test_neighbours_that_are_at_fault(mode: Mode, workers: int) -> None:
+@in_modes(1)
+async def test_neighbours_that_are_at_fault(
+    mode: Mode, workers: int, world: World
+) -> None:
     """Each is found; a stage does not end because there are many in a row."""
     messages = [*numbers(4), *[b"poison"] * 5, *numbers(4)]
     stage = hostile(
@@ -253,23 +292,22 @@ async def test_neighbours_that_are_at_fault(mode: Mode, workers: int) -> None:
         workers=workers,
     )
 
-    outcome = await supervise(stage, messages)
+    outcome = await supervise(stage, messages, world)
 
     assert [r.message for r in outcome.results if r.error] == [b"poison"] * 5
     assert {type(r.error) for r in outcome.results if r.error} == {WorkerLost}
     assert delivered(outcome.results) == [m for m in messages if m != b"poison"]
 
 
-@every_mode
-@one_and_three
+@in_modes(2)
 @pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.WRONG_MARKER])
 async def test_worker_that_fails_at_its_second_message(
-    kind: FaultKind, mode: Mode, workers: int
+    kind: FaultKind, mode: Mode, workers: int, world: World
 ) -> None:
     """Whatever it is: no message is blamed for what was wrong with the process."""
     stage = hostile(Fault(kind, message=2), mode=mode, workers=workers)
 
-    outcome = await supervise(stage, numbers(13))
+    outcome = await supervise(stage, numbers(13), world)
 
     assert delivered(outcome.results) == numbers(13)
 
@@ -296,12 +334,14 @@ NUISANCES = {
 
 @in_every_mode("faults", NUISANCES)
 async def test_nuisance_costs_no_restart(
-    faults: tuple[Fault, ...], mode: Mode, workers: int
+    faults: tuple[Fault, ...], mode: Mode, workers: int, world: World
 ) -> None:
     """All is delivered, and what doesn't want to go is gone in bounded time."""
     messages = numbers(24)
 
-    outcome = await supervise(hostile(*faults, mode=mode, workers=workers), messages)
+    outcome = await supervise(
+        hostile(*faults, mode=mode, workers=workers), messages, world
+    )
 
     assert delivered(outcome.results) == messages
     assert outcome.restarts == 0
@@ -322,15 +362,14 @@ async def test_ten_megabytes_of_stderr(mode: Mode) -> None:
     assert outcome.peak < 40 * MB
 
 
-@every_mode
-@one_and_three
-async def test_flood_of_tiny_messages(mode: Mode, workers: int) -> None:
+@in_modes(0)
+async def test_flood_of_tiny_messages(mode: Mode, workers: int, world: World) -> None:
     """A reply may have any number of messages, within its limit in bytes."""
     stage = hostile(
         Fault(FaultKind.FLOOD, equals=b"3", size=50_000), mode=mode, workers=workers
     )
 
-    outcome = await supervise(stage, numbers(24))
+    outcome = await supervise(stage, numbers(24), world)
 
     assert delivered(outcome.results).count(b"x") == 50_000
     assert [m for m in delivered(outcome.results) if m != b"x"] == numbers(24)
@@ -340,9 +379,10 @@ async def test_flood_of_tiny_messages(mode: Mode, workers: int) -> None:
 # --- at the start ---------------------------------------------------------------------
 
 
-@every_mode
-@one_and_three
-async def test_failing_only_at_the_third_start(mode: Mode, workers: int) -> None:
+@in_modes(1)
+async def test_failing_only_at_the_third_start(
+    mode: Mode, workers: int, world: World
+) -> None:
     """Two that fail at work, one that fails at once, and one that is good."""
     messages = numbers(60)
     stage = hostile(
@@ -353,7 +393,7 @@ async def test_failing_only_at_the_third_start(mode: Mode, workers: int) -> None
         on_error=ErrorPolicy(retries=5),
     )
 
-    outcome = await supervise(stage, messages)
+    outcome = await supervise(stage, messages, world)
 
     assert delivered(outcome.results) == messages
     starts = [e.start for e in outcome.of(WorkerStarted) if e.worker == "t-1"]
@@ -362,10 +402,9 @@ async def test_failing_only_at_the_third_start(mode: Mode, workers: int) -> None
         assert [e.status for e in outcome.of(WorkerExited)][:3] == [-9, -9, 1]
 
 
-@every_mode
-@one_and_three
+@in_modes(2)
 async def test_worker_that_never_starts_fails_the_stage(
-    mode: Mode, workers: int
+    mode: Mode, workers: int, world: World
 ) -> None:
     """It is tried so many times, and then everything has the same error."""
     stage = hostile(
@@ -376,7 +415,7 @@ async def test_worker_that_never_starts_fails_the_stage(
         on_error=ErrorPolicy(retries=100),
     )
 
-    outcome = await supervise(stage, numbers(24))
+    outcome = await supervise(stage, numbers(24), world)
 
     assert {type(r.error) for r in outcome.results} == {StageFailed}
     assert outcome.restarts == 3 * workers
@@ -399,9 +438,10 @@ async def test_one_of_three_never_starts(mode: Mode) -> None:
     assert again <= {"t-1"}
 
 
-@every_mode
-@one_and_three
-async def test_worker_that_is_never_ready_is_replaced(mode: Mode, workers: int) -> None:
+@in_modes(0)
+async def test_worker_that_is_never_ready_is_replaced(
+    mode: Mode, workers: int, world: World
+) -> None:
     """It has a deadline of its own, before it is given anything."""
     stage = hostile(
         Fault(FaultKind.NEVER_READY, start=1),
@@ -411,7 +451,7 @@ async def test_worker_that_is_never_ready_is_replaced(mode: Mode, workers: int) 
         timeout=Timeouts(start=0.3, message=10, stop=0.15),
     )
 
-    outcome = await supervise(stage, numbers(24))
+    outcome = await supervise(stage, numbers(24), world)
 
     assert delivered(outcome.results) == numbers(24)
     assert 1 <= outcome.restarts <= workers
@@ -419,10 +459,9 @@ async def test_worker_that_is_never_ready_is_replaced(mode: Mode, workers: int) 
     assert [e.lost for e in outcome.of(WorkerExited) if e.lost] == []
 
 
-@every_mode
-@one_and_three
+@in_modes(1)
 async def test_worker_that_is_ready_late_is_waited_for(
-    mode: Mode, workers: int
+    mode: Mode, workers: int, world: World
 ) -> None:
     """Nothing is given to it before, so no message is late."""
     stage = hostile(
@@ -433,7 +472,7 @@ async def test_worker_that_is_ready_late_is_waited_for(
         timeout=QUICK,
     )
 
-    outcome = await supervise(stage, numbers(24))
+    outcome = await supervise(stage, numbers(24), world)
 
     assert delivered(outcome.results) == numbers(24)
     assert outcome.restarts == 0
@@ -452,11 +491,11 @@ IDLE = {
 
 @in_every_mode("fault, blamed", IDLE)
 async def test_idle_worker_that_fails_is_replaced(
-    fault: Fault, blamed: bool, mode: Mode, workers: int
+    fault: Fault, blamed: bool, mode: Mode, workers: int, world: World
 ) -> None:
     """Nothing is lost with it, and what comes later finds another one."""
     stage = hostile(fault, mode=mode, workers=workers)
-    async with supervised(stage) as (supervisor, outcome):
+    async with world(stage) as (supervisor, outcome):
         before = await supervisor.submit(numbers(24))
         with supervisor.events() as events:
             started = 0
@@ -473,9 +512,10 @@ async def test_idle_worker_that_fails_is_replaced(
     assert failed == ({RemoteProtocolError} if blamed else set())
 
 
-@every_mode
-@one_and_three
-async def test_idle_worker_that_hangs_is_replaced(mode: Mode, workers: int) -> None:
+@in_modes(2)
+async def test_idle_worker_that_hangs_is_replaced(
+    mode: Mode, workers: int, world: World
+) -> None:
     """Its heart does not beat any more."""
     stage = hostile(
         Fault(FaultKind.STALL, at=Moment.IDLE, start=1),
@@ -484,7 +524,7 @@ async def test_idle_worker_that_hangs_is_replaced(mode: Mode, workers: int) -> N
         ready=True,
         timeout=Timeouts(start=10, message=10, heartbeat=0.3, stop=0.15),
     )
-    async with supervised(stage) as (supervisor, outcome):
+    async with world(stage) as (supervisor, outcome):
         with supervisor.events() as events:
             started = 0
             while started < workers:
@@ -500,8 +540,7 @@ async def test_idle_worker_that_hangs_is_replaced(mode: Mode, workers: int) -> N
 # --- memory ---------------------------------------------------------------------------
 
 
-@every_mode
-@one_and_three
+@pytest.mark.parametrize(("mode", "workers"), [*zip(MODES, (1, 3, 1), strict=True)])
 async def test_leaking_worker_meets_its_limit(mode: Mode, workers: int) -> None:
     """It dies again and again, and each time it has done something."""
     stage = hostile(
@@ -537,12 +576,13 @@ async def test_leaking_worker_is_recycled() -> None:
 # --- what no one can notice -----------------------------------------------------------
 
 
-@every_mode
-@one_and_three
-async def test_stray_print_in_a_reply(mode: Mode, workers: int) -> None:
+@in_modes(0)
+async def test_stray_print_in_a_reply(mode: Mode, workers: int, world: World) -> None:
     """It is a part of the reply, but where the worker must ask for more first."""
     fault = Fault(FaultKind.GARBAGE, equals=b"0", start=1)
-    outcome = await supervise(hostile(fault, mode=mode, workers=workers), numbers(24))
+    outcome = await supervise(
+        hostile(fault, mode=mode, workers=workers), numbers(24), world
+    )
 
     outputs = delivered(outcome.results)
     if mode is Mode.BATCH_WORKER:
@@ -586,9 +626,8 @@ async def test_child_in_a_session_of_its_own_of_a_worker_that_dies(mode: Mode) -
     assert outcome.restarts == 1
 
 
-@every_mode
-@one_and_three
-async def test_everything_at_once(mode: Mode, workers: int) -> None:
+@in_modes(1)
+async def test_everything_at_once(mode: Mode, workers: int, world: World) -> None:
     """Each start fails in its own way; a poison message among them."""
     messages = [*numbers(100), b"poison", *numbers(100)]
     stage = hostile(
@@ -609,7 +648,7 @@ async def test_everything_at_once(mode: Mode, workers: int) -> None:
         on_error=ErrorPolicy(retries=4),
     )
 
-    outcome = await supervise(stage, messages)
+    outcome = await supervise(stage, messages, world)
 
     assert [r.message for r in outcome.results if r.error] == [b"poison"]
     assert delivered(outcome.results) == [m for m in messages if m != b"poison"]
