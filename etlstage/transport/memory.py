@@ -42,7 +42,6 @@ class MemoryPipe:
         return len(self._data)
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what is there, ``b""`` at the end, None when there will be more."""
         if self._deserted:
             return b""
         if not self._data:
@@ -53,12 +52,10 @@ class MemoryPipe:
         return data
 
     async def readable(self) -> None:
-        """Wait until :meth:`read` would return something, or :meth:`stop_waiting`."""
         if not (self._data or self.ended or self._deserted):
             await self._wait()
 
     def write(self, data: memoryview | bytes, /) -> int:
-        """Take what there is room for; a BrokenPipeError once either end is closed."""
         if self.ended or self._deserted:
             raise BrokenPipeError
         taken = min(len(data), self._size - len(self._data))
@@ -68,7 +65,6 @@ class MemoryPipe:
         return taken
 
     async def writable(self) -> None:
-        """Wait until there is room, or until :meth:`write` would fail."""
         while len(self._data) >= self._size and not (self.ended or self._deserted):
             await self._wait()
 
@@ -83,7 +79,6 @@ class MemoryPipe:
         self._wake()
 
     def stop_waiting(self) -> None:
-        """Wake who waits to read."""
         self._wake()
 
     def close(self) -> None:
@@ -106,7 +101,6 @@ class MemoryWire:
     """One of the two ends of a conversation; see :func:`memory_wire`."""
 
     def __init__(self, incoming: MemoryPipe, outgoing: MemoryPipe) -> None:
-        self._incoming = incoming
         self._outgoing = outgoing
         self.read: Callable[[int], bytes | None] = incoming.read
         self.readable: Callable[[], Coroutine[Any, Any, None]] = incoming.readable
@@ -125,7 +119,6 @@ class MemoryWire:
         return ""
 
     def close(self) -> None:
-        """Close this end, both directions."""
         self.close_read()
         self.close_write()
 

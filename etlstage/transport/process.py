@@ -82,18 +82,15 @@ class PipeReader:
         self._puller = Puller()
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what is there, ``b""`` at the end, None when reading would block."""
         # Who comes too late, when we have closed it, finds nothing, and no error.
         return b"" if self._pipe.closed else self._pipe.read(size)
 
     async def readable(self) -> None:
-        """Wait until reading would not block, or :meth:`stop_waiting`."""
         if not self._pipe.closed:
             with suppress(anyio.ClosedResourceError):
                 await anyio.wait_readable(self._pipe.fileno())
 
     async def pull(self, take: Callable[[], bool], /) -> None:
-        """Wait likewise; where the loop can, it calls ``take`` instead, until False."""
         if not self._pipe.closed:
             await self._puller.run(self._pipe.fileno(), take)
 
@@ -108,7 +105,6 @@ class PipeReader:
         return self._pipe.fileno()
 
     def close(self) -> None:
-        """Close it; no task may be waiting."""
         self._pipe.close()
 
 
@@ -123,7 +119,6 @@ class PipeWire(PipeReader):
             _enlarge(stdin.fileno())
 
     def write(self, data: memoryview | bytes, /) -> int:
-        """Write what the pipe takes; a BrokenPipeError once either side closed it."""
         stdin = self._stdin
         if stdin is None:
             raise BrokenPipeError
@@ -157,7 +152,6 @@ class PipeWire(PipeReader):
         return ""
 
     def close(self) -> None:
-        """Close both; no task may be waiting."""
         self.close_write()
         super().close()
 
@@ -201,7 +195,6 @@ class PipeChild:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status once it is known, negative for a signal, else None."""
         reaped = self._popen.returncode
         return self._ended if reaped is None else reaped
 
@@ -237,12 +230,10 @@ class PipeChild:
         return self._ended
 
     async def deserted(self) -> None:
-        """Wait, behind its exit, until nothing is left of its group and session."""
         while others := self._others():
             await _look_again(others[0])
 
     def kill(self) -> int:
-        """Kill it at once, with its session, and reap it; return how many others."""
         if self._popen.returncode is not None:
             return 0
         # To be looked for first: the dead have no children.
@@ -269,7 +260,6 @@ class PipeChild:
         _signal_all(others, number)
 
     def close(self) -> None:
-        """Close all that is open here; no task may be waiting."""
         self.stderr.close()
         if self.status is not None:
             self.status.close()

@@ -107,7 +107,6 @@ class SocketWire:
         self._wake()
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what is there, ``b""`` at the end, None when reading would block."""
         self._look()
         if self._socket is None or self._gone:
             return b"" if self._gone else None
@@ -126,7 +125,6 @@ class SocketWire:
         return data
 
     async def readable(self) -> None:
-        """Wait until reading would not block, or :meth:`stop_waiting`."""
         self._look()
         if self._gone or self._received:
             return
@@ -136,7 +134,6 @@ class SocketWire:
         self._look()
 
     async def pull(self, take: Callable[[], bool], /) -> None:
-        """Wait likewise; where the loop can, it calls ``take`` instead, until False."""
         if self._socket is None:
             await self.readable()
         else:
@@ -150,7 +147,6 @@ class SocketWire:
             anyio.notify_closing(own)
 
     def write(self, data: memoryview | bytes, /) -> int:
-        """Write what there is room for; a BrokenPipeError once either side closed it."""
         if self._ended or self._gone:
             raise BrokenPipeError
         if self._socket is None:
@@ -203,7 +199,6 @@ class SocketWire:
         return self._last if queued else 0
 
     def mismatch_hint(self) -> str:
-        """Return what connected in place of a worker that has not, if anything did."""
         return "a client connected under another name" if self._mistaken else ""
 
     def mistake(self) -> None:
@@ -211,7 +206,6 @@ class SocketWire:
         self._mistaken = True
 
     def close(self) -> None:
-        """Close both directions; no task may be waiting."""
         if self._listener is None:
             return
         if self._socket is not None:
@@ -404,7 +398,6 @@ class LocatorServer:
         return self
 
     def read(self, size: int, /) -> bytes | None:
-        """Return what is there, ``b""`` at the end, None when reading would block."""
         if self._pipe is None:
             return b""
         self._serve()
@@ -420,7 +413,6 @@ class LocatorServer:
         return piped
 
     async def readable(self) -> None:
-        """Wait until reading would not block, or :meth:`stop_waiting`."""
         if self._pipe is not None and not self._lines:
             with suppress(anyio.ClosedResourceError):
                 await anyio.wait_readable(self._selector.fileno())
@@ -431,7 +423,6 @@ class LocatorServer:
             anyio.notify_closing(self._selector.fileno())
 
     def close(self) -> None:
-        """Close all; no task may be waiting."""
         self._selector.close()
         self._socket.close()
         for client in self._clients:

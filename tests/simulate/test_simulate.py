@@ -164,7 +164,6 @@ def trust(
     **_more: Any,  # noqa: ANN401
 ) -> None:
     """Release a block as soon as it has ended."""
-    proof.answered += many
     proof.held += many
     proof._answers.append(answer)
     if not owed:

@@ -43,19 +43,11 @@ class Locator:
         self._lines: list[bytes] = []
 
     def receive_data(self, data: bytes) -> bytes:
-        """
-        Take what a worker has sent, and return what is answered.
-
-        Raises:
-            RemoteProtocolError: If it is no msgpack.
-
-        """
         return b"".join(
             answer for frame in self._frames.feed(data) for answer in self._take(frame)
         )
 
     def lines(self) -> bytes:
-        """Return, once, the lines that are for the log."""
         lines, self._lines = self._lines, []
         return b"".join(lines)
 

@@ -242,12 +242,10 @@ class CocaineSession:
 
     @property
     def owed(self) -> int:
-        """How many exchanges the worker has not ended."""
         return len(self._sessions)
 
     @property
     def room(self) -> float:
-        """How many more may be opened now."""
         if not self._ours or self.state is not ConnectionState.ACTIVE:
             return 0
         return max(0, self._concurrency - len(self._sessions))
@@ -255,7 +253,6 @@ class CocaineSession:
     # --- receiving ------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, /) -> None:
-        """Take bytes that the peer sent; they may be cut anywhere."""
         self._tick(now)
         if self.state is ConnectionState.ERROR:
             return
@@ -280,7 +277,6 @@ class CocaineSession:
             self._alarms.set(Alarm.UNHEARD)
 
     def receive_eof(self, now: float, /) -> None:
-        """Take the end of what the peer sends."""
         self._tick(now)
         self._alarms.clear()
         if self.state is not ConnectionState.ERROR:
@@ -290,7 +286,6 @@ class CocaineSession:
         """Do nothing: each exchange is ended in words."""
 
     def events_received(self) -> list[Event]:
-        """Return, once, what has been received since the last call."""
         events = self._events.copy()
         self._events.clear()
         return events
@@ -373,7 +368,6 @@ class CocaineSession:
     # --- sending --------------------------------------------------------------
 
     def send(self, event: Event, now: float = 0.0, /) -> None:
-        """Queue an event for the peer."""
         if self._ours and isinstance(event, Cancelled):
             # It may come at any time: the caller does not know the state.
             self._cancel(event)
@@ -458,11 +452,9 @@ class CocaineSession:
     # --- time -----------------------------------------------------------------
 
     def get_timer(self) -> float | None:
-        """Return when :meth:`handle_timer` wants to be called, in seconds, or None."""
         return self._alarms.next()
 
     def handle_timer(self, now: float) -> None:
-        """Do what is due by now, in seconds on the caller's clock."""
         self._tick(now)
         for alarm in self._alarms.rung():
             if self.state is not ConnectionState.ERROR:

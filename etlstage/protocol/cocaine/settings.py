@@ -51,7 +51,6 @@ class CocaineConnector(NamedTuple):
     def arguments(
         self, *, app: str, identity: str, endpoint: str, locator: str
     ) -> tuple[str, ...]:
-        """Return the arguments behind a worker's command."""
         options = {"app": app, "endpoint": endpoint, "locator": locator}
         options["uuid"] = identity
         # Last: some workers read no further than to what they do not know.
@@ -60,7 +59,6 @@ class CocaineConnector(NamedTuple):
         return tuple(word for name in options for word in (f"--{name}", options[name]))
 
     def identity(self, data: bytes) -> str | None:
-        """Return the name of a worker from its first bytes; None if they have none."""
         for frame in Frames(MOST_TEXT).feed(data):
             match frame:
                 case (0 | 1, 0, (name, *_), *_):
@@ -69,7 +67,6 @@ class CocaineConnector(NamedTuple):
         return None
 
     def services(self, host: str, port: int) -> Locator:
-        """Return what answers a connection to the locator."""
         return Locator(host, port)
 
 
@@ -148,7 +145,6 @@ class CocaineDialect(Definition, Dialect):
 
     @property
     def shape(self) -> Shape:
-        """How exchanges are made from messages."""
         return Shape.BATCH if self.batches else Shape.MESSAGE
 
     @property
@@ -158,7 +154,6 @@ class CocaineDialect(Definition, Dialect):
 
     @property
     def connection(self) -> CocaineConnector:
-        """How a worker connects."""
         return CocaineConnector(self.spoken)
 
     @property
@@ -175,7 +170,6 @@ class CocaineDialect(Definition, Dialect):
         kind: StageKind = StageKind.TRANSFORM,
         **_others: object,
     ) -> CocaineSession:
-        """Return a fresh session."""
         return CocaineSession(
             side,
             self.protocol,
@@ -192,7 +186,6 @@ class CocaineDialect(Definition, Dialect):
         )
 
     def silence(self, received: int, *, ready: bool = True) -> str:
-        """Return how far a worker has come that did not answer, or beat, in time."""
         if not ready and received:
             return "it sent its handshake and no heartbeat"
         if not ready:
@@ -209,7 +202,6 @@ class CocaineDialect(Definition, Dialect):
         return not stopped or (unproven > 0 and status < 0)
 
     def plain(self) -> dict[str, object]:
-        """Return the settings as plain JSON."""
         return {"name": self.name, **super().plain()}
 
 

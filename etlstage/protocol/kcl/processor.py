@@ -115,7 +115,6 @@ class ProcessorSession:
     # --- receiving ------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, /) -> None:
-        """Take bytes that the supervisor wrote; they may be cut anywhere."""
         try:
             for line in self._lines.feed(data):
                 if self.turn is Turn.ERROR:
@@ -138,7 +137,6 @@ class ProcessorSession:
         """Do nothing: a supervisor that is gone answers nothing."""
 
     def events_received(self) -> list[Event]:
-        """Return, once, what has been received since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -253,7 +251,6 @@ class ProcessorSession:
         self._action, self._farewell, self.turn = "", None, turn
 
     def data_to_send(self) -> list[bytes]:
-        """Return, once, the bytes to write."""
         out, self._out = self._out, []
         return out
 

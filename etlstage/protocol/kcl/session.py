@@ -189,7 +189,6 @@ class KclSession:
     # --- receiving ------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, /) -> None:
-        """Take bytes that the processor wrote; they may be cut anywhere."""
         if self.state is State.ERROR:
             return
         try:
@@ -217,7 +216,6 @@ class KclSession:
         """Do nothing: what no checkpoint covers is open, however it exited."""
 
     def events_received(self) -> list[Event]:
-        """Return, once, what has been received since the last call."""
         self._flush()
         events, self._events = self._events, []
         return events
@@ -444,14 +442,12 @@ class KclSession:
         self._out.append(SEND_EOF)
 
     def data_to_send(self) -> list[bytes]:
-        """Return, once, the bytes to write; the last may be the end of them."""
         out, self._out = self._out, []
         return out
 
     # --- time -----------------------------------------------------------------
 
     def get_timer(self) -> float | None:
-        """Return when :meth:`handle_timer` wants to be called, in seconds, or None."""
         if not self._has_timers:
             return None
         due = (self._empty_due(), self._overdue(), self._unanswered())

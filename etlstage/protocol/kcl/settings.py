@@ -55,7 +55,6 @@ class KclDialect(Definition, Dialect):
 
     @classmethod
     def section(cls, kind: StageKind) -> Section:
-        """Return what reads the settings as they are written for a stage."""
         return Section(settings_of(cls), lambda given: cls(**given), model=cls)
 
     def problem(self, kind: StageKind) -> str | None:
@@ -85,24 +84,14 @@ class KclDialect(Definition, Dialect):
         limits: Limits,
         *,
         batch: int = 10_000,
-        kind: StageKind = StageKind.LOAD,
         assignment: Assignment | None = None,
-        window: int | None = None,
-        life: float | None = None,
         answer: float | None = None,
+        **_others: object,
     ) -> KclSession | ProcessorSession:
         """
-        Return a fresh session.
+        Return a fresh session, of a shard that begins at its beginning by default.
 
-        Args:
-            side: Which end we are.
-            limits: ``max_line`` is what bounds a processor; these don't.
-            batch: Records of an action, at most.
-            kind: Of the stage.
-            assignment: The shard; by default one that begins at its beginning.
-            window: Is not for a processor: it has one action at a time.
-            life: Likewise.
-            answer: For an empty list, in seconds.
+        ``max_line`` is what bounds a processor, and not ``limits``; a batch is an action.
 
         Raises:
             ConfigError: If what was committed is no position in a shard.
@@ -128,7 +117,6 @@ class KclDialect(Definition, Dialect):
         )
 
     def silence(self, received: int, *, ready: bool = True) -> str:
-        """Return what a processor did that did not answer in time."""
         if not ready:
             wrote = f"wrote {received} bytes" if received else "wrote nothing"
             return f"it {wrote}, and no status for initialize"
@@ -143,5 +131,4 @@ class KclDialect(Definition, Dialect):
         return not stopped
 
     def plain(self) -> dict[str, object]:
-        """Return the settings as plain JSON."""
         return {"name": self.name, **super().plain()}

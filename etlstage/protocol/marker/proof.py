@@ -135,8 +135,6 @@ class Proof:
         stand: Where it stands.
         proving: Whether a block is being proven.
         blocks: How much is held back.
-        answered: Exchanges that the worker has answered in its life, proven or not;
-            deadlines and windows go by this.
         held: Exchanges that are answered and held back.
         ahead: Whether the worker lacks a part of what it was given last.
         released: What has been released and not been fetched.
@@ -157,7 +155,6 @@ class Proof:
         self.stand: Stand = Stand.OPEN
         self.proving: bool = False
         self.blocks: BlockSizing = BlockSizing(terms)
-        self.answered: int = 0
         self.held: int = 0
         self.ahead: bool = False
         self.released: list[Event] = []
@@ -263,7 +260,6 @@ class Proof:
         self._suspect = suspect
         count = len(answer.groups)
         self._owed_bytes = self._owed_bytes * owed // (owed + count)
-        self.answered += count
         self.held += count
         if self._batches:
             count = sum(self._sizes.popleft() for _ in range(count))

@@ -174,7 +174,6 @@ class MarkerProtocol:
     # --- the seam -----------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float = 0.0, /) -> None:
-        """Take bytes that the peer sent; they may be cut anywhere."""
         if self._session.state is MarkerState.ERROR:
             return
         self._now = now
@@ -190,7 +189,6 @@ class MarkerProtocol:
         """Do nothing: no sign of the peer is due."""
 
     def receive_eof(self, now: float = 0.0, /) -> None:
-        """Take the end of what the peer sends."""
         if self.proof is not None:
             self._now = now
             self.proof.receive_eof(owed=self._due)
@@ -207,14 +205,12 @@ class MarkerProtocol:
             self._reader.events.append(Farewell())
 
     def events_received(self) -> list[Event]:
-        """Return, once, what has been received since the last call."""
         events, self._reader.events = self._reader.events, []
         if self.proof is not None:
             events, self.proof.released = [*self.proof.released, *events], []
         return events
 
     def data_to_send(self) -> list[bytes]:
-        """Return, once, the bytes to write; ``SEND_EOF`` among them is a half-close."""
         out = self._out[:]
         self._out.clear()  # the proof writes there, too
         return out
@@ -227,28 +223,23 @@ class MarkerProtocol:
         """Do nothing: what follows depends on how much is unread then."""
 
     def go_in_step(self, step: bool, /) -> None:
-        """Have one exchange at a time, each shown to add up, or no longer."""
         if self.proof is not None:
             self.proof.blocks.step = step
             self._count()
 
     def bound_replies(self, size: float, /) -> None:
-        """Let so many bytes of replies wait for the proof."""
         if self.proof is not None:
             self.proof.blocks.bound = size
 
     @property
     def ahead(self) -> bool:
-        """Whether the worker lacks a part of what it was given last."""
         return self.proof is not None and self.proof.ahead
 
     @property
     def unproven(self) -> int:
-        """Messages that were released, and may yet turn out to have others' replies."""
         return 0 if self.proof is None else self.proof.unproven
 
     def input_unread(self, left: int, now: float) -> bool:
-        """Take how much the peer has not read; return whether to read it dry now."""
         self._now = now
         if self.proof is None:
             return False
@@ -257,14 +248,12 @@ class MarkerProtocol:
         return receive
 
     def output_dry(self, now: float) -> None:
-        """Judge what is held back: all that the peer had written was received."""
         self._now = now
         if self.proof is not None:
             self.proof.output_dry(now)
             self._count()
 
     def give_whole(self) -> None:
-        """Queue the rest of what the worker has a part of: it gets nothing more."""
         if self.proof is not None:
             self.proof.stop()
             self._count()
@@ -284,7 +273,6 @@ class MarkerProtocol:
             self._count()
 
     def send(self, event: Event, now: float = 0.0, /) -> None:
-        """Queue an event for the peer."""
         self._now = now
         ours = self.side is Side.SUPERVISOR
         # One message at a time is the case that counts, and of those most pass here.

@@ -127,7 +127,6 @@ class MarkerDialect(Definition, Dialect):
 
     @property
     def shape(self) -> Shape:
-        """How exchanges are made from messages."""
         return _SHAPES[self.mode]
 
     def open(
@@ -168,7 +167,6 @@ class MarkerDialect(Definition, Dialect):
         return self.markers.to_text()
 
     def silence(self, received: int, *, ready: bool = True) -> str:
-        """Return what a worker did that did not answer in time."""
         if not received:
             return (
                 "it wrote nothing; does it flush its output after each reply?"
@@ -189,7 +187,6 @@ class MarkerDialect(Definition, Dialect):
         return f"mode {self.mode.value} does not fit kind {kind.value}"
 
     def plain(self) -> dict[str, object]:
-        """Return the settings as plain JSON."""
         return {
             "name": self.name,
             "mode": self.mode.value,
