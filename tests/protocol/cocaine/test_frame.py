@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from etlstage.errors import LocalProtocolError, PayloadTooBig, RemoteProtocolError
+from etlstage.errors import PayloadTooBig, RemoteProtocolError
 from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
     ONE,
     ZERO,
-    CocaineVersion,
     Encoding,
     Frames,
     HeaderTable,
@@ -149,19 +148,10 @@ def test_names_are_text() -> None:
 
 def test_payload_may_be_packed_once_more() -> None:
     """As the Python framework of version 0 does; what else it packs is no message."""
-    out = Outgoing(ZERO, Encoding.RAW, packed=True)
-    out.chunks(1, [b"one"])
-    assert out.take() == [b"\x93\x04\x01\x91\xa4\xa3one"]
     assert unpacked_text(b"\xa3one") == b"one"
     assert unpacked_text(b"\xc4\x03one") == b"one"
     for no_text in (b"", b"\x01", b"\xa3on", b"\xa3one\x00", b"\xc1", b"\x81\x80\x00"):
         assert unpacked_text(no_text) is None
-
-
-def test_version_has_its_words() -> None:
-    """But for the one that is found out."""
-    assert CocaineVersion.ONE.words is ONE
-    assert CocaineVersion.AUTO.words is None
 
 
 # --- headers --------------------------------------------------------------------
@@ -245,22 +235,6 @@ def test_what_is_no_header_is_a_fault(headers: object) -> None:
 # --- writing --------------------------------------------------------------------
 
 
-ORDERS = {
-    "930301 91 a165 930402 91 a178": ZERO,
-    "930100 91 a165 930200 91 a178": ONE,
-}
-
-
-@pytest.mark.parametrize("frames", ORDERS)
-def test_frames_are_in_the_order_of_their_version(frames: str) -> None:
-    """The type comes first, or the session does."""
-    out = Outgoing(ORDERS[frames], Encoding.RAW, packed=False)
-    out.invoke(1, "e", ())
-    out.chunks(2, [b"x"])
-
-    assert b"".join(out.take()) == bytes.fromhex(frames)
-
-
 @pytest.mark.parametrize("words", [ZERO, ONE])
 @pytest.mark.parametrize("encoding", Encoding)
 @pytest.mark.parametrize("packed", [False, True])
@@ -292,18 +266,6 @@ def test_what_is_about_the_connection_overtakes_but_not_the_end() -> None:
     assert out.take() == []
 
 
-@pytest.mark.parametrize(
-    ("words", "frames"),
-    [(ZERO, "93050192f3a26e6f 93060190"), (ONE, "9301019292 2af3a26e6f")],
-)
-def test_error_ends_our_half(words: Words, frames: str) -> None:
-    """With a choke, where it does not by itself."""
-    out = Outgoing(words, Encoding.RAW, packed=False)
-    out.error(1, 42, -13, "no")
-
-    assert b"".join(out.take()) == bytes.fromhex(frames)
-
-
 def test_what_was_not_taken_can_be_forgotten() -> None:
     """All of it, or that of sessions."""
     out = Outgoing(ONE, Encoding.RAW, packed=False)
@@ -322,13 +284,3 @@ def test_short_frames_are_one_piece_and_a_long_one_is_not_copied() -> None:
     assert [len(piece) for piece in out.take()] == [16, 300_005]
     assert [len(piece) for piece in out.take()] == [6]
     assert out.take() == []
-
-
-def test_nothing_is_sent_before_it_is_known_how() -> None:
-    """It is found out from the first frames."""
-    out = Outgoing(None, Encoding.RAW, packed=False)
-
-    with pytest.raises(
-        LocalProtocolError, match="protocol version of the worker is not known yet"
-    ):
-        out.beat()

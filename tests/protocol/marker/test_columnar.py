@@ -183,20 +183,6 @@ def test_slice_of_replies_knows_their_messages(
     assert Replies.of(part) is part
 
 
-def test_column_is_a_run() -> None:
-    """It has the length, the messages and the slices that a list would have."""
-    messages = [b"a", b"", b"\xff\0"]
-    run = column(messages)
-    assert (len(run), [*run], run[2], [*run[1:]]) == (
-        3,
-        messages,
-        b"\xff\0",
-        messages[1:],
-    )
-    assert (run.size, run[:0].size, run.longest, run[:0].longest) == (3, 0, 2, 0)
-    assert repr(run) == "<Column messages=3 bytes=3>"
-
-
 def test_list_goes_the_way_of_lists() -> None:
     """What is tried again may be no column any more."""
     assert encode_column([b"a", b"b"], Markers(), limit=9) == b"a\nb\n"

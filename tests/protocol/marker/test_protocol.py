@@ -7,10 +7,10 @@ import pytest
 from etlstage.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import Ended, Failed, Opened, Wanted
-from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
 from tests.protocol.marker.reading import ONE_TO_ONE, worker
 from tests.protocol.pair import ConnectionPair, S, W, heard, receive, typed
-from tests.protocol.strategies import PR399, WORDS
+from tests.protocol.strategies import PR399
 from tests.protocol.words import (
     Answers,
     BatchEnd,
@@ -146,45 +146,7 @@ def test_each_side_sends_its_own_events(side: Side, event: Word, mode: Mode) -> 
     ("side", "mode", "event", "text"),
     [
         (S, Mode.PLAIN, MESSAGE, "a message in state STREAMING"),
-        (
-            S,
-            Mode.SINGLE,
-            BatchEnd(),
-            "EOB in state IDLE: there are no batches in single mode",
-        ),
-        (
-            S,
-            Mode.CYCLIC,
-            BatchEnd(),
-            "EOB in state IDLE: there are no batches in an extract stage",
-        ),
-        (
-            W,
-            Mode.SINGLE,
-            More(),
-            "BNC in state IDLE: the worker fills batches; set dialect.driver: worker",
-        ),
-        (
-            W,
-            Mode.PLAIN,
-            REPLY,
-            "EOP in state STREAMING: the worker works in cycles; set dialect.mode: cyclic",
-        ),
-        (
-            W,
-            Mode.SINGLE,
-            REPLY,
-            "EOP in state IDLE: no message is to be answered",
-        ),
-        (
-            W,
-            Mode.CYCLIC,
-            OUTPUT,
-            (
-                "output in state IDLE: no message is to be answered;"
-                " diagnostics belong on stderr"
-            ),
-        ),
+        (W, Mode.SINGLE, REPLY, "EOP in state IDLE: no message is to be answered"),
     ],
 )
 def test_what_the_peer_would_refuse_is_not_sent(
@@ -207,42 +169,6 @@ def test_write_ahead_in_a_worker_driven_batch_is_refused() -> None:
     pair.send(W, More())
     assert pair.refusal(S, Messages([b"a", b"b"])) == text
     pair.send(S, MESSAGE)
-
-
-def test_worker_driven_batch_is_not_closed_on_the_workers_turn() -> None:
-    """Its EOB might cross the reply to a full batch."""
-    assert refusal(S, Mode.BATCH_WORKER, BatchEnd(), (S, MESSAGE)) == (
-        "LocalProtocolError: can't handle EOB in state FILLING"
-    )
-
-
-def test_worker_sends_no_eop_before_eob() -> None:
-    """Outputs yes, but the reply is to the batch as a whole."""
-    before = ((S, MESSAGE), (W, OUTPUT))
-    assert refusal(W, Mode.BATCH_SUPERVISOR, REPLY, *before) == (
-        "LocalProtocolError: can't handle EOP in state FILLING:"
-        " the batch is not closed yet; EOP follows EOB"
-    )
-
-
-def test_worker_sends_no_more_replies_than_asked_for() -> None:
-    """Nothing of them is sent."""
-    before = ((S, Messages([b"a", b"b"])),)
-    assert refusal(W, Mode.SINGLE, Answers([()] * 3), *before) == (
-        "LocalProtocolError: can't handle EOP in state BUSY"
-    )
-
-
-@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC])
-def test_messages_may_be_written_ahead_of_their_eop(mode: Mode) -> None:
-    """The window is the caller's; the k-th EOP answers the k-th message."""
-    pair = ConnectionPair(mode)
-    pair.send(S, MESSAGE)
-    pair.send(S, Messages([b"b", b"c"]))
-    assert pair.status == (MarkerState.BUSY, 3)
-    pair.send(W, Answers([(b"1",), ()]))
-    pair.send(S, MESSAGE)
-    assert pair.status == (MarkerState.BUSY, 2)
 
 
 # --- messages that can't be sent --------------------------------------------
@@ -274,19 +200,6 @@ def test_message_with_a_marker_is_not_sent_by_a_worker(marker: bytes) -> None:
         text = pair.refusal(W, event)
         assert text.startswith("InvalidMessage: message contains marker ")
         assert " at offset 1;" in text
-
-
-def test_refused_message_names_its_place_in_the_run() -> None:
-    """So that the caller can fail it alone and send the others."""
-    protocol = MarkerProtocol(S, Mode.SINGLE, WORDS)
-    with pytest.raises(InvalidMessage) as caught:
-        tell(protocol, Messages([b"a", b"b", b"xEOPx", b"EOM"]))
-    assert caught.value.index == 2
-    assert str(caught.value) == (
-        "message contains marker eop 'EOP' at offset 1;"
-        " choose other markers, or encode the message"
-    )
-    assert sent(protocol, Messages([b"a", b"b"])) == [b"aEOMbEOM"]
 
 
 def test_message_of_the_limit_is_sent_and_a_longer_one_is_not() -> None:
@@ -328,26 +241,7 @@ def test_one_to_one_reply_has_no_parts() -> None:
     )
 
 
-def test_plain_output_is_sent_when_eop_is_eom() -> None:
-    """There are no replies that it could be a part of."""
-    pair = ConnectionPair(Mode.PLAIN, ONE_TO_ONE)
-    assert pair.send(W, Output([b"a", b"b"])) == b"a\nb\n"
-
-
 # --- EOB and the EOM behind it ----------------------------------------------
-
-
-def test_eob_stands_alone() -> None:
-    """An EOM behind it would be an empty message."""
-    protocol = MarkerProtocol(S, Mode.BATCH_SUPERVISOR, PR399)
-    assert sent(protocol, MESSAGE, BatchEnd()) == [b"a\n", b"EOB"]
-
-
-@pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
-def test_eom_follows_eob_when_asked(mode: Mode) -> None:
-    """For workers that look for EOB only when an EOM has come."""
-    protocol = MarkerProtocol(S, mode, PR399, eob_then_eom=True)
-    assert sent(protocol, BatchEnd()) == [b"EOB\n"]
 
 
 def test_worker_that_fills_echoes_the_eom_behind_eob() -> None:
@@ -375,35 +269,6 @@ def test_supervisor_ends_its_input(mode: Mode) -> None:
     """A half-close: replies still come."""
     protocol = MarkerProtocol(S, mode)
     assert sent(protocol, Eof()) == [SEND_EOF]
-
-
-def test_supervisor_may_end_while_replies_are_owed() -> None:
-    """They are read all the same."""
-    pair = ConnectionPair(Mode.SINGLE)
-    pair.send(S, MESSAGE, Eof())
-    assert pair.status == (MarkerState.BUSY, 1)
-    pair.send(W, REPLY, Eof())
-    assert pair.status == (MarkerState.IDLE, 0)
-
-
-@pytest.mark.parametrize(
-    ("mode", "events", "state"),
-    [
-        (Mode.BATCH_SUPERVISOR, [MESSAGE], "FILLING"),
-        (Mode.BATCH_SUPERVISOR, [BatchEnd(), MESSAGE], "AHEAD"),
-        (Mode.BATCH_WORKER, [MESSAGE], "FILLING"),
-    ],
-)
-def test_supervisor_does_not_end_in_an_open_batch(
-    mode: Mode, events: list[Word], state: str
-) -> None:
-    """PR399 would process it and 069 would drop it: EOB leaves no doubt."""
-    pair = ConnectionPair(mode)
-    pair.send(S, *events)
-    assert pair.refusal(S, Eof()) == (
-        f"LocalProtocolError: can't handle the end of input in state {state}:"
-        " a batch is open; close it with EOB"
-    )
 
 
 @pytest.mark.parametrize(

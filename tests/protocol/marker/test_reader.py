@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.protocol.base import SEND_EOF, Side
-from etlstage.protocol.events import Failed
+from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from tests.protocol.marker.reading import (
     DIAGNOSTICS,
@@ -15,7 +14,7 @@ from tests.protocol.marker.reading import (
     failure,
     supervisor,
 )
-from tests.protocol.pair import S, W, receive, typed
+from tests.protocol.pair import S, receive, typed
 from tests.protocol.strategies import PR399, REPEATED, WORDS
 from tests.protocol.words import (
     Answers,
@@ -316,12 +315,3 @@ def test_cycle_without_eop_leaves_a_remainder(chop: Chop) -> None:
         [Output([b"a"]), Eof(b"b")]
     )
     assert protocol.owed == 1
-
-
-@pytest.mark.parametrize("side", [S, W])
-def test_nothing_is_read_after_a_failure(side: Side) -> None:
-    """The place in the stream is lost."""
-    protocol = MarkerProtocol(side, Mode.SINGLE)
-    (failed,) = receive(protocol, b"\0" if side is S else b"\x17")
-    assert failed[0] == Failed.__name__
-    assert receive(protocol, b"a\n\0", SEND_EOF) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etlstage.columns import OVERHEAD as COLUMN_OVERHEAD
 from etlstage.columns import Column
@@ -13,6 +15,7 @@ from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
 from etlstage.protocol.marker.columnar import framing_of
+from etlstage.protocol.marker.reader import ReceiveBounds
 from etlstage.testing.strategies import MARKER_SETS
 from tests.protocol.marker.reading import ONE_TO_ONE, Chop
 from tests.protocol.pair import S, W, receive, typed
@@ -198,14 +201,6 @@ def test_replies_before_one_over_the_limit_are_sound() -> None:
     assert protocol.owed == 2
 
 
-def test_replies_are_not_measured_together() -> None:
-    """Many short replies in one read are no long one."""
-    protocol = MarkerProtocol(S, Mode.SINGLE, limits=LIMITS)
-    tell(protocol, Messages([b"m"] * 50))
-    groups: list[tuple[bytes, ...]] = [(b"a",)] * 50
-    assert receive(protocol, b"a\n\0" * 50) == typed([Answers(groups)])
-
-
 def test_endless_reply_is_refused_before_its_eop() -> None:
     """The worker may have forgotten its EOP for good."""
     protocol = waiting(Mode.SINGLE)
@@ -273,3 +268,36 @@ def test_messages_in_arrow_cost_less(chop: Chop) -> None:
         tell(protocol, Messages(Column(pa.array([b"m"], pa.binary()))))
         *_, last = receive(protocol, *chop((TEN + b"\n") * 2 + extra + b"\0"))
         assert (last[0] == Answers.__name__) == fits
+
+
+@given(
+    data=st.lists(st.sampled_from([b"EOM", b"x", b"E"]), max_size=6).map(b"".join),
+    message=st.integers(0, 9),
+    reply=st.integers(0, 9 * OVERHEAD),
+)
+def test_nothing_that_fits_is_too_big(data: bytes, message: int, reply: int) -> None:
+    """Whatever it is: it need not be looked at (issue 10)."""
+    found = ReceiveBounds(Limits(message, reply), WORDS, replies=True)
+    if len(data) <= found.small:
+        assert not found.too_big(data.split(b"EOM"))
+    assert found.small <= message
+    assert ReceiveBounds(Limits(), WORDS, replies=True).small >= 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("tail", "fits"),
+    [
+        (TEN + b"\n" + ELEVEN, True),  # which has no end yet
+        (b"\n" * 30, True),
+        (b"a\nb\n" + ELEVEN + b"\n", False),
+        (ELEVEN + b"\nc", False),
+    ],
+)
+def test_tail_is_searched_for_what_is_too_long(tail: bytes, fits: bool) -> None:
+    """Without a look at each message, of which there may be millions (issue 10)."""
+    bounds = ReceiveBounds(LIMITS, Markers(), replies=True)
+    if fits:
+        bounds.check_tail(tail)
+    else:
+        with pytest.raises(PayloadTooBig, match="message is 11 bytes long"):
+            bounds.check_tail(tail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import LocalProtocolError, PayloadTooBig
+from etlstage.errors import PayloadTooBig
 from etlstage.protocol.base import Limits
 from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, MarkerState, Mode
@@ -14,7 +14,6 @@ from tests.protocol.marker.reading import (
     asked,
     failure,
     supervisor,
-    worker,
 )
 from tests.protocol.pair import ConnectionPair, S, W, receive, typed
 from tests.protocol.strategies import REPEATED, WORDS
@@ -178,12 +177,6 @@ def test_worker_refuses() -> None:
     assert pair.status == (MarkerState.IDLE, 0)
 
 
-def test_idle_worker_has_nothing_to_refuse() -> None:
-    """Our own mistake."""
-    with pytest.raises(LocalProtocolError, match="can't handle EOP in state IDLE"):
-        tell(worker(Mode.SINGLE), NO)
-
-
 def test_worker_without_err_can_t_refuse() -> None:
     """Its supervisor would take the reason for output."""
     pair = ConnectionPair(Mode.SINGLE, Markers(err=None))
@@ -206,9 +199,3 @@ def test_reason_that_ends_as_err_begins_is_not_sent() -> None:
     pair.send(S, MESSAGE)
     text = pair.refusal(W, refusal("no!"))
     assert text == "InvalidMessage: reason ends as marker err begins"
-
-
-def test_supervisor_can_t_refuse() -> None:
-    """Only replies can be a refusal."""
-    pair = ConnectionPair(Mode.SINGLE)
-    assert "a supervisor can't send Ended" in pair.refusal(S, NO)

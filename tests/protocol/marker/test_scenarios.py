@@ -13,7 +13,7 @@ from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.marker import Markers, MarkerState, Mode
 from etlstage.testing.strategies import MARKER_SETS
 from tests.protocol.pair import ConnectionPair, S, W
-from tests.protocol.strategies import PR399, REPEATED, WORDS
+from tests.protocol.strategies import PR399
 from tests.protocol.words import Answers, BatchEnd, Eof, Messages, More, Output
 
 
@@ -53,14 +53,6 @@ def test_extract_cyclic_with_offsets_at_the_worker() -> None:
     assert pair.status == (MarkerState.IDLE, 0)
     assert pair.send(S, messages("")) == b"\n"
     assert pair.send(W, reply()) == b"\0"
-
-
-def test_extract_cyclic_with_offsets_at_the_supervisor() -> None:
-    """The message has from where to where; its format is ours alone."""
-    pair = ConnectionPair(Mode.CYCLIC)
-    asked = '{"start": 0, "end": 100}'
-    assert pair.send(S, messages(asked)) == asked.encode() + b"\n"
-    assert pair.send(W, reply("a", "b")) == b"a\nb\n\0"
 
 
 def test_single_message() -> None:
@@ -105,15 +97,6 @@ def test_reply_in_parts_is_one_reply() -> None:
     assert pair.send(W, Output([b"1"])) == b"1\n"
     assert pair.send(W, Output([b"2", b"3"])) == b"2\n3\n"
     assert pair.send(W, Answers([(b"4",), (b"5",)])) == b"4\n\0005\n\0"
-
-
-def test_output_of_a_load_stage_is_output() -> None:
-    """The page has none, stage 071 has some: it's for who reads it."""
-    pair = ConnectionPair(Mode.SINGLE)
-    pair.send(S, messages("row"))
-    assert pair.send(W, reply("differs from what is stored")) == (
-        b"differs from what is stored\n\0"
-    )
 
 
 def test_one_output_for_each_input() -> None:
@@ -204,16 +187,6 @@ def test_worker_driven_batch_of_the_literal_page() -> None:
     assert pair.status == (MarkerState.IDLE, 0)
 
 
-def test_worker_driven_batch_that_the_supervisor_closes() -> None:
-    """The answer to BNC is a message or, when there is none, EOB."""
-    pair = ConnectionPair(Mode.BATCH_WORKER, PR399)
-    pair.send(S, messages("a"))
-    pair.send(W, More())
-    assert pair.send(S, BatchEnd()) == b"EOB"
-    assert pair.status == (MarkerState.BUSY, 1)
-    assert pair.send(W, reply("1")) == b"1\n\0"
-
-
 def test_worker_driven_batch_is_closed_before_the_end() -> None:
     """EOB and then the end: PR399 sees the one when the other comes."""
     pair = ConnectionPair(Mode.BATCH_WORKER, PR399)
@@ -221,14 +194,6 @@ def test_worker_driven_batch_is_closed_before_the_end() -> None:
     pair.send(W, More())
     assert pair.send(S, BatchEnd(), Eof()) == b"EOB"
     assert pair.send(W, reply("1"), Eof()) == b"1\n\0"
-
-
-def test_worker_driven_batch_of_one() -> None:
-    """Each message fills it."""
-    pair = ConnectionPair(Mode.BATCH_WORKER)
-    for _ in range(2):
-        pair.send(S, messages("a"))
-        assert pair.send(W, reply("1")) == b"1\n\0"
 
 
 def test_eob_that_needs_an_eom() -> None:
@@ -291,22 +256,3 @@ def test_every_scenario_goes_with_every_marker(markers: Markers) -> None:
     pair.send(W, reply("y"))
     pair = ConnectionPair(Mode.PLAIN, markers)
     assert pair.send(W, Output([b"y"])) == b"y" + markers.eom
-
-
-def test_words_as_markers() -> None:
-    """``-e EOM -E EOP``, as in pyDKB's own tests."""
-    pair = ConnectionPair(Mode.BATCH_WORKER, WORDS)
-    assert pair.send(S, messages("EO")) == b"EOEOM"
-    assert pair.send(W, More()) == b"BNC"
-    assert pair.send(S, BatchEnd()) == b"EOB"
-    assert pair.send(W, reply("BN", "C")) == b"BNEOMCEOMEOP"
-
-
-def test_markers_that_overlap_themselves() -> None:
-    """Messages may begin with what a marker ends with."""
-    pair = ConnectionPair(Mode.BATCH_SUPERVISOR, REPEATED)
-    assert pair.send(S, messages("x", "\n=", "-"), BatchEnd()) == (
-        b"x\n\n\n=\n\n-\n\n=="
-    )
-    assert pair.send(S, messages("=x"), BatchEnd()) == b"=x\n\n=="
-    assert pair.send(W, Answers([(), (b"-x",)])) == b"---x\n\n--"

@@ -63,18 +63,6 @@ def test_mode_follows_whether_there_are_batches() -> None:
         assert fitted is (mode if mode.batches else Mode.BATCH_SUPERVISOR)
 
 
-def test_supervisors_session_proves_replies_if_it_is_a_stages() -> None:
-    """A worker's never does, nor one in which nothing is asked."""
-    for dialect, side, life, proven in (
-        (MarkerDialect(), Side.SUPERVISOR, 100.0, True),
-        (MarkerDialect(), Side.SUPERVISOR, None, False),
-        (MarkerDialect(), Side.WORKER, 100.0, False),
-        (MarkerDialect(mode=Mode.PLAIN), Side.SUPERVISOR, 100.0, False),
-    ):
-        session = dialect.open(side, Limits(), life=life)
-        assert (session.proof is not None) is proven
-
-
 def test_session_has_the_settings() -> None:
     """Of both sides, with the limits of the stage."""
     session = ODD.open(Side.SUPERVISOR, Limits(max_message_bytes=3))
