@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import command, environment
+from tests.cli.conftest import command
+from tests.cli.forked import environment
 
 COMMANDS = (
     ["--version"],
