@@ -72,7 +72,9 @@ class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
         if (name := args[0]) in self.commands:
             module = import_module(f"etlstage.cli.{MODULES.get(name, name)}")
-            self.commands[name] = typer.main.get_command(module.app)
+            command = typer.main.get_command(module.app)
+            command.help = command.help or self.commands[name].help
+            self.commands[name] = command
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401

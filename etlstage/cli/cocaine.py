@@ -8,19 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from etlstage.cli.failure import naming
 from etlstage.cli.imported import written
 from etlstage.cli.options import new_app
-from etlstage.errors import ConfigError, os_reason
+from etlstage.errors import ConfigError
 from etlstage.protocol.registry import translation
 
 __all__ = ("app",)
 
 app: typer.Typer = new_app("cocaine")
-
-
-@app.callback()
-def _cocaine() -> None:
-    """Import Cocaine applications."""
 
 
 @app.command("import")
@@ -41,9 +37,8 @@ def _import(
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: {os_reason(error)}") from None
+        with naming(path):
+            document = json.loads(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path}: expected JSON: {error}") from None
     if not isinstance(document, dict):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
 import typer
 
-from etlstage.cli.failure import FAILED, complain, show_error
+from etlstage.cli.failure import FAILED, complain
 from etlstage.cli.logs import configure
 from etlstage.cli.options import (
     Debug,
@@ -27,7 +27,7 @@ from etlstage.cli.options import (
     changes_of,
     new_app,
 )
-from etlstage.cli.progress import EXIT_CODES, watch
+from etlstage.cli.progress import exit_code, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
 from etlstage.config.build import pipeline_from_yaml
@@ -222,10 +222,9 @@ def _side(build: Build, state: Path, load_stage: str) -> _Side:
 
 
 def _not_compared(name: str, report: Report, *, debug: bool) -> int:
-    if report.error is not None:
-        show_error(report.error, debug=debug, secrets=report.secrets)
+    code = exit_code(report, debug=debug)
     complain(f"not compared: the run on {name} {ENDINGS[report.status]}")
-    return EXIT_CODES[report.status]
+    return code
 
 
 def _differences(

@@ -74,11 +74,6 @@ Place = Annotated[
 ]
 
 
-@app.callback()
-def _dlq() -> None:
-    """List, show, retry, drop or export dead letters."""
-
-
 app.command("retry")(retry)
 
 

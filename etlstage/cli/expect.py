@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from etlstage.cli.failure import complain
+from etlstage.cli.failure import complain, naming
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.errors import ConfigError, guess, os_reason
@@ -20,11 +20,6 @@ from etlstage.testing.recording.recording import Recording
 __all__ = ("app",)
 
 app: typer.Typer = new_app("expect")
-
-
-@app.callback()
-def _expect() -> None:
-    """Propose what a stage promises of its replies."""
 
 
 @app.command("infer")
@@ -61,11 +56,8 @@ def _infer(
     }
     if schema is not None:
         text = json.dumps(schema_of(found), indent=2) + "\n"
-        try:
-            with schema.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise ConfigError(f"{schema}: {os_reason(error)}") from None
+        with naming(schema), schema.open("x", encoding="utf-8") as file:
+            file.write(text)
         lines["schema"] = str(schema)
     of = f"{counted(made.replies, 'reply', 'replies')} of stage {found[0].stage}"
     out = Screen()

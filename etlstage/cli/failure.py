@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import textwrap
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import typer
 
-from etlstage.errors import ConfigError, EtlstageError, Excerpt
+from etlstage.errors import ConfigError, EtlstageError, Excerpt, os_reason
 from etlstage.telemetry.terminal import harmless
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ __all__ = (
     "SHOWN_LINES",
     "WRONG_USAGE",
     "complain",
+    "naming",
     "show_error",
 )
 
@@ -57,6 +60,21 @@ def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None)
         remedy = "" if debug else "; --debug shows where"
         complain(conceal(f"unexpected {type(error).__name__}: {error}{remedy}"))
     return FAILED
+
+
+@contextmanager
+def naming(what: object) -> Iterator[None]:
+    """
+    Make of a file that can't be used, but was named by the user, an error of usage.
+
+    Args:
+        what: What stands before the system's reason.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what}: {os_reason(error)}") from None
 
 
 def _fitted(text: str, limit: int | None) -> str:

@@ -18,7 +18,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from etlstage.cli.failure import FAILED
+from etlstage.cli.failure import FAILED, naming
 from etlstage.cli.options import (
     Batch,
     Dialect,
@@ -41,7 +41,7 @@ from etlstage.cli.subject import (
     silence,
 )
 from etlstage.config.lookup import stage_from_yaml
-from etlstage.errors import ConfigError, os_reason
+from etlstage.errors import ConfigError
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
 from etlstage.stage import ReplyContract, Stage
@@ -121,9 +121,8 @@ class DrawnInput(NamedTuple):
         path = self.json_schema
         assert path is not None
         try:
-            schema = json.loads(path.read_bytes())
-        except OSError as error:
-            raise ConfigError(f"--json-schema {path}: {os_reason(error)}") from None
+            with naming(f"--json-schema {path}"):
+                schema = json.loads(path.read_bytes())
         except ValueError as error:
             text = f"--json-schema {path} is no JSON document: {error}"
             raise ConfigError(text) from None

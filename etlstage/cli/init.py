@@ -14,9 +14,10 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
+from etlstage.cli.failure import naming
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import confirm
-from etlstage.errors import ConfigError, guess, os_reason
+from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.telemetry.terminal import harmless
 
@@ -139,15 +140,13 @@ def _write(folder: Path, files: Mapping[Path, bytes], *, yes: bool) -> None:
             f" add {len(files)} to them?",
             otherwise="nothing was written",
         )
-    try:
+    with naming(f"{folder} can't be written"):
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             if content.startswith(b"#!"):
                 # What is installed has no such mode, and workers are tried by hand.
                 path.chmod(0o755)
-    except OSError as error:
-        raise ConfigError(f"{folder} can't be written: {os_reason(error)}") from None
 
 
 def _others(folder: Path) -> int:

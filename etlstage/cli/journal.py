@@ -37,11 +37,6 @@ Name = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
-@app.callback()
-def _journal() -> None:
-    """Look into sets of journals, append to them, check and trim them."""
-
-
 @app.command("ls")
 def _ls(path: Folder, *, as_json: Json = False) -> int:
     """List the journals of a set with their offsets and sizes."""
@@ -89,20 +84,36 @@ def _cat(
     ] = None,
 ) -> int:
     """Print committed messages as JSON lines."""
-    return _print_messages(
-        path,
-        journal,
-        uncommitted=uncommitted,
-        begin=begin,
-        end=end,
-        producer=producer,
-    )
+    from etlstage.sequencing import producer_of
+
+    if producer is not None and not re.fullmatch("[0-9a-f]{12}", producer):
+        raise ConfigError(f"--producer is {producer!r}, expected 12 hexadecimal digits")
+    with _opened(path) as journals:
+        names = _names(journals, journal)
+        offsets = {name: _offset(journals.log(name), begin) for name in names}
+        found = journals.read_committed(start=offsets, on_error=_report)
+        for envelope in _all(journals, offsets) if uncommitted else found:
+            if envelope.journal not in names:
+                continue
+            if end is not None and envelope.end > end:
+                continue
+            if producer and producer_of(envelope.message.uuid).hex() != producer:
+                continue
+            typer.echo(json.dumps(_row(envelope)))
+    return 0
 
 
 @app.command("tail")
 def _tail(path: Folder, *, journal: Name = None) -> int:
     """Print messages as they become committed, from now on."""
-    return _print_messages(path, journal, follow=True)
+    with _opened(path) as journals:
+        names = _names(journals, journal)
+        for envelope in journals.read_committed(
+            follow=True, start="end", on_error=_report
+        ):
+            if envelope.journal in names:
+                typer.echo(json.dumps(_row(envelope)))
+    return 0
 
 
 @app.command("append")
@@ -114,8 +125,7 @@ def _append(path: Folder, *, journal: Name = None) -> int:
     with _opened(path) as journals:
         mapping = random(journals.partitions)
         if journal is not None:
-            with _named_by_user():
-                journals.log(journal)
+            _names(journals, journal)
             target = journal, journals.content_type
             mapping = lambda _: target  # noqa: E731 - as short as it can be
         publisher = Publisher(journals, mapping=mapping)
@@ -144,7 +154,7 @@ def _verify(path: Folder, *, as_json: Json = False) -> int:
     damaged = 0
     with _opened(path) as journals:
         for spec in journals.select():
-            account = verify(journals, spec.name, lambda error: complain(str(error)))
+            account = verify(journals, spec.name, _report)
             damaged += account.damaged
             _show(account.as_json(), as_json=as_json)
     return 1 if damaged else 0
@@ -197,41 +207,6 @@ def _trim(path: Folder) -> int:
     return 0
 
 
-def _print_messages(
-    path: Path,
-    journal: str | None,
-    *,
-    uncommitted: bool = False,
-    begin: str | None = None,
-    end: int | None = None,
-    producer: str | None = None,
-    follow: bool = False,
-) -> int:
-    """Print messages as lines of JSON, with where they stand and their UUIDs."""
-    from etlstage.sequencing import producer_of
-
-    if producer is not None and not re.fullmatch("[0-9a-f]{12}", producer):
-        raise ConfigError(f"--producer is {producer!r}, expected 12 hexadecimal digits")
-    with _opened(path) as journals:
-        names = [spec.name for spec in journals.select()]
-        if journal is not None:
-            with _named_by_user():
-                journals.log(journal)
-            names = [journal]
-        offsets = {name: _offset(journals.log(name), begin) for name in names}
-        for envelope in _messages(
-            journals, offsets, uncommitted=uncommitted, follow=follow
-        ):
-            if envelope.journal not in names:
-                continue
-            if end is not None and envelope.end > end:
-                continue
-            if producer and producer_of(envelope.message.uuid).hex() != producer:
-                continue
-            typer.echo(json.dumps(_row(envelope)))
-    return 0
-
-
 def _opened(path: Path) -> Journals:
     from etlstage.journal import Journals
 
@@ -250,19 +225,18 @@ def _named_by_user() -> Iterator[None]:
         raise ConfigError(str(error)) from None
 
 
-def _messages(
-    journals: Journals,
-    offsets: dict[str, int],
-    *,
-    uncommitted: bool,
-    follow: bool,
-) -> Iterator[Envelope]:
-    if uncommitted:
-        for name, begin in offsets.items():
-            yield from journals.read_uncommitted(name, begin, on_error=_report)
-        return
-    start: Any = "end" if follow else offsets
-    yield from journals.read_committed(follow=follow, start=start, on_error=_report)
+def _names(journals: Journals, journal: str | None) -> list[str]:
+    """Return the journals that are meant: that one, or all of the set."""
+    if journal is None:
+        return [spec.name for spec in journals.select()]
+    with _named_by_user():
+        journals.log(journal)
+    return [journal]
+
+
+def _all(journals: Journals, offsets: dict[str, int]) -> Iterator[Envelope]:
+    for name, begin in offsets.items():
+        yield from journals.read_uncommitted(name, begin, on_error=_report)
 
 
 def _offset(log: JournalLog, begin: str | None) -> int:

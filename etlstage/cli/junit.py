@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from etlstage.errors import ConfigError, os_reason
+from etlstage.cli.failure import naming
 from etlstage.telemetry.terminal import harmless
 
 __all__ = ("XmlCase", "junit", "write")
@@ -60,10 +60,8 @@ def write(path: Path, text: str) -> None:
         ConfigError: If it can't be written.
 
     """
-    try:
+    with naming(f"{path} can't be written"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written: {os_reason(error)}") from None
 
 
 def _text(text: str) -> str:

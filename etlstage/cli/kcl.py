@@ -8,25 +8,19 @@ from typing import Annotated
 import anyio
 import typer
 
-from etlstage.cli.failure import FAILED
+from etlstage.cli.failure import FAILED, naming
 from etlstage.cli.imported import written
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import Options, lines_of, program_of, silence
 from etlstage.config.fault import fault_plan
-from etlstage.errors import ConfigError, os_reason
 from etlstage.protocol.registry import translation
 from etlstage.testing.kcl_daemon import records_of, shards_of, simulate
 
 __all__ = ("app",)
 
 app: typer.Typer = new_app("kcl")
-
-
-@app.callback()
-def _kcl() -> None:
-    """Import and simulate record processors of the Kinesis Client Library."""
 
 
 @app.command("import")
@@ -36,10 +30,8 @@ def _import(
     ],
 ) -> int:
     """Print the load stage that a daemon's properties describe."""
-    try:
+    with naming(file):
         text = file.read_text(encoding="latin-1")  # as Java has it
-    except OSError as error:
-        raise ConfigError(f"{file}: {os_reason(error)}") from None
     for line in written(translation("kcl", text), [file], "load"):
         typer.echo(line)
     return 0

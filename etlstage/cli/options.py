@@ -45,15 +45,25 @@ __all__ = (
 
 
 def new_app(name: str | None = None, **settings: Any) -> typer.Typer:  # noqa: ANN401
-    """Return a place for commands; help is plain text, as Rich costs 60 ms a start."""
-    settings = {"add_completion": False} | settings
-    return typer.Typer(
+    """
+    Return a place for commands; help is plain text, as Rich costs 60 ms a start.
+
+    Args:
+        name: Of a group of commands; None: it is one command.
+        settings: Those of typer.
+
+    """
+    app = typer.Typer(
         name=name,
         rich_markup_mode=None,
         # A traceback is for --debug, and then the plain one.
         pretty_exceptions_enable=False,
-        **settings,
+        **({"add_completion": False} | settings),
     )
+    if name is not None:
+        # Without one a group of one command would be that command.
+        app.callback()(lambda: None)
+    return app
 
 
 # --- of a pipeline --------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from etlstage.cli.failure import naming
 from etlstage.cli.logs import configure
 from etlstage.cli.options import (
     Batch,
@@ -25,7 +26,6 @@ from etlstage.cli.progress import exit_code, show_report, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.cli.subject import Options, program_of
-from etlstage.errors import ConfigError, os_reason
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.descriptor import DescriptorSink, DescriptorSource
 from etlstage.pipeline.pipeline import Pipeline
@@ -130,9 +130,7 @@ def _pipe(
 
 
 def _opened(file: Path, stack: ExitStack) -> int:
-    try:
+    with naming(f"{file} can't be read"):
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(f"{file} can't be read: {os_reason(error)}") from None
     stack.callback(os.close, descriptor)
     return descriptor

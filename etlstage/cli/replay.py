@@ -14,13 +14,13 @@ from typing import Annotated, Final
 import anyio
 import typer
 
-from etlstage.cli.failure import FAILED, complain
+from etlstage.cli.failure import FAILED, complain, naming
 from etlstage.cli.options import new_app
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import silence
 from etlstage.config.lookup import stage_from_yaml
-from etlstage.errors import ConfigError, os_reason
+from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.protocol.base import Dialect, Side
 from etlstage.telemetry.terminal import harmless
@@ -79,10 +79,8 @@ def _replay(
         found = sorted(path.name for path in file.glob("*.rec"))
         has = f"such as {file / found[0]}" if found else "and it has none"
         raise ConfigError(f"{file} is a folder: name one recording, {has}")
-    try:
+    with naming(file):
         recording = Recording.load(file)
-    except OSError as error:
-        raise ConfigError(f"{file}: {os_reason(error)}") from None
     if recording.cut:
         complain(f"{file} is not complete: {recording.cut}")
     stage = recording.stage_of(command or recording.command)

@@ -19,7 +19,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from etlstage.cli.failure import FAILED, show_error
+from etlstage.cli.failure import FAILED
 from etlstage.cli.letters import Letters, check_ended, chosen, current, find, ids_of
 from etlstage.cli.logs import configure
 from etlstage.cli.options import (
@@ -31,7 +31,7 @@ from etlstage.cli.options import (
     Verbosity,
     changes_of,
 )
-from etlstage.cli.progress import EXIT_CODES, watch
+from etlstage.cli.progress import exit_code, watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.config.build_retry import Retries
@@ -140,10 +140,7 @@ class _Work:
     def close(self, file: Path) -> int:
         report, again, new = self._report, self._again, self._new
         assert report is not None
-        if report.error is not None:
-            show_error(
-                report.error, debug=self._verbosity.debug, secrets=report.secrets
-            )
+        code = exit_code(report, debug=self._verbosity.debug)
         counts = [f"{counted(self._passed, 'dead letter')} passed"]
         counts += [f"{again:,} failed again"] if again else []
         counts += [f"{counted(new, 'new dead letter')} further on"] if new else []
@@ -158,7 +155,7 @@ class _Work:
             screen.tell(f"to see what is left: etlstage dlq ls {file}")
         if report.status == "drained":
             screen.tell("drained after a signal; run it again for the rest")
-        return EXIT_CODES[report.status] or (FAILED if again or new else 0)
+        return code or (FAILED if again or new else 0)
 
 
 def _wanted(

@@ -47,11 +47,6 @@ Table = Annotated[
 ]
 
 
-@app.callback()
-def _shards() -> None:
-    """Show, hand over, take or reset the shards that runners share."""
-
-
 @app.command("ls")
 def _ls(where: Where, *, table: Table = None, as_json: Json = False) -> int:
     """List the shards: owner, checkpoint, lag, last error."""

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from etlstage.cli.failure import naming
 from etlstage.cli.letters import Letters, chosen, current, find
 from etlstage.cli.options import Json, Overlays, Values, Yes, changes_of, new_app
 from etlstage.cli.screen import confirm
-from etlstage.errors import ConfigError, os_reason
+from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import FOLDER
 from etlstage.pipeline.delivery.delivery import Delivery, take_over, unusable
@@ -46,11 +47,6 @@ Place = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="The pipeline file, or its state directory."),
 ]
-
-
-@app.callback()
-def _state() -> None:
-    """Show, reset or take over what runs have stored."""
 
 
 @app.command("show")
@@ -136,12 +132,8 @@ def take_state_over(
 
 
 def _holder(state: Path) -> tuple[bool, Holder | None]:
-    try:
+    with naming(f"{state / LOCK}: can't be read"):
         return holder_of(state)
-    except OSError as error:
-        raise ConfigError(
-            f"{state / LOCK}: can't be read: {os_reason(error)}"
-        ) from None
 
 
 def _forget(part: Delivery) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from etlstage.cli.failure import naming
 from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys, LoadKeys, TransformKeys
 from etlstage.config.reading import set_values
 from etlstage.config.stages import StageKeys, stage_of, stage_section
-from etlstage.errors import ConfigError, guess, os_reason
+from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
 from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.base import Shape
@@ -138,10 +139,8 @@ def lines_of(file: Path) -> list[bytes]:
         ConfigError: If it can't be read, or has none.
 
     """
-    try:
+    with naming(f"{file} can't be read"):
         *lines, rest = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ConfigError(f"{file} can't be read: {os_reason(error)}") from None
     messages = [*lines, *([rest] if rest else [])]
     if not messages:
         raise ConfigError(f"{file} has no messages; write one a line")

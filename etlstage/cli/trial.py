@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from etlstage.cli.failure import complain
+from etlstage.cli.failure import complain, naming
 from etlstage.cli.screen import Screen
 from etlstage.config.build import WHOLE, Only, pipeline_from_here
 from etlstage.config.fault import StageFaultKeys
 from etlstage.config.reading import Changes
 from etlstage.config.variant import DryRun
-from etlstage.errors import ConfigError, os_reason
+from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.descriptor import DescriptorSink
 from etlstage.pipeline.interfaces import Output
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from etlstage.cli.faults import InjectedFaults
     from etlstage.testing.recording.recording import RecordingFolder
 
-__all__ = ("PLAIN", "Printed", "Trial")
+__all__ = ("Printed", "Trial")
 
 
 class Trial:
@@ -143,15 +143,13 @@ def _recording_folder(path: Path, limit: int) -> RecordingFolder:
     """
     from etlstage.testing.recording.recording import RecordingFolder
 
-    try:
+    with naming(f"--record {path}"):
         folder = RecordingFolder(path, limit=limit)
         if any(path.glob("*.rec")):
             raise ConfigError(
                 f"--record {path}: holds recordings of another run; remove them, or name"
                 " another folder"
             )
-    except OSError as error:
-        raise ConfigError(f"--record {path}: {os_reason(error)}") from None
     return folder
 
 
@@ -176,6 +174,3 @@ class Printed(DescriptorSink):
     def output(self) -> Output:
         """Return that there is none but stdout."""
         return Output("stdout", "-")
-
-
-PLAIN: Final = Trial()
