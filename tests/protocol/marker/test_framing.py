@@ -19,7 +19,7 @@ from etlstage.protocol.marker.framing import (
     split_run,
 )
 from etlstage.testing.strategies import MARKER_SETS, messages, sendable
-from tests.protocol.strategies import REPEATED, WORDS, garbage, moderate
+from tests.protocol.strategies import REPEATED, garbage, moderate
 
 pytestmark = pytest.mark.usefixtures("twin")
 
@@ -48,11 +48,6 @@ def refused(run: Run, markers: Markers = DEFAULT, *, limit: int = 100) -> str:
 def test_each_message_has_its_eom(run: Run, wire: bytes) -> None:
     """EOM ends a message and does not part two: an empty message is one EOM."""
     assert encode_run(run, DEFAULT, limit=100) == wire
-
-
-def test_message_ends_with_eom_and_not_with_eop() -> None:
-    """The page has EOP where it defines the message; all its stages write EOM."""
-    assert encode_run([b"{}"], WORDS, limit=100) == b"{}EOM"
 
 
 @pytest.mark.parametrize(
@@ -113,32 +108,12 @@ def test_refusal_does_not_show_the_message() -> None:
     assert "secret" not in refused([b"secret\n"])
 
 
-@pytest.mark.parametrize("marker", WORDS)
-def test_word_in_a_message_is_refused(marker: bytes) -> None:
-    """A marker of several bytes is looked for as a whole."""
-    name = marker.decode().lower()
-    assert refused([b"E", b"xx" + marker + b"x"], WORDS).startswith(
-        f"1: message contains marker {name} '{marker.decode()}' at offset 2;"
-    )
-
-
-def test_parts_of_words_are_no_markers() -> None:
-    """Half a marker is data, also right before EOM."""
-    run = [b"EO", b"E", b"BN", b"OM", b"M"]
-    assert encode_run(run, WORDS, limit=100) == b"EOEOMEEOMBNEOMOMEOMMEOM"
-
-
 def test_message_that_begins_the_eom_behind_it_is_refused() -> None:
     """LF before LF LF: the reader would see the boundary one byte too early."""
     assert refused([b"x", b"y\n"], REPEATED) == (
         r"1: message contains marker eom '\012\012' at offset 1;"
         " choose other markers, or encode the message"
     )
-
-
-def test_message_that_begins_as_eom_ends_is_sound() -> None:
-    """LF behind LF LF belongs to the next message: read from left to right."""
-    assert encode_run([b"x", b"\ny"], REPEATED, limit=100) == b"x\n\n\ny\n\n"
 
 
 def test_eop_that_is_eom_is_not_looked_for_twice() -> None:
@@ -150,11 +125,6 @@ def test_eop_that_is_eom_is_not_looked_for_twice() -> None:
 def test_message_of_the_limit_is_sent() -> None:
     """The limit is inclusive, and EOM does not count."""
     assert encode_run([b"x" * 10] * 2, DEFAULT, limit=10) == b"xxxxxxxxxx\n" * 2
-
-
-def test_many_short_messages_are_no_long_one() -> None:
-    """The limit is for each message, not for the run."""
-    assert len(encode_run([b"x"] * 50, DEFAULT, limit=1)) == 100
 
 
 def test_message_over_the_limit_is_refused() -> None:
@@ -198,48 +168,6 @@ def test_run_is_split_at_eom(data: bytes, run: Run, rest: bytes) -> None:
 def test_eom_that_overlaps_itself_is_found_from_the_left() -> None:
     """Three LF are one EOM and the beginning of something."""
     assert split_run(b"x\n\n\n", b"\n\n") == ([b"x"], b"\n")
-
-
-@pytest.mark.parametrize(
-    ("data", "groups", "rest"),
-    [
-        (b"", [], b""),
-        (b"\0", [()], b""),
-        (b"\n\0", [(b"",)], b""),
-        (b"a\n\0b\n\0", [(b"a",), (b"b",)], b""),
-        (b"a\n\0b\n\0c", [(b"a",), (b"b",)], b"c"),
-        (b"a\n\0b\n\0c\n", [(b"a",), (b"b",)], b"c\n"),
-        (b"a\nb\n\0\0", [(b"a", b"b"), ()], b""),
-        (b"\0a\nb\n\0", [(), (b"a", b"b")], b""),
-        (b"\0\0\0", [(), (), ()], b""),
-        (b"a\nb", [], b"a\nb"),
-    ],
-)
-def test_replies_are_split_at_eop(data: bytes, groups: Groups, rest: bytes) -> None:
-    """As many EOM as EOP is not always one each: the fast way must notice."""
-    count = sum(map(len, groups))
-    assert split_groups(data, DEFAULT) == (groups, rest, count)
-
-
-def test_replies_are_split_at_eom_when_eop_is_eom() -> None:
-    """Each message is a reply of its own."""
-    assert split_groups(b"a\n\nb", ONE_TO_ONE) == ([(b"a",), (b"",)], b"b", 2)
-
-
-@pytest.mark.parametrize(
-    ("data", "groups"),
-    [
-        (b"a\0", []),
-        (b"a\n\0b\0", [(b"a",)]),
-        (b"a\nb\0c\n\0", []),
-        (b"\0a\n\0b\nc\0\0", [(), (b"a",)]),
-    ],
-)
-def test_message_without_eom_before_eop_is_found(data: bytes, groups: Groups) -> None:
-    """The replies before it are sound."""
-    with pytest.raises(Unterminated, match=r"^message without EOM before EOP$") as e:
-        split_groups(data, DEFAULT)
-    assert e.value.groups == groups
 
 
 @given(st.data(), st.sampled_from(MARKER_SETS))

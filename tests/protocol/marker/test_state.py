@@ -87,15 +87,6 @@ def test_token_is_in_the_table_or_refused(
             assert tested.owed == (0 if last else 1)
 
 
-@pytest.mark.parametrize(("mode", "token"), list(product(Mode, Token)))
-def test_nothing_is_allowed_after_a_failure(mode: Mode, token: Token) -> None:
-    """Who has lost the place in the stream can't find it again."""
-    failed = TokenMachine(mode)
-    failed.fail()
-    assert failed.state is MarkerState.ERROR
-    assert " in state ERROR" in refusal(failed, token)
-
-
 @pytest.mark.parametrize("mode", Mode)
 def test_every_state_of_the_table_can_be_reached(mode: Mode) -> None:
     """A row that can't be reached would be a row that no one has thought through."""
