@@ -400,7 +400,9 @@ class Builder:
         if self.site.state is None:
             return None
         once, end = self._keys.delivery == "exactly-once", self._keys.load.end
-        return Delivery(self.site.state, exactly_once=once, bounds=end.bounds())
+        return Delivery(
+            self.site.state, exactly_once=once, bounds=end.bounds(self._keys.load)
+        )
 
     def _sink(self) -> Sink:
         if self._trial is not None:

@@ -262,7 +262,7 @@ class SinkKeys(_EndKeys):
         """Return what loads DataFrames of messages, on engines spark and streaming."""
         raise NotImplementedError
 
-    def bounds(self) -> Bounds:
+    def bounds(self, stage: LoadKeys) -> Bounds:
         """Return how much one epoch covers."""
         return Bounds()
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from etlstage.config.case import CaseKeys
 from etlstage.config.end import Keys, SinkKeys, SourceKeys
 from etlstage.config.ends.journal import Durable, DurableKeys
+from etlstage.config.ends.row import EpochKeys
 from etlstage.config.ends.spark import SparkLetterKeys
 from etlstage.config.fault import StageFaultKeys
 from etlstage.config.stages import StageKeys, Stages, stage_section
@@ -113,6 +114,8 @@ class LoadKeys(StageKeys):
     """Makes final what the workers have loaded in an epoch, for exactly-once."""
     abort: Annotated[Command | None, Place.LOAD] = None
     """Undoes an epoch, whether it is final or not."""
+    epoch: Annotated[EpochKeys | None, Place.LOAD] = None
+    """How much is loaded and committed at once, for exactly-once."""
     shards: Annotated[ShardKeys | None, Place.LOAD] = None
     """Parts of the input that have a worker each, in a dialect whose workers commit."""
 

@@ -116,6 +116,8 @@ class _Plan:
                 about = list(self._worker(loc, workers[name]))
                 if isinstance(stage, LoadKeys) and (shards := _shards(self._keys)):
                     about.insert(0, ("shards", shards))
+                if isinstance(stage, ExtractKeys | LoadKeys):
+                    about += stage.end.about(stage, self._site)
                 what = shlex.join(self._document.written(self._command(loc)))
             else:
                 assert isinstance(stage, ExtractKeys | LoadKeys)

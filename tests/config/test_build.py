@@ -58,6 +58,20 @@ extract:
   offsets: {by: supervisor, start: 5, step: 10, end: 17, template: "{start}-{end}"}
 load: {worker: {command: [sh, -c, 'while read x; do echo "$$x" >>out; printf "\\0"; done']}}
 """
+EPOCHS = """\
+name: epochs
+delivery: exactly-once
+state: state
+extract:
+  worker: {command: [python, rounds.py]}
+  dialect: {mode: cyclic}
+  offsets: {by: supervisor, start: 0, step: 1, end: 5}
+load:
+  worker: {command: [sh, -c, 'while read x; do printf "\\0"; done']}
+  commit: [sh, -c, 'read told; echo "$$told" >>commits; printf "\\0"', commit]
+  abort: [sh, -c, 'read told; printf "\\0"', abort]
+  epoch: {messages: 2}
+"""
 ROUNDS = """\
 import sys
 for line in sys.stdin:
@@ -115,6 +129,16 @@ async def test_workers_run_in_the_folder_of_the_file(path: Path) -> None:
     report = await Pipeline.from_yaml(path).run()
     assert (report.status, report.error) == ("done", None)
     assert (path.parent / "out").read_text() == "aa\nbb\n"
+
+
+@pytest.mark.process
+async def test_epochs_of_workers_are_bounded(path: Path) -> None:
+    """Their programs commit as often as the file wants it (issue 23)."""
+    write(path, EPOCHS)
+    report = await Pipeline.from_yaml(path).run()
+    assert (report.status, report.error) == ("done", None)
+    commits = (path.parent / "commits").read_text().splitlines()
+    assert [json.loads(told)["messages"] for told in commits] == [2, 2, 1]
 
 
 @pytest.mark.process

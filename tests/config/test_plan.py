@@ -24,6 +24,21 @@ load: {worker: {command: [./keep]}, window: 2, on_error: {then: fail}}
 """
 
 
+EPOCHS = """\
+name: epochs
+delivery: exactly-once
+state: s
+extract:
+  worker: {command: [cat]}
+  dialect: {mode: cyclic}
+  offsets: {by: supervisor}
+load:
+  worker: {command: [cat]}
+  commit: [cat]
+  abort: [cat]
+"""
+
+
 def plan(tmp_path: Path, text: str) -> Plan:
     """Return the plan of a file."""
     path = tmp_path / "p.yaml"
@@ -120,6 +135,12 @@ def test_frames(tmp_path: Path) -> None:
             " cut: for smaller epochs set extract.offsets.step"
         ),
     ]
+    worker = EPOCHS + "  epoch: {messages: 10, bytes: 1MiB}\n"
+    for text, most in ((EPOCHS, said), (worker, "10 messages or 1MiB")):
+        assert about(plan(tmp_path, text).parts[-1])["epoch"] == (
+            f"{most}, but what comes of a range of 1,000 offsets of extract, which can't"
+            " be cut: for smaller epochs set extract.offsets.step"
+        )
     tables = WORKERS.replace('worker: {command: [seq, "3"]}', "spark: {table: t}")
     assert plan(tmp_path, tables).parts[0].what == "Spark from table t"
 

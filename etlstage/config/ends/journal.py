@@ -104,7 +104,8 @@ class JournalSourceKeys(SourceKeys):
         cut = CUT
         if site.pipeline.delivery == "exactly-once":
             # So that epochs keep to their bounds.
-            bounds = site.pipeline.load.end.bounds()
+            load = site.pipeline.load
+            bounds = load.end.bounds(load)
             cut = bounds.messages, bounds.bytes
         return JournalSource(
             site.folder / self.path,
@@ -285,7 +286,7 @@ class EdgeSinkKeys(JournalSinkKeys):
         name = stage.name.partition("/")[0]
         return self.durable(name, site.folder, site.state).sink()
 
-    def bounds(self) -> Bounds:
+    def bounds(self, stage: LoadKeys) -> Bounds:
         """Return small ones: the half behind it waits for each epoch."""
         return EDGE_BOUNDS
 

@@ -108,7 +108,7 @@ class RowSourceKeys(SourceKeys):
     def cut(self, pipeline: PipelineKeys, messages: int, size: int) -> tuple[int, int]:
         """Return what a run may have at most, so that epochs keep to their bounds."""
         once = pipeline.delivery == "exactly-once"
-        most = pipeline.load.end.bounds() if once else Bounds()
+        most = pipeline.load.end.bounds(pipeline.load) if once else Bounds()
         return min(messages, most.messages), min(size, most.bytes)
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
@@ -200,7 +200,7 @@ class RowSinkKeys(SinkKeys):
         )
         return f"{what}, which is not cut"
 
-    def bounds(self) -> Bounds:
+    def bounds(self, stage: LoadKeys) -> Bounds:
         """Return the bounds of an epoch."""
         return self.epoch.bounds()
 

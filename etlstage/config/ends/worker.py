@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from zlib import crc32
 
 from etlstage.config.end import End, SinkKeys, Site, SourceKeys, one_load, unrecorded
+from etlstage.config.ends.row import EpochKeys
 from etlstage.config.stages import command_of, stage_of
+from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Sink
 from etlstage.pipeline.worker_sink import CommittingSink, WorkerSink
@@ -213,7 +215,7 @@ class WorkerSinkKeys(SinkKeys):
             )
             yield broken(("load", "dialect"), text)
         if pipeline.delivery != "exactly-once":
-            for key in ("commit", "abort"):
+            for key in ("commit", "abort", "epoch"):
                 if getattr(stage, key) is not None:
                     yield broken(("load", key), "needs delivery: exactly-once")
 
@@ -240,6 +242,15 @@ class WorkerSinkKeys(SinkKeys):
             )
         if pipeline.state is None:
             yield "needs state, a folder where it is recorded what was loaded"
+
+    def bounds(self, stage: LoadKeys) -> Bounds:
+        """Return the bounds of an epoch."""
+        return (stage.epoch or EpochKeys()).bounds()
+
+    def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield how much is committed at once."""
+        if stage.commit:
+            yield "epoch", (stage.epoch or EpochKeys()).text(site.pipeline)
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
         """Return what programs make of a crash, or Spark's repeated batches."""
