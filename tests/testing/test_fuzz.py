@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -13,60 +11,84 @@ import pytest
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ReplyContract, Stage
-from etlstage.testing import Case, Step, verify
+from etlstage.testing import (
+    Case,
+    Fault,
+    FaultKind,
+    FaultPlan,
+    ScriptedLaunch,
+    Step,
+    hostile_worker,
+    verify,
+)
 from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, cases, large_cases
 from etlstage.testing.fuzzing.oracle import CaseFailed, FailureKind, Oracles
 from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.fuzzing.steps import literal
+from etlstage.testing.scripted import Script
 from etlstage.testing.strategies import json_messages, messages
+from tests.testing.check import answerers as w
+from tests.testing.fuzzed import searched
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(100)]
+pytestmark = pytest.mark.timeout(100)
 
-PROGRAM: Final = str(Path(__file__).with_name("buggy.py"))
-COMMAND: Final = (sys.executable, "-I", "-S", PROGRAM)
 CRLF: Final = Markers(eom=b"\r\n")
 EMPTY: Final = Case((Step((b"",)),))
 TWICE: Final = Case((Step((b"",)), Step((b"",))))
 FULL: Final = Case((Step((b"",) * 3),))
 BATCH: Final = {"mode": Mode.BATCH_SUPERVISOR}
-
-PLANTED: Final[list[tuple[str, dict[str, Any], FailureKind, Case]]] = [
-    ("keeps_state", {"stateless": True}, FailureKind.STATELESS, TWICE),
-    ("loses_end_of_batch", {**BATCH, "one_output": True}, FailureKind.OUTPUTS, FULL),
-    ("loses_last", {}, FailureKind.HANGS, Case((Step((b"", b"")),))),
-    ("dies_when_empty", {}, FailureKind.CRASHES, EMPTY),
-    ("dies_at_high_byte", {}, FailureKind.CRASHES, Case((Step((b"\x80",)),))),
-    ("buffers", {}, FailureKind.HANGS, EMPTY),
-    ("swaps", {"stateless": True}, FailureKind.STATELESS, Case((Step((b"", b"x")),))),
-    ("answers_three_twice", BATCH, FailureKind.BREAKS, FULL),
-    ("decodes", {"one_output": True}, FailureKind.OUTPUTS, Case((Step((rb"\n",)),))),
-    ("dies_at_100", {}, FailureKind.CRASHES, Case((Step((b"",)),) * 100)),
-    ("silent_without_output", {}, FailureKind.HANGS, EMPTY),
-    ("drops_repeated", {"one_output": True}, FailureKind.OUTPUTS, TWICE),
-    ("takes_reads_for_messages", {}, FailureKind.BREAKS, Case((Step((b"x",), (1,)),))),
+PLANTED: Final[list[tuple[Script, dict[str, Any], FailureKind, Case]]] = [
+    (w.keeps_state, {"stateless": True}, FailureKind.STATELESS, TWICE),
+    (w.loses_end_of_batch, {**BATCH, "one_output": True}, FailureKind.OUTPUTS, FULL),
     (
-        "cuts_markers",
+        w.loses_the_last_of_a_read,
+        {},
+        FailureKind.HANGS,
+        Case((Step((b"", b"")),)),
+    ),
+    (w.dies_when_empty, {}, FailureKind.CRASHES, EMPTY),
+    (w.takes_ascii, {}, FailureKind.CRASHES, Case((Step((b"\x80",)),))),
+    (w.buffers, {}, FailureKind.HANGS, EMPTY),
+    (
+        w.answers_the_last_first,
+        {"stateless": True},
+        FailureKind.STATELESS,
+        Case((Step((b"", b"x")),)),
+    ),
+    (w.answers_three_twice, BATCH, FailureKind.BREAKS, FULL),
+    (w.decodes, {"one_output": True}, FailureKind.OUTPUTS, Case((Step((rb"\n",)),))),
+    (w.dies_at_the_100th, {}, FailureKind.CRASHES, Case((Step((b"",)),) * 100)),
+    (w.each(w.has_no_eop_without_output), {}, FailureKind.HANGS, EMPTY),
+    (w.drops_repeated, {"one_output": True}, FailureKind.OUTPUTS, TWICE),
+    (
+        w.takes_reads_for_messages,
+        {},
+        FailureKind.BREAKS,
+        Case((Step((b"x",), (1,)),)),
+    ),
+    (
+        w.cuts_markers,
         {"markers": CRLF},
         FailureKind.HANGS,
         Case((Step((b"",), (1,)),), CRLF),
     ),
-    ("fails_at_the_end", {}, FailureKind.CRASHES, Case(())),
-    ("never_ends", {"timeout": 1.0}, FailureKind.HANGS, Case(())),
-    ("brackets", {"idempotent": True}, FailureKind.IDEMPOTENT, EMPTY),
+    (w.ends_with(1), {}, FailureKind.CRASHES, Case(())),
+    (w.ignores_the_end, {}, FailureKind.HANGS, Case(())),
+    (w.brackets, {"idempotent": True}, FailureKind.IDEMPOTENT, EMPTY),
     (
-        "counts",
+        w.counts,
         {"order_free": True},
         FailureKind.ORDER_FREE,
         Case((Step((b"",)), Step((b"x",)))),
     ),
     (
-        "writes_python",
+        w.writes_python,
         {"as_json": True, "json_out": True},
         FailureKind.JSON,
         Case((Step((b"null",)),)),
     ),
     (
-        "forgets_x",
+        w.forgets_x,
         {"model": f"{__name__}:upper"},
         FailureKind.MODEL,
         Case((Step((b"x",)),)),
@@ -80,30 +102,21 @@ def upper(message: bytes) -> list[bytes]:
 
 
 def search(
-    name: str,
+    script: Script,
     *,
-    mode: Mode = Mode.SINGLE,
-    markers: Markers | None = None,
-    timeout: float = 5.0,
-    as_json: bool = False,
     examples: int = 150,
     known: Iterable[CaseFailed] = (),
-    **oracles: Any,  # noqa: ANN401
+    **settings: Any,  # noqa: ANN401 - of fuzzer_of()
 ) -> list[Found]:
-    """Return what is found in a buggy worker."""
-    fuzzer = fuzzer_of(
-        name, mode=mode, markers=markers, timeout=timeout, as_json=as_json, **oracles
-    )
-    with fuzzer.running():
-        return fuzzer.search(Budget(examples, seconds=60, seed=1), known=known)
+    """Return what is found in a script."""
+    return searched(fuzzer_of(script, **settings), examples, known=known)
 
 
 def fuzzer_of(
-    name: str,
+    script: Script,
     *,
     mode: Mode = Mode.SINGLE,
     markers: Markers | None = None,
-    timeout: float = 5.0,
     as_json: bool = False,
     expect: ReplyContract | None = None,
     **oracles: Any,  # noqa: ANN401
@@ -112,44 +125,46 @@ def fuzzer_of(
     promises = expect or ReplyContract()
     dialect = MarkerDialect(mode=mode, markers=markers or Markers())
     return Fuzzer(
-        Stage(name="worker", worker=(*COMMAND, name), dialect=dialect, expect=promises),
+        Stage(name="w", worker=("no-such-program",), dialect=dialect, expect=promises),
         cases(dialect, drawn=json_messages if as_json else messages),
         Oracles(**oracles),
         size=0 if mode is Mode.SINGLE else 3,
         as_json=as_json,
         given=large_cases(dialect, as_json=as_json),
-        timeout=timeout,
+        launch=ScriptedLaunch(script),
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "kind", "shortest"), PLANTED, ids=[bug[0] for bug in PLANTED]
+    ("script", "told", "kind", "shortest"),
+    PLANTED,
+    ids=[f"{number}-{bug[2].label}" for number, bug in enumerate(PLANTED)],
 )
 def test_bug_is_found(
-    name: str, told: dict[str, Any], kind: FailureKind, shortest: Case
+    script: Script, told: dict[str, Any], kind: FailureKind, shortest: Case
 ) -> None:
     """And shrunk to its known minimum, which fails from a fresh start (issue 12)."""
-    found = search(name, **told)[0]
+    found = search(script, **told)[0]
     assert (found.failure.kind, found.steady) == (kind, True)
     assert found.case == shortest
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("script", "told"),
     [
-        ("none", {"one_output": True, "stateless": True, "idempotent": True}),
-        ("none", {"order_free": True, "markers": CRLF}),
-        ("no_bug_in_batches", {**BATCH, "one_output": True}),
+        (w.echo, {"one_output": True, "stateless": True, "idempotent": True}),
+        (w.echo, {"order_free": True, "markers": CRLF}),
+        (w.echo_batches, {**BATCH, "one_output": True}),
     ],
 )
-def test_sound_worker_passes(name: str, told: dict[str, Any]) -> None:
+def test_sound_worker_passes(script: Script, told: dict[str, Any]) -> None:
     """Nothing is found where nothing is (issue 12)."""
-    assert search(name, examples=20, **told) == []
+    assert search(script, examples=20, **told) == []
 
 
 def test_two_bugs_are_two() -> None:
     """The search goes on behind the first (issue 26)."""
-    found = search("two_bugs")
+    found = search(w.each(w.has_two_bugs))
     assert {one.failure.kind for one in found} == {
         FailureKind.CRASHES,
         FailureKind.BREAKS,
@@ -161,14 +176,14 @@ def test_two_bugs_are_two() -> None:
 
 def test_bug_that_is_known_is_not_reported_again() -> None:
     """The search goes on behind what was kept, too (issue 26)."""
-    (first, second) = search("two_bugs")
-    (other,) = search("two_bugs", known=[first.failure])
+    (first, second) = search(w.each(w.has_two_bugs))
+    (other,) = search(w.each(w.has_two_bugs), known=[first.failure])
     assert other.failure.signature == second.failure.signature
 
 
 def test_large_messages_are_drawn() -> None:
     """Larger than a pipe has room for; the shortest is shown shortly (issue 26)."""
-    (found,) = search("reads_a_pipe_full")
+    (found,) = search(w.each(w.reads_a_pipe_full))
     assert found.case == Case((Step((b"x" * 65537,)),))
     assert repr(found.case) == "Case([Step([b'x' * 65537])])"
     (line, _) = found.case.written(MarkerDialect())
@@ -177,9 +192,8 @@ def test_large_messages_are_drawn() -> None:
 
 def test_what_was_not_asked_is_reported() -> None:
     """And how much was refused (issue 26)."""
-    fuzzer = fuzzer_of("refuses", stateless=True)
-    with fuzzer.running():
-        assert fuzzer.search(Budget(20, seconds=60, seed=1)) == []
+    fuzzer = fuzzer_of(w.each(w.refuses), stateless=True)
+    assert searched(fuzzer, 20) == []
     refused = f"; refused {fuzzer._bench.refused} of {fuzzer._bench.replies}"
     assert 0 < fuzzer._bench.refused < fuzzer._bench.replies
     assert fuzzer.passed() == (
@@ -189,26 +203,26 @@ def test_what_was_not_asked_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "contract", "kind", "shortest"),
+    ("script", "contract", "kind", "shortest"),
     [
-        ("keeps_state", ReplyContract(stateless=True), FailureKind.STATELESS, TWICE),
-        ("brackets", ReplyContract(json=True), FailureKind.JSON, EMPTY),
-        ("none", ReplyContract(outputs=2), FailureKind.EXPECT, EMPTY),
-        ("none", ReplyContract(where="this != 0"), FailureKind.EXPECT, EMPTY),
+        (w.keeps_state, ReplyContract(stateless=True), FailureKind.STATELESS, TWICE),
+        (w.brackets, ReplyContract(json=True), FailureKind.JSON, EMPTY),
+        (w.echo, ReplyContract(outputs=2), FailureKind.EXPECT, EMPTY),
+        (w.echo, ReplyContract(where="this != 0"), FailureKind.EXPECT, EMPTY),
     ],
 )
 def test_what_a_stage_promises_is_a_property(
-    name: str, contract: ReplyContract, kind: FailureKind, shortest: Case
+    script: Script, contract: ReplyContract, kind: FailureKind, shortest: Case
 ) -> None:
     """It need not be set once more (issue 26)."""
-    (found,) = search(name, expect=contract)
+    (found,) = search(script, expect=contract)
     assert (found.failure.kind, found.case) == (kind, shortest)
 
 
 def test_what_a_stage_promises_was_asked() -> None:
     """By the names of the pipeline file (issue 26)."""
     contract = ReplyContract(outputs=1, where="true", order_free=True)
-    fuzzer = fuzzer_of("refuses", expect=contract)
+    fuzzer = fuzzer_of(w.each(w.refuses), expect=contract)
     assert fuzzer.passed() == (
         "answers, protocol, outputs, order-free, where. Not asked: JSON, idempotent,"
         " stateless, model"
@@ -217,7 +231,7 @@ def test_what_a_stage_promises_was_asked() -> None:
 
 def test_search_that_time_ends_is_reported_as_such() -> None:
     """It has passed no more than it has tried (issue 26)."""
-    fuzzer = fuzzer_of("none")
+    fuzzer = fuzzer_of(w.echo)
     with fuzzer.running():
         assert fuzzer.search(Budget(150, seconds=0, seed=1)) == []
     assert (fuzzer.progress.stopped, fuzzer.progress.examples) == (True, 0)
@@ -278,18 +292,18 @@ def test_case_reads_as_a_program() -> None:
     assert Case.from_plain(marked.to_plain()) == marked
 
 
+@pytest.mark.process
 def test_case_is_verified() -> None:
-    """By one call, with the oracles by name (issue 12)."""
-    with pytest.raises(
-        CaseFailed, match=r"^gave \[b'1 '\] for b'', but \[b'0 '\] alone"
-    ):
-        verify([*COMMAND, "keeps_state"], Case([Step([b""])] * 2), stateless=True)
-    verify([*COMMAND, "none"], Case([Step([b"x"], cuts=[1])]), idempotent=True)
-    full = Case([Step([b""] * 3)])
-    with pytest.raises(CaseFailed, match="gave 2 outputs for batch"):
-        verify(
-            [*COMMAND, "loses_end_of_batch"], full, batch="supervisor", one_output=True
-        )
+    """By one call, of a program, with the oracles by name (issue 12)."""
+    counting = hostile_worker(FaultPlan(), transform="count")
+    with pytest.raises(CaseFailed, match=r"^gave \[b'2'\] for b'', but \[b'1'\] alone"):
+        verify(counting, Case([Step([b""])] * 2), stateless=True)
+    upper = hostile_worker(FaultPlan(), transform="upper")
+    verify(upper, Case([Step([b"x"], cuts=[1])]), idempotent=True)
+    plan = FaultPlan.of(Fault(FaultKind.FLOOD, message=3, size=1))
+    flooding = hostile_worker(plan, mode=Mode.BATCH_SUPERVISOR)
+    with pytest.raises(CaseFailed, match="gave 4 outputs for batch"):
+        verify(flooding, Case([Step([b""] * 3)]), batch="supervisor", one_output=True)
 
 
 def test_json_stays_json_while_it_shrinks() -> None:

@@ -14,9 +14,10 @@ from etlstage.messages import StageKind
 from etlstage.protocol.kcl.settings import KclDialect
 from etlstage.stage import Stage
 from etlstage.testing import Case, Records, ScriptedLaunch
-from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, processor_cases
+from etlstage.testing.fuzzing.fuzz import Found, Fuzzer, processor_cases
 from etlstage.testing.fuzzing.oracle import FailureKind, Oracles
 from tests.testing.check.processors import Processor
+from tests.testing.fuzzed import searched
 
 pytestmark = pytest.mark.core
 
@@ -34,11 +35,9 @@ def search(*bugs: str, examples: int = 60) -> list[Found]:
         ),
         processor_cases(),
         Oracles(),
-        timeout=0.1,
         launch=ScriptedLaunch(lambda worker: Processor(*bugs)(worker)),
     )
-    with fuzzer.running():
-        return fuzzer.search(Budget(examples, seconds=30, seed=1))
+    return searched(fuzzer, examples)
 
 
 @pytest.mark.parametrize(

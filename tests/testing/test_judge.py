@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import anyio
 import pytest
 
 from etlstage import worker as sdk
@@ -24,7 +23,15 @@ from etlstage.testing import (
 )
 from etlstage.testing.fuzzing.oracle import CaseFailed, FailureKind, Oracles, judge
 from etlstage.testing.scripted import Script
-from tests.testing.check.answerers import each, echo
+from tests.testing.check.answerers import (
+    batched,
+    brackets,
+    each,
+    echo,
+    ends_with,
+    ignores_the_end,
+    makes,
+)
 
 pytestmark = pytest.mark.core
 
@@ -55,27 +62,9 @@ def found(
     return None
 
 
-def batched(answer: Any) -> Script:  # noqa: ANN401 - bytes to bytes, of a list
-    """Return a worker that answers each batch so."""
-
-    async def work(worker: ScriptedWorker) -> None:
-        rest = b""
-        while data := await worker.read():
-            *whole, rest = (rest + data).split(b"\x17")
-            for batch in whole:
-                await worker.reply(*answer(batch.split(b"\n")[:-1]))
-
-    return work
-
-
 async def refuse_b(worker: ScriptedWorker, message: bytes) -> None:
     """Refuse one message."""
     await (worker.refuse("no") if message == b"b" else worker.reply(message))
-
-
-async def twice(worker: ScriptedWorker, message: bytes) -> None:
-    """Reply with one output too many."""
-    await worker.reply(message, message)
 
 
 async def count(worker: ScriptedWorker) -> None:
@@ -97,14 +86,11 @@ def test_sound_worker_stands_all() -> None:
 
 def test_one_output() -> None:
     """Neither none nor two; of which message is reported."""
+    twice, drop_b = makes(lambda m: [m, m]), makes(lambda m: [m] if m == b"a" else [])
     said = "gave 2 outputs for b'a'"
-    assert found(each(twice), A, one_output=True) == (FailureKind.OUTPUTS, said)
-
-    async def drop_b(worker: ScriptedWorker, message: bytes) -> None:
-        await worker.reply(*([message] if message == b"a" else []))
-
+    assert found(twice, A, one_output=True) == (FailureKind.OUTPUTS, said)
     said = "gave 0 outputs for b'b'"
-    assert found(each(drop_b), AB, one_output=True) == (FailureKind.OUTPUTS, said)
+    assert found(drop_b, AB, one_output=True) == (FailureKind.OUTPUTS, said)
 
 
 def test_order_free() -> None:
@@ -137,17 +123,10 @@ def test_order_free() -> None:
 
 def test_idempotent() -> None:
     """What can't be sent again is not asked."""
-
-    async def bracket(worker: ScriptedWorker, message: bytes) -> None:
-        await worker.reply(b"<" + message + b">")
-
     said = "gave [b'<<a>>'] for b'<a>', but [b'<a>'] before"
-    assert found(each(bracket), A, idempotent=True) == (FailureKind.IDEMPOTENT, said)
-
-    async def write_marker(worker: ScriptedWorker, message: bytes) -> None:
-        await worker.reply(message + b"\x17")
-
-    assert found(each(write_marker), A, idempotent=True) is None
+    assert found(brackets, A, idempotent=True) == (FailureKind.IDEMPOTENT, said)
+    write_marker = makes(lambda message: [message + b"\x17"])
+    assert found(write_marker, A, idempotent=True) is None
 
 
 def test_stateless() -> None:
@@ -172,20 +151,11 @@ def test_json() -> None:
 
 def test_end() -> None:
     """However it has answered."""
-
-    async def crash(worker: ScriptedWorker) -> int:
-        await echo(worker)
-        return -9
-
     said = "the worker was killed by SIGKILL at the end of its input"
-    assert found(crash, A) == (FailureKind.CRASHES, said)
-
-    async def stay(worker: ScriptedWorker) -> None:
-        await echo(worker)
-        await anyio.sleep_forever()
+    assert found(ends_with(-9), A) == (FailureKind.CRASHES, said)
 
     said = "the worker did not exit: for 10 seconds"
-    assert found(stay, A) == (FailureKind.HANGS, said)
+    assert found(ignores_the_end, A) == (FailureKind.HANGS, said)
 
 
 def test_more_than_was_asked_for_is_found_at_the_next_step() -> None:
@@ -233,14 +203,10 @@ def test_model() -> None:
 
 def test_model_of_a_load_worker() -> None:
     """It returns nothing."""
-    loads: dict[str, Any] = {"kind": StageKind.LOAD}
-
-    async def answer(worker: ScriptedWorker, _: bytes) -> None:
-        await worker.reply()
-
-    assert found(each(answer), A, model=f"{__name__}:load", stage=loads) is None
+    loads, answer = {"kind": StageKind.LOAD}, makes(lambda _: [])
+    assert found(answer, A, model=f"{__name__}:load", stage=loads) is None
     with pytest.raises(ConfigError, match="the model failed for b'bad': Assertion"):
-        found(each(answer), Step((b"bad",)), model=f"{__name__}:load", stage=loads)
+        found(answer, Step((b"bad",)), model=f"{__name__}:load", stage=loads)
 
 
 @pytest.mark.parametrize(

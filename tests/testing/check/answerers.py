@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from signal import SIGSEGV
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import anyio
 
 from etlstage.testing import ScriptedWorker
-from etlstage.testing.scripted import Script
+from etlstage.testing.scripted import Script, Stream
+from etlstage.worker.marking import find_markers
 
-__all__ = ("each", "echo", "lines")
+__all__ = ("batched", "each", "echo", "ends_with", "lines", "makes", "reads")
+
+Batch: TypeAlias = Sequence[bytes]
 
 
 def each(answer: Callable[[ScriptedWorker, bytes], Awaitable[object]]) -> Script:
@@ -23,18 +27,50 @@ def each(answer: Callable[[ScriptedWorker, bytes], Awaitable[object]]) -> Script
     return work
 
 
+def makes(outputs: Callable[[bytes], Iterable[bytes]]) -> Script:
+    """Return a worker that replies with what a function returns."""
+    return each(lambda worker, message: worker.reply(*outputs(message)))
+
+
 def lines(answer: Callable[[bytes], Iterable[bytes]]) -> Script:
     """Return a worker that knows the default markers only, and answers lines so."""
 
     async def work(worker: ScriptedWorker) -> None:
-        rest = b""
-        while data := await worker.read():
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                for part in answer(line):
-                    await worker.write(part)
+        async for whole in reads(worker, b"\n"):
+            for part in (part for line in whole for part in answer(line)):
+                await worker.write(part)
 
     return work
+
+
+def batched(*answers: Callable[[Batch], Batch | None]) -> Script:
+    """Return a worker that answers each batch so; with nothing at all for None."""
+
+    async def work(worker: ScriptedWorker) -> None:
+        async for whole in reads(worker, b"\x17"):
+            for batch in whole:
+                for answer in answers:
+                    outputs = answer(batch.split(b"\n")[:-1])
+                    if outputs is not None:
+                        await worker.reply(*outputs)
+
+    return work
+
+
+def reads(
+    worker: ScriptedWorker, end: bytes | None = None
+) -> AsyncIterator[list[bytes]]:
+    """Yield the messages, or what ``end`` ends, that each read completes."""
+    mark, rest = end or find_markers((), worker.request.env).eom, b""
+
+    async def get() -> list[bytes] | None:
+        nonlocal rest
+        if not (data := await worker.read()):
+            return None
+        *whole, rest = (rest + data).split(mark)
+        return whole
+
+    return Stream(get)
 
 
 echo = each(ScriptedWorker.reply)
@@ -57,11 +93,6 @@ async def has_no_eop_without_output(worker: ScriptedWorker, message: bytes) -> N
         await worker.reply(message)
 
 
-async def takes_text(worker: ScriptedWorker, message: bytes) -> None:
-    """Take everything for UTF-8."""
-    await worker.reply(message.decode().encode())
-
-
 async def has_a_short_buffer(worker: ScriptedWorker) -> None:
     """Believe that messages are short."""
     rest = b""
@@ -76,7 +107,8 @@ async def has_a_short_buffer(worker: ScriptedWorker) -> None:
 async def takes_reads_for_messages(worker: ScriptedWorker) -> None:
     """Believe that a read ends where a message does."""
     while data := await worker.read():
-        await worker.reply(data.rstrip(b"\n"))
+        for message in data.removesuffix(b"\n").split(b"\n"):
+            await worker.reply(message)
 
 
 async def takes_the_first_of_a_read(worker: ScriptedWorker) -> None:
@@ -88,11 +120,27 @@ async def takes_the_first_of_a_read(worker: ScriptedWorker) -> None:
 
 async def answers_the_last_first(worker: ScriptedWorker) -> None:
     """Take the messages of a read from behind."""
-    rest = b""
-    while data := await worker.read():
-        *whole, rest = (rest + data).split(b"\n")
+    async for whole in reads(worker):
         for message in reversed(whole):
             await worker.reply(message)
+
+
+async def loses_the_last_of_a_read(worker: ScriptedWorker) -> None:
+    """Take the last of many messages in one read for one that goes on."""
+    async for whole in reads(worker):
+        for message in whole if len(whole) == 1 else whole[:-1]:
+            await worker.reply(message)
+
+
+async def cuts_markers(worker: ScriptedWorker) -> None:
+    """Look for EOM in each read by itself."""
+    eom, rest = find_markers((), worker.request.env).eom, b""
+    while data := await worker.read():
+        *ends, more = data.split(eom)
+        for end in ends:
+            await worker.reply(rest + end)
+            rest = b""
+        rest += more
 
 
 async def dies_at_the_100th(worker: ScriptedWorker) -> int:
@@ -106,13 +154,85 @@ async def dies_at_the_100th(worker: ScriptedWorker) -> int:
     return 0
 
 
+async def buffers(worker: ScriptedWorker) -> None:
+    """Forget to flush."""
+    held = [message async for message in worker.messages()]
+    for message in held:
+        await worker.reply(message)
+
+
 async def ignores_the_end(worker: ScriptedWorker) -> None:
     """Wait for more behind the end of the input."""
     await echo(worker)
     await anyio.sleep_forever()
 
 
-async def dies_at_the_end(worker: ScriptedWorker) -> int:
-    """Fail when all is done."""
-    await echo(worker)
-    return -SIGSEGV
+def ends_with(status: int) -> Script:
+    """Return a worker that ends so when all is done; negative for a signal."""
+
+    async def work(worker: ScriptedWorker) -> int:
+        await echo(worker)
+        return status
+
+    return work
+
+
+async def keeps_state(worker: ScriptedWorker) -> None:
+    """Number the messages."""
+    number = 0
+    async for message in worker.messages():
+        await worker.reply(b"%d %s" % (number, message))
+        number += 1
+
+
+async def counts(worker: ScriptedWorker) -> None:
+    """Return how many messages are not empty, so far."""
+    count = 0
+    async for message in worker.messages():
+        count += bool(message)
+        await worker.reply(b"%d" % count)
+
+
+async def drops_repeated(worker: ScriptedWorker) -> None:
+    """Take a message that comes again for one that was sent twice."""
+    before = None
+    async for message in worker.messages():
+        await worker.reply(*([message] if message != before else []))
+        before = message
+
+
+async def has_two_bugs(worker: ScriptedWorker, message: bytes) -> None:
+    """Die at 0x80; answer twice what holds a double y."""
+    if b"\x80" in message:
+        raise ValueError(message)
+    for _ in range(1 + (b"yy" in message)):
+        await worker.reply(message)
+
+
+async def refuses(worker: ScriptedWorker, message: bytes) -> None:
+    """Refuse each message that is not empty."""
+    await (worker.refuse("no") if message else worker.reply())
+
+
+async def reads_a_pipe_full(worker: ScriptedWorker, message: bytes) -> None:
+    """Take no message for one that is longer than a pipe has room for."""
+    if len(message) > 65536:
+        raise SystemExit(4)
+    await worker.reply(message)
+
+
+takes_text = makes(lambda message: [message.decode().encode()])
+takes_ascii = makes(lambda message: [message.decode("ascii").encode()])
+dies_when_empty = makes(lambda message: [message] if message[0] >= 0 else [])
+# The newline that an escape stands for is a marker.
+decodes = makes(lambda message: [message.replace(rb"\n", b"\n")])
+brackets = makes(lambda message: [b"<" + message + b">"])
+# As Python writes what came as JSON.
+writes_python = makes(lambda message: [str(json.loads(message)).encode()])
+forgets_x = makes(lambda message: [message if b"x" in message else message.upper()])
+echo_batches = batched(lambda batch: batch)
+loses_end_of_batch = batched(lambda batch: batch[:2] if len(batch) == 3 else batch)
+# A full batch when it is full, and again at its EOB.
+answers_three_twice = batched(
+    lambda batch: batch, lambda batch: batch if len(batch) == 3 else None
+)

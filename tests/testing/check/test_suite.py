@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from signal import SIGSEGV
 from uuid import uuid4
 
 import pytest
@@ -20,9 +21,8 @@ from etlstage.testing.check import (
     check_worker,
 )
 from etlstage.testing.scripted import Script
-from etlstage.worker.marking import find_markers
 from tests.testing.check import answerers
-from tests.testing.check.answerers import each, echo, lines
+from tests.testing.check.answerers import batched, each, echo, lines, makes
 from tests.testing.check.checked import checked, failures, said, scripted
 
 
@@ -47,7 +47,7 @@ PLANTED = [
         "has 1 reply outstanding",
     ),
     (
-        each(answerers.takes_text),
+        answerers.takes_text,
         "accepts bytes that are no text",
         "exited with status 1",
     ),
@@ -69,7 +69,11 @@ PLANTED = [
         "exited with status 3",
     ),
     (answerers.ignores_the_end, "ends", "did not exit"),
-    (answerers.dies_at_the_end, "ends", "was killed by SIGSEGV when its stdin ended"),
+    (
+        answerers.ends_with(-SIGSEGV),
+        "ends",
+        "was killed by SIGSEGV when its stdin ended",
+    ),
 ]
 
 
@@ -116,18 +120,9 @@ def test_markers_that_a_worker_does_not_read_are_advice() -> None:
 
 def test_marker_that_is_read_in_parts_is_found() -> None:
     """A worker that looks for EOM only in what it has just read (issue 12)."""
-
-    async def forget(worker: ScriptedWorker) -> None:
-        eom = find_markers((), worker.request.env).eom
-        have = b""
-        while data := await worker.read():
-            *ends, rest = data.split(eom)
-            for end in ends:
-                await worker.reply(have + end)
-                have = b""
-            have += rest
-
-    assert list(failures(scripted(forget))) == ["accepts markers of several bytes"]
+    assert list(failures(scripted(answerers.cuts_markers))) == [
+        "accepts markers of several bytes"
+    ]
 
 
 def test_chosen_markers_are_those_of_all_checks() -> None:
@@ -143,14 +138,7 @@ def test_chosen_markers_are_those_of_all_checks() -> None:
 
 def test_counting_worker_keeps_to_the_protocol() -> None:
     """What it replies is its own matter; that it counts is reported (issue 12)."""
-
-    async def count(worker: ScriptedWorker) -> None:
-        number = 0
-        async for _ in worker.messages():
-            number += 1
-            await worker.reply(b"%d" % number)
-
-    findings = scripted(count)
+    findings = scripted(answerers.keeps_state)
     assert failures(findings) == {}
     assert "before it" in said(findings, Verdict.ADVICE)["keeps no state"]
 
@@ -171,11 +159,7 @@ def test_worker_that_knows_a_message_again_is_reported() -> None:
 
 def test_random_worker_keeps_to_the_protocol() -> None:
     """Nothing that it repeats is compared; that is reported (issue 12)."""
-
-    async def draw(worker: ScriptedWorker, _: bytes) -> None:
-        await worker.reply(uuid4().bytes.hex().encode())
-
-    findings = scripted(each(draw))
+    findings = scripted(makes(lambda _: [uuid4().bytes.hex().encode()]))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
     assert "in another process" in advice["replies the same again"]
@@ -251,15 +235,11 @@ def test_worker_that_refuses_nothing_is_not_asked_to_go_on() -> None:
 
 def test_worker_of_one_language_may_die_of_another() -> None:
     """Where a sample has what it can process, that is advice (issue 12)."""
-
-    async def take_objects(worker: ScriptedWorker, message: bytes) -> None:
-        assert message.startswith(b"{")
-        await worker.reply(message)
-
-    findings = scripted(each(take_objects), sample=[b"{1", b"{2", b"{3"])
+    take_objects = makes(lambda message: [message[message.index(b"{") :]])
+    findings = scripted(take_objects, sample=[b"{1", b"{2", b"{3"])
     assert failures(findings) == {}
     assert "to refuse" in said(findings, Verdict.ADVICE)["accepts an empty message"]
-    assert "answers" in failures(scripted(each(take_objects)))
+    assert "answers" in failures(scripted(take_objects))
 
 
 def test_worker_that_is_silent_about_what_it_can_not_process_fails() -> None:
@@ -286,29 +266,16 @@ def test_half_a_message_at_the_end_is_none() -> None:
 
 def test_batches_are_checked() -> None:
     """A worker that answers none without messages (issue 12)."""
-
-    async def answer_some(worker: ScriptedWorker) -> None:
-        batch = b""
-        while data := await worker.read():
-            *batches, batch = (batch + data).split(b"\x17")
-            for each_of_them in filter(None, batches):
-                await worker.write(each_of_them + b"\0")
-
+    answer_some = batched(lambda batch: batch or None)
     findings = scripted(answer_some, mode=Mode.BATCH_SUPERVISOR)
     assert list(failures(findings)) == ["accepts an empty batch"]
 
 
 def test_batch_that_is_full_is_checked() -> None:
     """A worker that answers it before its end (issue 12)."""
-
-    async def answer_at_100(worker: ScriptedWorker) -> None:
-        batch = b""
-        while data := await worker.read():
-            *batches, batch = (batch + data).split(b"\x17")
-            for each_of_them in batches:
-                full = each_of_them.count(b"\n") >= 100
-                await worker.write((each_of_them + b"\0") * (1 + full))
-
+    answer_at_100 = batched(
+        lambda batch: batch, lambda batch: batch if len(batch) >= 100 else None
+    )
     findings = scripted(answer_at_100, mode=Mode.BATCH_SUPERVISOR)
     assert "accepts batches of any size" in failures(findings)
 
