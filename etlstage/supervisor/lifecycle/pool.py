@@ -195,19 +195,6 @@ class PoolState:
             return Health("starting", f"waits for {names} to be ready")
         return Health("ready")
 
-    def validate(self) -> None:
-        """Assert what always holds between two events."""
-        for life in self._lives.values():
-            life.validate()
-        retiring = [life for life in self._lives.values() if life.retiring]
-        assert len(retiring) <= 1, f"{retiring} retire at the same time"
-        wanted = self._wanted()
-        gone = bool(wanted) and all(life.finished for life in wanted)
-        assert not self.given_up or gone, "failed too early"
-        assert not gone or self.stopping or self.given_up, (
-            "all workers failed, and it is not reported"
-        )
-
     # --- how many -----------------------------------------------------------
 
     def _wanted(self) -> list[WorkerLife]:

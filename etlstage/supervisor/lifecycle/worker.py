@@ -312,21 +312,6 @@ class WorkerLife:
         self.retiring = True
         self._retire()
 
-    def validate(self) -> None:
-        """Assert what always holds between two events."""
-        state = self.state
-        timed = {WorkerState.STARTING, WorkerState.RUNNING, WorkerState.BACKOFF}
-        assert self.alive or self.pid is None, f"{self} has a process"
-        assert self.alive or not self.retiring, f"{self} retires"
-        assert state is not WorkerState.BACKOFF or self.timer is not None, (
-            f"{self} would never be started again"
-        )
-        assert state in timed or self.timer is None, f"{self} has a timer"
-        assert not self._stopping or state not in timed, (
-            f"{self} goes on, but is to stop"
-        )
-        assert len(self.tally) <= self._stage.restart.max, f"{self} restarts on"
-
     # --- what happened ------------------------------------------------------
 
     def _started(self, event: WorkerStarted, now: float) -> None:

@@ -18,6 +18,7 @@ from etlstage.supervisor.lifecycle.events import (
 )
 from etlstage.supervisor.lifecycle.pool import Health, PoolState
 from tests.staged import staged
+from tests.supervisor.lifecycle.invariants import check_pool
 
 READY = Health("ready")
 
@@ -29,7 +30,7 @@ def pool(*events: Event, **settings: object) -> PoolState:
     state.begin()
     for event in events:
         state.handle(event, 0.0)
-        state.validate()
+        check_pool(state)
     return state
 
 

@@ -69,6 +69,7 @@ from etlstage.supervisor.lifecycle.events import (
 from etlstage.supervisor.lifecycle.pool import PoolState
 from etlstage.supervisor.lifecycle.worker import WorkerState
 from tests.supervisor.exchange.test_dispatch import Peer, give, stage
+from tests.supervisor.lifecycle.invariants import check_pool
 
 LOST = WorkerLost("lost", stage="t")
 
@@ -85,7 +86,7 @@ class Driver:
     def handle(self, event: Event) -> list[Instruction]:
         """Return the instructions but ``Tell``."""
         self.out = self._keep(self.state.handle(event, self.now))
-        self.state.validate()
+        check_pool(self.state)
         return self.out
 
     def start(self, worker: str = "t-1", pid: int = 7) -> list[Instruction]:
@@ -794,7 +795,7 @@ class Supervision(RuleBasedStateMachine):
     def decisions_are_sound(self) -> None:
         """The state's own invariants, and one timer for each worker at most."""
         if hasattr(self, "state"):
-            self.state.validate()
+            check_pool(self.state)
             assert not self.queue
 
     @invariant()

@@ -38,6 +38,7 @@ from etlstage.supervisor.lifecycle.worker import (
     fate_of,
 )
 from tests.staged import staged
+from tests.supervisor.lifecycle.invariants import check_life
 
 STARTED = WorkerStarted("t-1", 7)
 FAILED = WorkerFailed("t-1", 7, WorkerLost("lost", stage="t"), "died")
@@ -57,7 +58,7 @@ class Life:
         for event in events:
             self.out.clear()
             self.worker.handle(event, 0.0)
-            self.worker.validate()
+            check_life(self.worker)
         return self.out
 
 
@@ -210,7 +211,7 @@ def test_worker_that_is_not_needed_is_not_waited_for() -> None:
     assert life.worker.timer is not None
 
     life.worker.dismiss(0.0)
-    life.worker.validate()
+    check_life(life.worker)
     assert life.worker.state is WorkerState.EXITED
 
 
