@@ -422,7 +422,9 @@ class LeasedSink(ShardSink):
         shard = LeasedShard(lease.shard, position, renumbered=numbers)
         # Where a stream begins may hold more, for us alone.
         share = position[:2] if isinstance(position, list) else position
-        shard.worker = self._worker(shard.name, share, partial(self._store, shard))
+        shard.worker = self._worker(
+            shard.name, share, partial(self._store, shard), shard.given_up.append
+        )
         _log.info("shard taken", stage=self.name, shard=shard.name, position=position)
         # It may be lost before its worker has started.
         self._shards[shard.name] = shard
@@ -450,22 +452,40 @@ class LeasedSink(ShardSink):
 
     async def _book(self, shard: LeasedShard, part: Outcome) -> None:
         """Take what became of messages of a shard; raise what ends it."""
-        if part.error is not None and shard.worker.stopping:
+        if part.error is None:
+            self.account.done += len(part.messages)
+        elif part.error in shard.settled:
+            shard.settled.remove(part.error)
+        elif shard.worker.stopping:
             return  # who has the shard next finds out what is wrong with them
-        try:
-            if part.error is None:
-                self.account.done += len(part.messages)
-            elif isinstance(part.error, OF_A_MESSAGE):
-                async with self._settling:
-                    place = self.account.moved
-                    await self._policy.settle(part.error, part.messages, place=place)
-            else:
-                raise part.error
-        except EtlstageError as error:
+        elif isinstance(part.error, OF_A_MESSAGE):
+            if all(one.error is not part.error for one in shard.given_up):
+                shard.given_up.append(part)
+            await self._settle(shard)
+            shard.settled.remove(part.error)
+        else:
             # Now: it may be stopped before its worker is gone.
-            shard.failure = error
-            raise
+            shard.failure = part.error
+            raise part.error
         shard.held -= len(part.messages)
+
+    async def _settle(self, shard: LeasedShard) -> None:
+        """Dead-letter what was given up of a shard; raise what ends it."""
+        async with self._settling:
+            try:
+                while shard.failure is None and shard.given_up:
+                    outcome = shard.given_up[0]
+                    error = outcome.error
+                    assert error is not None, "it was given up"
+                    ahead = max(0, outcome.start - shard.worker.yielded)
+                    place = self.account.moved + ahead
+                    await self._policy.settle(error, outcome.messages, place=place)
+                    shard.given_up.popleft()
+                    shard.settled.append(error)
+            except EtlstageError as error:
+                shard.failure = error
+            if shard.failure is not None:
+                raise shard.failure
 
     def _end(self, shard: LeasedShard) -> None:
         """Let go of a shard whose worker is gone."""
@@ -505,6 +525,13 @@ class LeasedSink(ShardSink):
         await shard.worker.stop(FarewellReason.LOST if lost else FarewellReason.DRAIN)
 
     async def _store(self, shard: LeasedShard, request: CommitRequest) -> None:
+        try:
+            await self._settle(shard)
+            await self._sync_letters()
+        except EtlstageError as error:
+            shard.failure = error
+            self._tasks.start_soon(shard.worker.stop, FarewellReason.LOST)
+            raise
         asked = CheckpointAsked(shard.name, json.dumps(request.position), request.ended)
         if not await shard.ask(partial(self._holder.report, asked)):
             raise EtlstageError(_LOST)

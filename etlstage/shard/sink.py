@@ -9,7 +9,7 @@ position of the source follows the first message of all that is not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from etlstage.errors import (
     StateUnusable,
 )
 from etlstage.messages import Run, counted
+from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.delivery.position import load, store
 from etlstage.protocol.events import FarewellReason
@@ -32,6 +33,7 @@ from etlstage.shard.cut import Cut, RecordRun, number_of
 from etlstage.shard.worker import ShardSink, ShardWorker
 from etlstage.stage import Stage
 from etlstage.supervisor import CommitRequest
+from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.telemetry.log import Log
 
 __all__ = ("CheckpointFile", "ShardedSink")
@@ -157,6 +159,8 @@ class ShardedSink(ShardSink):
         self._file = checkpoints or CheckpointFile(None, {})
         self._shards = [_Shard(name) for name in cut.names]
         self._settled: dict[int, _Failed | None] = {}  # ahead of the first that is not
+        self._given_up: dict[int, _Failed] = {}  # what is yielded in its turn, by place
+        self._kept: dict[int, Sequence[DeadLetter]] = {}  # of these, for a checkpoint
         self._first = 0  # message of all that is not settled
         self._failure: EtlstageError | None = None
         self._finishing = False
@@ -193,7 +197,12 @@ class ShardedSink(ShardSink):
         """Have the worker of a shard, and book what becomes of its messages."""
         position = self._file.position(shard.name)
         shard.begin = number_of(position)
-        shard.worker = self._worker(shard.name, position, partial(self._store, shard))
+        shard.worker = self._worker(
+            shard.name,
+            position,
+            partial(self._store, shard),
+            partial(self._note_given_up, shard),
+        )
         async with shard.worker as worker:
             task_status.started()
             try:
@@ -242,20 +251,47 @@ class ShardedSink(ShardSink):
 
     async def _store(self, shard: _Shard, request: CommitRequest) -> None:
         # Behind the end of a shard nothing would be given in the next run.
-        if not request.ended:
-            self._file.store(shard.name, request.position)
+        if request.ended:
+            return
+        try:
+            await self._keep_given_up()
+        except EtlstageError as error:
+            self._failure = self._failure or error
+            assert shard.worker is not None, "it commits"
+            self._tasks.start_soon(shard.worker.stop, FarewellReason.LOST)
+            raise
+        self._file.store(shard.name, request.position)
+
+    def _note_given_up(self, shard: _Shard, outcome: Outcome) -> None:
+        assert shard.worker is not None, "it had these messages"
+        assert outcome.error is not None, "they have failed"
+        first = outcome.start - shard.worker.yielded
+        for at, message in enumerate(outcome.messages, first):
+            self._given_up[shard.places[at]] = outcome.error, message
+
+    async def _keep_given_up(self) -> None:
+        """Dead-letter, durably, what no shard would be given in the next run."""
+        async with self._settling:
+            for place, (error, message) in sorted(self._given_up.items()):
+                letters = await self._policy.keep(error, [message], place=place)
+                self._kept[place] = letters
+                del self._given_up[place]
+            await self._sync_letters()
 
     def _note(self, shard: _Shard, messages: Run, error: EtlstageError | None) -> None:
         """Take what became of messages of a shard, the oldest that are open."""
         assert shard.worker is not None, "it has answered"
-        if error is not None and shard.worker.stopping:
-            return  # the next run gives them again
-        if error is not None and not isinstance(error, OF_A_MESSAGE):
+        stopping = shard.worker.stopping
+        if error is not None and not stopping and not isinstance(error, OF_A_MESSAGE):
             self._failure = self._failure or error
             return
         for message in messages:
             place = shard.places.popleft()
-            self._settled[place] = None if error is None else (error, message)
+            if error is None:
+                self._settled[place] = None
+            elif not stopping or place in self._kept:
+                self._settled[place] = error, message
+            # Else the next run gives it again.
 
     async def _advance(self) -> None:
         """Book what has an outcome, up to the first message that has none."""
@@ -265,9 +301,13 @@ class ShardedSink(ShardSink):
                 self._first += 1
                 if failed is None:
                     self.account.done += 1
+                    continue
+                place = self._first - 1
+                self._given_up.pop(place, None)
+                if (letters := self._kept.pop(place, None)) is not None:
+                    self._policy.count(letters)
                 else:
                     error, message = failed
-                    place = self._first - 1
                     await self._policy.settle(error, [message], place=place)
 
     async def flush(self) -> None:

@@ -4,10 +4,15 @@ The worker of a shard, until its end is committed or it is another's; sinks that
 A supervisor starts a worker again that is lost, but none that was asked to end. A shard
 can't end without one: for what its worker had not committed when it ended another is
 started here, as often as ``restart`` allows.
+
+Of a message that killed each worker which had it, the next worker knows nothing: it
+commits what is behind it. So what was given up is settled before a checkpoint is stored,
+and none is stored where that fails, or ends the run.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -24,7 +29,11 @@ from etlstage.errors import (
     WorkerLost,
 )
 from etlstage.messages import Run, counted
-from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
+from etlstage.pipeline.dead_letter.policy import (
+    OF_A_MESSAGE,
+    DeadLetterPolicy,
+    config_of,
+)
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.protocol.events import FarewellReason
@@ -52,6 +61,7 @@ class ShardWorker:
         stage: Of the worker.
         share: The shard, and what is committed of it.
         store: Stores what is committed.
+        on_given_up: Called with what is tried no more, before a checkpoint behind it.
         settings: Of its supervisors.
 
     Attributes:
@@ -60,6 +70,7 @@ class ShardWorker:
         taken: Set when that has been taken.
         ended: Whether the end of the shard is committed.
         stopping: Whether it was stopped.
+        yielded: Messages of which the answers were yielded, of this supervisor.
         faults: Failures and restarts of the workers of each supervisor that is over.
 
     """
@@ -69,6 +80,7 @@ class ShardWorker:
         stage: Stage,
         share: Assignment,
         store: StoreCommit,
+        on_given_up: Callable[[Outcome], None],
         **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
         self.runs: MemoryObjectSendStream[Run]
@@ -76,10 +88,12 @@ class ShardWorker:
         self.taken: Signal = Signal()
         self.ended: bool = False
         self.stopping: bool = False
+        self.yielded: int = 0
         self.faults: list[Faults] = []
         self._stage = stage
         self._share = share
         self._store = store
+        self._on_given_up = on_given_up
         self._settings = settings
         self._why: FarewellReason | None = None
         self._supervisor: AsyncSupervisor
@@ -108,7 +122,7 @@ class ShardWorker:
             self._stage, commit=self._commit, assignment=self._share, **self._settings
         )
         await self._supervisor.__aenter__()
-        self._running = True
+        self._running, self.yielded = True, 0
 
     async def _end(
         self,
@@ -154,12 +168,15 @@ class ShardWorker:
         while not self.stopping:
             supervisor, last = self._supervisor, tries == self._most
             failures, left = supervisor.faults.failures, list[Run]()
-            async with aclosing(supervisor.answers(source)) as answers:
+            async with aclosing(
+                supervisor.answers(source, on_failure=self._note_failure)
+            ) as answers:
                 async for answer in answers:
                     for part in answer.parts():
                         if not last and self._is_of_end(part.error):
                             left.append(part.messages)
                         else:
+                            self.yielded += len(part.messages)
                             yield part
             if self.stopping or self._why is None:
                 return
@@ -195,12 +212,14 @@ class ShardWorker:
         """Whether the shard ends; else the next run gives what is not committed."""
         return self._why is FarewellReason.ENDED and not self.stopping
 
+    def _note_failure(self, outcome: Outcome) -> None:
+        error = outcome.error
+        if isinstance(error, OF_A_MESSAGE) and not _only_ended(error):
+            self._on_given_up(outcome)
+
     def _is_of_end(self, error: EtlstageError | None) -> bool:
         """Return whether it reports only that the worker has ended."""
-        if error is None or not self._ends:
-            return False
-        lost = isinstance(error, WorkerLost | RemoteProtocolError)
-        return isinstance(error, NotCommitted) or (lost and not error.attempts)
+        return error is not None and self._ends and _only_ended(error)
 
     def _not_ended(self, left: Sequence[Run]) -> NotCommitted:
         stage, shard = self._stage.name, self._share.name
@@ -265,15 +284,29 @@ class ShardSink(Sink):
         self._policy = DeadLetterPolicy(
             self.account, stage.on_error, config_of(stage), dead_letters
         )
+        self._letters = dead_letters
         self._settling = anyio.Lock(fast_acquire=True)
         self._metrics = StageMetrics(meter, stage.name)
         self._of_supervisor: dict[str, Any] = {"meter": meter, "launch": launch}
         self._finished = False
 
-    def _worker(self, shard: str, position: object, store: StoreCommit) -> ShardWorker:
+    def _worker(
+        self,
+        shard: str,
+        position: object,
+        store: StoreCommit,
+        on_given_up: Callable[[Outcome], None],
+    ) -> ShardWorker:
         """Return the worker of a shard, to be entered."""
         share = Assignment(shard, position)
-        return ShardWorker(self._stage, share, store, **self._of_supervisor)
+        return ShardWorker(
+            self._stage, share, store, on_given_up, **self._of_supervisor
+        )
+
+    async def _sync_letters(self) -> None:
+        """Make durable what a checkpoint is about to count on."""
+        if self._letters is not None:
+            await self._letters.sync()
 
     def output(self) -> Output:
         """Return that workers have them."""
@@ -322,6 +355,10 @@ class LeasedShard:
         """Its worker has been."""
         self.gone = False
         self.failure: EtlstageError | None = None
+        self.given_up: deque[Outcome] = deque()
+        """What its worker is given no more, and that is not settled."""
+        self.settled: list[EtlstageError] = []
+        """Of what was settled for a checkpoint, and is still to be yielded."""
         self._asked: _Asked | None = None
 
     @property
@@ -354,3 +391,9 @@ class _Asked:
     def __init__(self) -> None:
         self.stored = False
         self.answered = anyio.Event()
+
+
+def _only_ended(error: EtlstageError) -> bool:
+    """Return whether a worker that has ended is all that is wrong with its messages."""
+    lost = isinstance(error, WorkerLost | RemoteProtocolError)
+    return isinstance(error, NotCommitted) or (lost and not error.attempts)

@@ -11,6 +11,7 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Callable,
     Iterable,
     Iterator,
     Mapping,
@@ -419,23 +420,38 @@ class AsyncSupervisor:
 
     @overload
     def answers(
-        self, items: Iterable[Run] | AsyncIterable[Run]
+        self,
+        items: Iterable[Run] | AsyncIterable[Run],
+        *,
+        on_failure: Callable[[Outcome], None] | None = None,
     ) -> AsyncGenerator[Outcome, None]: ...
     @overload
     def answers(
-        self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
+        self,
+        items: Iterable[Run | Position] | AsyncIterable[Run | Position],
+        *,
+        on_failure: Callable[[Outcome], None] | None = None,
     ) -> AsyncGenerator[Collected, None]: ...
     async def answers(
-        self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
+        self,
+        items: Iterable[Run | Position] | AsyncIterable[Run | Position],
+        *,
+        on_failure: Callable[[Outcome], None] | None = None,
     ) -> AsyncGenerator[Collected, None]:
         """
         Do as :meth:`stream`, a run at a time: for who moves millions of messages.
 
         A position among the runs is yielded when all messages before it have ended,
         whatever the order of the others; no position overtakes another.
+
+        Args:
+            items: The runs, and positions among them.
+            on_failure: Called with what ends with an error as soon as it does. It is
+                yielded in its turn, which a worker that commits may put off for long.
+
         """
         tasks = self._running()
-        with self._submission("stream") as (submission, changed, _):
+        with self._submission("stream", on_failure) as (submission, changed, _):
             room = self._max_messages, self._max_bytes
             intake = Intake(self._pool, submission, items, *room)
             self._intakes.add(intake)
@@ -562,7 +578,7 @@ class AsyncSupervisor:
 
     @contextmanager
     def _submission(
-        self, what: str
+        self, what: str, on_failure: Callable[[Outcome], None] | None = None
     ) -> Iterator[tuple[Submission | Lanes, Signal, Span]]:
         if self.stage.kind is StageKind.EXTRACT:
             raise LocalProtocolError(
@@ -572,6 +588,7 @@ class AsyncSupervisor:
         submission = submission_for(self.stage, changed.set, self._max_bytes)
         lanes = submission.lanes if isinstance(submission, Lanes) else [submission]
         for lane in lanes:
+            lane.on_failure = on_failure
             self._pool.open(lane)
         try:
             with Span(what, stage=self.stage.name) as noted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Container
 from typing import Any
 
 import anyio
@@ -26,6 +26,7 @@ class Processors:
             status, or, None, answer without a checkpoint.
         pause: Seconds for each record.
         every: Records between two checkpoints.
+        killers: Records of which each one dies.
 
     """
 
@@ -36,6 +37,7 @@ class Processors:
         fails: int = 0,
         pause: float = 0.1,
         every: int = 2,
+        killers: Container[int] = (),
     ) -> None:
         self.done: dict[str, list[int]] = {}
         self.numbers: dict[int, str] = {}
@@ -43,7 +45,7 @@ class Processors:
         self.actions: list[tuple[str, str]] = []
         self.errors: list[str | None] = []
         self._at_end, self._fails = at_end, fails
-        self._pause, self._every = pause, every
+        self._pause, self._every, self._killers = pause, every, killers
 
     async def __call__(self, worker: ScriptedWorker) -> int:
         """Live as one of them."""
@@ -56,6 +58,8 @@ class Processors:
             for record in message.get("records", ()):
                 await anyio.sleep(self._pause)
                 number = json.loads(base64.b64decode(record["data"]))["n"]
+                if number in self._killers:
+                    return 3
                 last = record["sequenceNumber"]
                 assert self.numbers.setdefault(number, last) == last
                 self.done.setdefault(shard, []).append(number)

@@ -5,27 +5,35 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import anyio
 import anyio.to_thread
 import pytest
 from structlog.testing import capture_logs
 
-from etlstage.errors import ConfigError, InvalidMessage, NotCommitted, StateUnusable
+from etlstage.errors import (
+    ConfigError,
+    InvalidMessage,
+    NotCommitted,
+    StageError,
+    StateUnusable,
+    WorkerLost,
+)
 from etlstage.messages import AnnotatedRun, Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
-from etlstage.pipeline.interfaces import Source
+from etlstage.pipeline.dead_letter.letter import DeadLetter
+from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.protocol.events import FarewellReason
 from etlstage.protocol.kcl.settings import KclDialect
-from etlstage.shard.cut import Cut
+from etlstage.shard.cut import Cut, number_of
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import Lease
 from etlstage.shard.leased import LeasedSink
-from etlstage.shard.sink import ShardedSink
+from etlstage.shard.sink import CheckpointFile, ShardedSink
 from etlstage.shard.table import (
     NEWS,
     LeaseTable,
@@ -34,8 +42,9 @@ from etlstage.shard.table import (
     SQLiteLeases,
     TableGone,
 )
-from etlstage.stage import BatchPolicy, RestartPolicy, Stage
+from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage
 from etlstage.testing import (
+    MemoryDeadLetters,
     MemorySource,
     ScriptedLaunch,
     ScriptedWorker,
@@ -369,6 +378,98 @@ async def test_input_ends_while_records_go_one_by_one() -> None:
             (report,) = await run_all(one)
         assert report.status == "done", report.error
         check_whole(processors)
+
+
+class Letters(MemoryDeadLetters):
+    """Letters on a disk that takes none, or some."""
+
+    def __init__(self, *, full: bool = False) -> None:
+        super().__init__()
+        self._full = full
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> None:
+        """Keep them, or fail."""
+        if self._full:
+            raise StageError("can't write dead letters: disk full", stage="load")
+        await super().keep(letters)
+
+
+class Settled:
+    """A load whose sixth record kills each worker; none of them commits before it."""
+
+    def __init__(self, *, then: Literal["fail", "dead_letter"], full: bool) -> None:
+        self.processors = Processors(every=20, killers=[5])
+        self.letters = Letters(full=full)
+        self.committed: list[object] = []
+        self._then = then
+
+    def commit(self, position: object) -> None:
+        """Assert that what is covered was processed, or has a letter that is durable."""
+        self.committed.append(position)
+        done = {n for of in self.processors.done.values() for n in of}
+        kept = [json.loads(letter.message)["n"] for letter in self.letters.kept]
+        safe = done.union(kept[: self.letters.durable])
+        assert safe.issuperset(range(number_of(position) + 1))
+
+    async def run(self, *, shared: bool) -> Report:
+        """Load, by leases or with a file."""
+        commit = self.commit
+
+        class Table(MemoryLeases):
+            def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
+                if after.position is not None:
+                    commit(json.loads(after.position))
+                return super().swap(before, after, news)
+
+        class File(CheckpointFile):
+            def store(self, shard: str, position: object) -> None:
+                commit(position)
+                super().store(shard, position)
+
+        settings: dict[str, Any] = {
+            "stage": replace(STAGE, on_error=ErrorPolicy(retries=0, then=self._then)),
+            "cut": Cut(1, sequence="/n"),
+            "dead_letters": self.letters,
+            "launch": ScriptedLaunch(self.processors),
+        }
+        sink: Sink
+        if shared:
+            keeper, table = LeaseKeeper("a", "start", failover=3.0), Table()
+            sink = LeasedSink(**settings, keeper=keeper, leases=lambda _of: table)
+        else:
+            sink = ShardedSink(**settings, checkpoints=File(None, {}))
+        return await Pipeline(
+            name="p", source=Numbered(), sink=sink, dead_letters=self.letters
+        ).run()
+
+
+@virtually
+async def test_record_that_was_given_up_is_settled_before_a_checkpoint() -> None:
+    """The worker behind it knows nothing of it, and commits what is behind (issue 25)."""
+    for shared in (True, False):
+        one = Settled(then="dead_letter", full=False)
+        report = await one.run(shared=shared)
+        assert report.status == "done", report.error
+        account = report.ledger[-1]
+        assert (account.done, account.dead) == (COUNT - 1, 1)
+        assert [letter.place for letter in one.letters.kept] == [5]
+        assert one.committed
+
+
+@virtually
+async def test_nothing_is_committed_behind_a_record_that_ends_the_run() -> None:
+    """Nor behind one that can't be dead-lettered (issue 25)."""
+    for shared in (True, False):
+        one = Settled(then="fail", full=False)
+        report = await one.run(shared=shared)
+        assert isinstance(report.error, WorkerLost)
+        assert not one.committed
+
+        one = Settled(then="dead_letter", full=True)
+        report = await one.run(shared=shared)
+        assert isinstance(report.error, StageError)
+        assert "disk full" in str(report.error)
+        assert not one.committed
 
 
 @virtually

@@ -134,6 +134,25 @@ class DeadLetterPolicy:
             StageError: If there were too many, or they can't be written.
 
         """
+        self._held += await self._letters_of(error, messages, place)
+        if self._ripe or anyio.current_time() - self._kept_at >= _SOON:
+            await self.flush()
+
+    async def keep(
+        self, error: Exception, messages: Run, *, place: int
+    ) -> Sequence[DeadLetter]:
+        """
+        Dead-letter messages ahead of their turn, in which :meth:`count` books them.
+
+        Returns the letters; takes and raises what :meth:`hold` does.
+        """
+        made = await self._letters_of(error, messages, place)
+        await self._write(made)
+        return made
+
+    async def _letters_of(
+        self, error: Exception, messages: Run, place: int
+    ) -> list[DeadLetter]:
         letters = self._letters
         ends_run = isinstance(error, ContractBroken) and error.ends_run
         if letters is None or ends_run or not isinstance(error, OF_A_MESSAGE):
@@ -144,10 +163,10 @@ class DeadLetterPolicy:
                 error.place = place
             raise error
         came = letter_time()
-        for number, message in enumerate(messages, place):
-            self._hold(letters, error, message, number, came)
-        if self._ripe or anyio.current_time() - self._kept_at >= _SOON:
-            await self.flush()
+        return [
+            self._letter(letters, error, message, number, came)
+            for number, message in enumerate(messages, place)
+        ]
 
     async def hold_refused(self, answer: Outcome, before: int = 0) -> None:
         """
@@ -166,25 +185,24 @@ class DeadLetterPolicy:
         assert letters, "a refusal that ends the run has to be held by itself"
         came, start, messages = letter_time(), before + answer.start, answer.messages
         for number, error in answer.refused:
-            self._hold(letters, error, messages[number], start + number, came)
+            place, message = start + number, messages[number]
+            self._held.append(self._letter(letters, error, message, place, came))
             if self._ripe:
                 await self.flush()
         if anyio.current_time() - self._kept_at >= _SOON:
             await self.flush()
 
-    def _hold(
+    def _letter(
         self,
         letters: DeadLetters,
         error: Exception,
         message: bytes,
         place: int,
         came: str,
-    ) -> None:
+    ) -> DeadLetter:
         # One object for each, and not its error beside it: see Refusals.
         stage, config, self._last = self._account.stage, self._config, error
-        self._held.append(
-            letters.letter(stage, place, message, error, config=config, time=came)
-        )
+        return letters.letter(stage, place, message, error, config=config, time=came)
 
     @property
     def _ripe(self) -> bool:
@@ -197,15 +215,24 @@ class DeadLetterPolicy:
     async def flush(self) -> None:
         """Dead-letter what is held; raise when that ends the run, as :meth:`hold`."""
         held, self._held = self._held, []
-        letters, account = self._letters, self._account
-        if not held or letters is None:
-            return
+        if held:
+            await self._write(held)
+            self.count(held)
+
+    async def _write(self, made: Sequence[DeadLetter]) -> None:
+        assert self._letters is not None, "it has made these letters"
         try:
-            await letters.keep(held)
+            await self._letters.keep(made)
         except StageError:
-            account.failed += sum(x.kind != WorkerLost.__name__ for x in held)
+            lost = sum(letter.kind == WorkerLost.__name__ for letter in made)
+            self._account.failed += len(made) - lost
             raise
         self._kept_at = anyio.current_time()
+
+    def count(self, held: Sequence[DeadLetter]) -> None:
+        """Book letters that are written; raises StageError if there are too many."""
+        letters, account = self._letters, self._account
+        assert letters is not None, "they are written"
         account.dead += len(held)
         # Where the host logs to may be gone; the letters are kept all the same.
         with suppress(Exception):

@@ -133,6 +133,8 @@ class Submission:
         self._collected = 0
         self._total = 0
         self._dead: EtlstageError | None = None
+        self.on_failure: Callable[[Outcome], None] | None = None
+        """Called at once with what ends with an error, whenever that is collected."""
         self.abandoned: bool = False
         """Its caller is gone."""
         self.closed: bool = False
@@ -308,6 +310,8 @@ class Submission:
         self.in_flight -= len(outcome.messages)
         self.held_bytes += size
         self._unread += size
+        if outcome.error is not None and self.on_failure is not None:
+            self.on_failure(outcome)
         if self._order.add(outcome, self._limit) or self.withheld:
             self._on_outcome()
 
