@@ -14,12 +14,17 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
-from tests.simulate import edge
+from tests.simulate import edge, shards
 from tests.simulate.pipelines import any_pipeline
 from tests.simulate.run import simulate, simulate_all
 
 __all__ = ("main", "run_seeds")
 
+RUNS: Final = {
+    "pipelines": partial(simulate, any_pipeline),
+    "edges": partial(edge.simulate, edge.any_halves),
+    "shards": partial(shards.simulate, shards.any_runners),
+}
 _PIECE: Final = 100  # seeds that a process takes at once
 
 
@@ -29,10 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.simulate",
         description="Run pipelines of workers, with faults, in virtual time.",
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--edges",
-        action="store_true",
+        dest="what",
+        action="store_const",
+        const="edges",
         help="run two pipelines for each seed, with journals between them",
+    )
+    what.add_argument(
+        "--shards",
+        dest="what",
+        action="store_const",
+        const="shards",
+        help="run loads by shards, with runners that share them",
     )
     parser.add_argument(
         "--seeds",
@@ -50,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     seeds, seconds, failed = given.seeds, 0.0, 0
-    for stories, spent in run_seeds(seeds, given.jobs, edges=given.edges):
+    for stories, spent in run_seeds(seeds, given.jobs, given.what or "pipelines"):
         failed += len(stories)
         seconds += spent
         for story in stories:
@@ -64,16 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_seeds(
-    seeds: range, jobs: int, *, edges: bool = False
+    seeds: range, jobs: int, what: str = "pipelines"
 ) -> Iterator[tuple[list[str], float]]:
     """Yield the stories of seeds that fail, and the processor time, by pieces."""
     pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
-    one = (
-        partial(edge.simulate, edge.any_halves)
-        if edges
-        else partial(simulate, any_pipeline)
-    )
-    run = partial(simulate_all, one)
+    run = partial(simulate_all, RUNS[what])
     if jobs == 1:
         yield from map(run, pieces)
         return

@@ -1,0 +1,674 @@
+"""
+Loads by shards: runners die, are drained and come, their workers die, and tables fail.
+
+Runners share the shards by leases, or each has all of them, one runner after the other,
+and the checkpoints are in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+from unittest.mock import patch
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from etlstage.errors import EtlstageError, StateUnusable
+from etlstage.messages import AnnotatedRun, Position, Run, StageKind
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.interfaces import Source
+from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.shard.cut import Cut
+from etlstage.shard.keeper import LeaseKeeper
+from etlstage.shard.kinesis.aggregate import split
+from etlstage.shard.kinesis.source import KinesisSource
+from etlstage.shard.lease import Lease
+from etlstage.shard.leased import LeasedSink
+from etlstage.shard.sink import CheckpointFile, ShardedSink
+from etlstage.shard.table import NEWS, MemoryLeases, News, TableGone
+from etlstage.stage import (
+    BatchPolicy,
+    ErrorBudget,
+    ErrorPolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
+from etlstage.testing import (
+    MemoryDeadLetters,
+    ScriptedLaunch,
+    ScriptedWorker,
+    run_virtually,
+)
+from etlstage.testing.scenario import Violation
+from etlstage.testing.simulation import SimulationFailed
+from tests.shard.stream import MemoryKinesis, aggregated, refusal
+from tests.simulate.processor import Number, Processor, number_in
+
+__all__ = ("ShardScenario", "any_runners", "simulate")
+
+PASSING: Final = ("ProvisionedThroughputExceededException", "ExpiredIteratorException")
+"""What the API answers at times, and then not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardScenario:
+    """Who runs when, and what goes wrong until all is well."""
+
+    records: int
+    leases: bool
+    """Whether runners share the shards; else one runs after the other."""
+    stream: bool
+    """Whether the input has shards of its own; else it is cut into them."""
+    shards: int
+    page: int
+    """Records of one read."""
+    stage: Stage
+    lives: tuple[Life, ...]
+    """Of the runners that come before one that lives to the end."""
+    unread: float
+    """Share of requests to the table that fail, half of them when they are done; and of
+    writes of the file."""
+    slow: float
+    """Seconds that one takes, at most."""
+    dies: float
+    """Share of records, of checkpoints and of ends at which a worker exits."""
+    commits: float
+    """Share of records that are checkpointed; one in four without their number."""
+    poisoned: frozenset[int]
+    """Records at which each worker dies; without dead letters until all is well."""
+    letters: bool
+    """Whether a record is dead-lettered that no worker survives."""
+    changes: tuple[tuple[float, str], ...] = ()
+    """When shards are split and merged."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """One runner."""
+
+    name: str
+    start: float
+    """Virtual seconds."""
+    length: float
+    end: str
+    """``killed`` or ``drained``."""
+
+
+def any_runners(draw: random.Random) -> ShardScenario:
+    """Draw runners of one load."""
+    leases = draw.random() < 0.7
+    stream = leases and draw.random() < 0.5
+    records = draw.randint(1, 40)
+    letters = draw.random() < 0.4
+    stage = Stage(
+        name="load",
+        worker=("processor",),
+        dialect=KclDialect(
+            max_uncommitted=draw.choice((3, 1000)),
+        ),
+        kind=StageKind.LOAD,
+        batch=BatchPolicy(size=draw.choice((1, 3, 10))),
+        restart=RestartPolicy(max=1000, delay=0.01, max_delay=0.05),
+        timeout=Timeouts(message=60.0, stop=0.5),
+        on_error=ErrorPolicy(
+            retries=draw.randint(0, 2),
+            then="dead_letter",
+            budget=ErrorBudget(count=10_000),
+        )
+        if letters
+        else ErrorPolicy(retries=draw.choice((0, 1, 1000))),
+    )
+    lives = [
+        Life(
+            draw.choice("abc"),
+            draw.choice((0.0, draw.uniform(0, 20))),
+            draw.choice((0.3, 3.0, 20.0)) * draw.random(),
+            draw.choice(("killed", "killed", "drained")),
+        )
+        for _ in range(draw.randint(0, 4))
+    ]
+    poisoned = draw.sample(range(records), min(records, draw.randint(0, 2)))
+    return ShardScenario(
+        records=records,
+        leases=leases,
+        stream=stream,
+        shards=draw.randint(1, 3),
+        page=draw.choice((1, 3, 10)),
+        stage=stage,
+        lives=tuple(lives),
+        unread=draw.choice((0.0, 0.02, 0.3)),
+        slow=draw.choice((0.0, 0.05, 2.0)),
+        dies=draw.choice((0.0, 0.01, 0.1)),
+        commits=draw.choice((0.1, 0.5, 1.0)),
+        poisoned=frozenset(poisoned),
+        letters=letters,
+        changes=tuple(
+            (draw.uniform(0, 15), draw.choice(("split", "split", "merge")))
+            for _ in range(draw.randint(0, 3) if stream else 0)
+        ),
+    )
+
+
+class Records(Source):
+    """What is cut into shards."""
+
+    def __init__(self, simulation: ShardSimulation) -> None:
+        super().__init__("records")
+        self._simulation = simulation
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield nothing: records are read with their numbers."""
+        raise AssertionError("records are read with their numbers")
+        yield
+
+    async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
+        """Yield those behind a number."""
+        messages, page = self._simulation.messages, self._simulation.scenario.page
+        for n in range(after + 1, len(messages), page):
+            await self._simulation.pause()
+            numbers = range(n, min(n + page, len(messages)))
+            yield AnnotatedRun(messages[n : n + page], sequence=numbers)
+
+
+class Rows(Source):
+    """The same for one runner, with positions."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__("records")
+        self._runner = runner
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield records from the position on."""
+        simulation = self._runner.simulation
+        messages, page = simulation.messages, simulation.scenario.page
+        for n in range(simulation.position, len(messages), page):
+            await simulation.pause()
+            yield messages[n : n + page]
+            yield Position(min(n + page, len(messages)))
+
+    async def acknowledge(self, position: Position) -> None:
+        """Store a position, and have it judged."""
+        await self._runner.simulation.pause()
+        if not self._runner.dead:
+            assert isinstance(position.value, int)
+            self._runner.simulation.acknowledge(position.value)
+
+
+class Checkpoints(CheckpointFile):
+    """The file of one runner; what it does when it is dead counts no more."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(None, {})
+        self._runner = runner
+        self._simulation = runner.simulation
+
+    def open(self) -> None:
+        """Take what is stored."""
+        self._positions = dict(self._simulation.stored)
+
+    def store(self, shard: str, position: object) -> None:
+        """Store a position, or fail before that or behind it."""
+        self._fail()
+        super().store(shard, position)
+        self._simulation.store(self._runner, shard, json.dumps(position))
+        self._fail()
+
+    def _fail(self) -> None:
+        if self._runner.dead or self._simulation.fails():
+            raise StateUnusable("can't store checkpoints: disk full")
+
+
+@dataclass
+class Runner:
+    """One start of a runner."""
+
+    simulation: ShardSimulation
+    life: Life
+    owner: str
+    dead: bool = False
+    letters: MemoryDeadLetters = field(default_factory=MemoryDeadLetters)
+    report: Report | None = None
+
+
+class Table(MemoryLeases):
+    """What one runner has of the table; what it does when it is dead counts no more."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__()
+        self._runner = runner
+        self._simulation = runner.simulation
+
+    def read(self) -> list[Lease]:
+        """Read it, or fail."""
+        self._fail()
+        return self._simulation.table.read()
+
+    def add(self, leases: Iterable[Lease]) -> int:
+        """Add leases, or fail before that or behind it."""
+        self._fail()
+        added = self._simulation.table.add(leases)
+        self._fail()
+        return added
+
+    def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
+        """Put a row in the place of another, or fail; it may be put there later."""
+        swap = partial(self._simulation.swap, self._runner, before, after, news)
+        try:
+            self._fail()
+        except TableGone:
+            if not self._runner.dead and self._simulation.chance.random() < 0.3:
+                self._simulation.late(swap)
+            raise
+        done = swap()
+        self._fail()
+        return done
+
+    def close(self) -> None:
+        """Keep it: others have it, too."""
+
+    def _fail(self) -> None:
+        if self._runner.dead or self._simulation.fails():
+            raise TableGone("lease table: gone")
+
+
+class ShardSimulation:
+    """One seed, run once."""
+
+    def __init__(
+        self, draw: Callable[[random.Random], ShardScenario], seed: int
+    ) -> None:
+        self.chance: random.Random = random.Random(f"{seed} shards")  # noqa: S311
+        self.scenario: ShardScenario = draw(self.chance)
+        self.story: list[str] = []
+        self.table = MemoryLeases()
+        self.stored: dict[str, Any] = {}
+        """The checkpoints in the file, as plain JSON."""
+        self.position = 0
+        """That of the source, where there are no leases."""
+        self._begin = 0  # where the runner that lives has begun
+        self.messages: list[bytes] = []
+        self.sound = False
+        """Whether nothing goes wrong any more."""
+        numbers = None if self.scenario.leases else "/n"
+        self._cut = Cut(self.scenario.shards, "/user", sequence=numbers)
+        self._stream: MemoryKinesis | None = None
+        self._processed: dict[str, set[Number]] = {}
+        self.killers: set[int] = set()
+        """Records at which a worker has died."""
+        self._lettered: set[int] = set()
+        self._wrong: list[Violation] = []
+        self._runners: list[Runner] = []
+        self._tasks: TaskGroup
+
+    def run(self) -> str:
+        """Return what was not as promised, or nothing."""
+        try:
+            with (
+                patch.object(anyio.to_thread, "run_sync", self._in_thread),
+                patch("etlstage.shard.kinesis.source.time.sleep", lambda _: None),
+            ):
+                run_virtually(self._main, draw=self.chance)
+        except BaseException as error:
+            first = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            if isinstance(first, Violation):
+                return str(first)
+            raise
+        return ""
+
+    def tell(self, text: str) -> None:
+        """Add a line to the story."""
+        self.story.append(f"{anyio.current_time():9.3f} {text}")
+
+    def violate(self, text: str) -> None:
+        """Have the seed fail: what raises here may be an error that is expected."""
+        self.tell(f"VIOLATION: {text}")
+        self._wrong.append(Violation(text))
+
+    # --- what goes wrong ------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Take some time, or none."""
+        await anyio.sleep(self.chance.choice((0.0, 0.001, 0.03)))
+
+    def fails(self) -> bool:
+        """Return whether a request to the table fails."""
+        return not self.sound and self.chance.random() < self.scenario.unread
+
+    def late(self, swap: Callable[[], bool]) -> None:
+        """Do some time what somebody has long given up."""
+
+        async def do() -> None:
+            await anyio.sleep(self.chance.uniform(0, 20))
+            swap()
+
+        self._tasks.start_soon(do)
+
+    def dies(self) -> bool:
+        """Return whether a worker is to exit here."""
+        return not self.sound and self.chance.random() < self.scenario.dies
+
+    def kills(self, message: int) -> bool:
+        """Return whether each worker dies of a record."""
+        cured = self.sound and not self.scenario.letters
+        return message in self.scenario.poisoned and not cured
+
+    async def _in_thread(
+        self, function: Callable[..., Any], *args: object, **_: object
+    ) -> Any:  # noqa: ANN401
+        slow = self.scenario.slow * (not self.sound)
+        try:
+            await anyio.sleep(self.chance.choice((0.0, 0.001, slow)))
+        except BaseException:
+            # A thread is not cancelled: it may have got so far.
+            if self.chance.random() < 0.5:
+                function(*args)
+            raise
+        result = function(*args)
+        await anyio.sleep(self.chance.choice((0.0, 0.001, slow)))
+        return result
+
+    # --- the table ------------------------------------------------------------------
+
+    def swap(self, runner: Runner, before: Lease, after: Lease, news: News) -> bool:
+        """Put a row in the place of another, and judge what is committed."""
+        done = self.table.swap(before, after, news)
+        if done and (after.position, after.ended) != (before.position, before.ended):
+            self.tell(
+                f"{runner.owner} commits {after.shard} {after.position}"
+                f"{' ended' * after.ended}"
+            )
+            self._check_commit(after, number_in(before.position))
+        return done
+
+    def store(self, runner: Runner, shard: str, position: str) -> None:
+        """Store a checkpoint in the file, and judge it."""
+        self.tell(f"{runner.owner} stores {shard} {position}")
+        before = self.committed(shard).position
+        self._check_commit(Lease(shard, position=position), number_in(before))
+        self.stored[shard] = json.loads(position)
+
+    def committed(self, shard: str) -> Lease:
+        """Return what is committed of a shard."""
+        if self.scenario.leases:
+            return next(row for row in self.table.read() if row.shard == shard)
+        stored = self.stored.get(shard)
+        return Lease(shard, position=None if stored is None else json.dumps(stored))
+
+    def acknowledge(self, position: int) -> None:
+        """Store the position of the source, and judge it."""
+        self.tell(f"position {position} is stored")
+        if position < self.position:
+            self.violate(f"the source goes back to {position}")
+        self.position = position
+        processed = {n for of in self._processed.values() for n, _ in of}
+        for n in range(position):
+            if n not in processed and n not in self._safe():
+                self.violate(f"{position} is stored, and {n} was not processed")
+
+    def _check_commit(self, lease: Lease, before: Number) -> None:
+        number = number_in(lease.position)
+        # Of a write of the file that failed nobody knows whether it is there.
+        unsure = not self.scenario.leases and self.scenario.unread
+        if number < before and not lease.ended and not unsure:
+            self.violate(f"{lease.shard} goes back to {number} from {before}")
+        processed = self._processed.get(lease.shard, set())
+        for place, message in self.records_of(lease.shard).items():
+            covered = lease.ended or place <= number
+            if covered and place not in processed and message not in self._safe():
+                self.violate(
+                    f"{lease.shard} is committed, and record {message} was not processed"
+                )
+        if lease.ended and self._stream is not None:
+            shard = next(s for s in self._stream.shards if s["ShardId"] == lease.shard)
+            if "EndingSequenceNumber" not in shard["SequenceNumberRange"]:
+                self.violate(f"{lease.shard} is committed as ended, and goes on")
+
+    def _safe(self) -> set[int]:
+        """Return the records that a dead letter holds which no crash can lose."""
+        kept = [
+            letter
+            for runner in self._runners
+            for letter in runner.letters.kept[: runner.letters.durable]
+        ]
+        return self._lettered | {json.loads(letter.message)["n"] for letter in kept}
+
+    def records_of(self, shard: str) -> Mapping[Number, int]:
+        """Return what a shard has, in its order."""
+        if self._stream is None:
+            cuts = map(self._cut.record, self.messages)
+            return {
+                (row, 0): row
+                for row, cut in enumerate(cuts)
+                if self._cut.names[cut.shard] == shard
+            }
+        found: dict[Number, int] = {}
+        for record in self._stream.records[shard]:
+            number = int(record["SequenceNumber"])
+            parts = split(record["Data"])
+            for sub, data in enumerate(
+                [record["Data"]] if parts is None else [data for data, _ in parts]
+            ):
+                found[number, sub] = json.loads(data)["n"]
+        return found
+
+    # --- runners --------------------------------------------------------------------
+
+    async def _main(self) -> None:
+        scenario = self.scenario
+        self.messages = [
+            json.dumps({"user": self.chance.randrange(9), "n": n}).encode()
+            for n in range(scenario.records)
+        ]
+        if scenario.stream:
+            self._stream = MemoryKinesis(scenario.shards, anyio.current_time)
+        with anyio.move_on_after(5000) as patience:
+            async with anyio.create_task_group() as self._tasks:
+                async with anyio.create_task_group() as tasks:
+                    if self._stream is not None:
+                        tasks.start_soon(self._produce, self._stream)
+                        for at, change in scenario.changes:
+                            tasks.start_soon(self._change, self._stream, at, change)
+                    for life in scenario.lives:
+                        if scenario.leases:
+                            tasks.start_soon(self._live, life)
+                        else:
+                            await self._live(life)
+                await anyio.sleep(25)  # until what is late is done
+                self.sound = True
+                self.tell("all is well from now on")
+                last = await self._live(Life("z", 0.0, 4000.0, "drained"))
+                self._tasks.cancel_scope.cancel()
+        if patience.cancelled_caught:
+            self.violate("it does not end")
+        elif not self._wrong:
+            self._check_whole(last)
+        if self._wrong:
+            raise self._wrong[0]
+
+    async def _produce(self, stream: MemoryKinesis) -> None:
+        left = [*self.messages]
+        while left:
+            count = self.chance.choice((1, 1, 1, 3))
+            some, left = left[:count], left[count:]
+            data = some[0]
+            if len(some) > 1:
+                # One key: all are in the shard of the record that holds them.
+                data = aggregated(*((each, "k") for each in some))
+            key = "k" if len(some) > 1 else str(self.chance.randrange(99))
+            stream.put_data(data, key)
+            if self.chance.random() < self.scenario.unread:
+                stream.fails["get_records"].append(refusal(self.chance.choice(PASSING)))
+            await anyio.sleep(self.chance.choice((0.0, 0.1, 1.0)))
+
+    async def _change(self, stream: MemoryKinesis, at: float, change: str) -> None:
+        await anyio.sleep(at)
+        living = [
+            shard
+            for shard in stream.shards
+            if "EndingSequenceNumber" not in shard["SequenceNumberRange"]
+        ]
+        living.sort(key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
+        place = self.chance.randrange(len(living))
+        names = [shard["ShardId"] for shard in living[place : place + 2]]
+        if change == "split":
+            self.tell(f"{names[0]} is split: {stream.split(names[0])}")
+        elif len(names) == 2:
+            self.tell(f"{names} are merged: {stream.merge(*names)}")
+
+    async def _live(self, life: Life) -> Runner:
+        await anyio.sleep(life.start)
+        start = f"{len(self._runners)}"
+        runner = Runner(self, life, f"{life.name}/{start}")
+        self._runners.append(runner)
+        self._begin = self.position
+        self.tell(f"{runner.owner} starts")
+        pipeline = self._pipeline(runner, start)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._end, runner, pipeline, scope)
+                runner.report = await pipeline.run()
+                tasks.cancel_scope.cancel()
+        if runner.dead:
+            return runner
+        self._judge(runner)
+        return runner
+
+    async def _end(
+        self, runner: Runner, pipeline: Pipeline, scope: anyio.CancelScope
+    ) -> None:
+        await anyio.sleep(runner.life.length)
+        self.tell(f"{runner.owner} is {runner.life.end}")
+        if runner.life.end == "drained":
+            pipeline.drain()
+            return
+        # What it has not made durable is there, or not.
+        kept = runner.letters.kept
+        safe = kept[: self.chance.randint(runner.letters.durable, len(kept))]
+        self._lettered |= {json.loads(letter.message)["n"] for letter in safe}
+        runner.dead = True
+        scope.cancel()
+
+    def _pipeline(self, runner: Runner, start: str) -> Pipeline:
+        scenario = self.scenario
+        if not scenario.leases:
+            return Pipeline(
+                name="p",
+                source=Rows(runner),
+                sink=ShardedSink(
+                    scenario.stage,
+                    cut=self._cut,
+                    checkpoints=Checkpoints(runner),
+                    dead_letters=runner.letters,
+                    launch=ScriptedLaunch(partial(self._work, runner)),
+                ),
+                dead_letters=runner.letters,
+            )
+        keeper = LeaseKeeper(runner.life.name, start, failover=3.0, hand_over=2.0)
+        sink = LeasedSink(
+            scenario.stage,
+            keeper=keeper,
+            leases=lambda _of: Table(runner),
+            cut=None if self._stream is not None else self._cut,
+            dead_letters=runner.letters,
+            launch=ScriptedLaunch(partial(self._work, runner)),
+        )
+        source: Source = Records(self)
+        if self._stream is not None:
+            source = KinesisSource(
+                "clicks",
+                lambda: self._stream,
+                follow=False,
+                idle=0.5,
+                sync=5.0,
+                max_records=scenario.page,
+            )
+        return Pipeline(name="p", source=source, sink=sink, dead_letters=runner.letters)
+
+    def _judge(self, runner: Runner) -> None:
+        report = runner.report
+        assert report is not None
+        self.tell(f"{runner.owner} is over: {report.status} {report.error or ''}")
+        account = report.ledger[-1]
+        booked = account.done + account.unprocessed + account.dead
+        if report.status != "failed" and booked != account.received:
+            self.violate(f"{account.received} records were read, {booked} are booked")
+        if report.status == "failed" and not self._may_fail(report.error):
+            self.violate(f"{runner.owner} failed: {report.error!r}")
+        rows = self.table.read()
+        if not self.scenario.unread and any(r.owner == runner.owner for r in rows):
+            self.violate(f"{runner.owner} is over, and has leases")
+
+    def _may_fail(self, error: BaseException | None) -> bool:
+        return not self.sound and isinstance(error, EtlstageError)
+
+    def _check_whole(self, last: Runner) -> None:
+        report = last.report
+        assert report is not None
+        if report.status != "done":
+            raise Violation(f"the last runner is {report.status}: {report.error!r}")
+        safe, found = self._safe(), set[int]()
+        if not self.scenario.leases:
+            self.acknowledge(self.scenario.records)
+            return
+        for lease in self.table.read():
+            records, number = self.records_of(lease.shard), number_in(lease.position)
+            processed = self._processed.get(lease.shard, set())
+            for place, message in records.items():
+                found.add(message)
+                if place not in processed and message not in safe:
+                    raise Violation(f"record {message} of {lease.shard} is lost")
+                if not lease.ended and place > number and message not in safe:
+                    raise Violation(f"{message} of {lease.shard} is not committed")
+        if found != set(range(self.scenario.records)):
+            raise Violation("not every record is in a shard")
+
+    # --- workers --------------------------------------------------------------------
+
+    async def _work(self, runner: Runner, worker: ScriptedWorker) -> int:
+        processor = Processor(self, runner, worker)
+        return await processor.run()
+
+    def begin(self, runner: Runner, shard: str, position: Number) -> None:
+        """Judge where a worker begins."""
+        row = self.committed(shard)
+        self.tell(f"{runner.owner}: a worker of {shard} begins behind {position}")
+        if position > number_in(row.position) and not row.ended:
+            self.violate(f"{shard} begins behind {position}, which is not committed")
+        for parent in row.parents:
+            of = next((one for one in self.table.read() if one.shard == parent), None)
+            if of is not None and not of.ended:
+                self.violate(f"{shard} begins before its parent {parent} has ended")
+
+    def process(self, shard: str, number: Number) -> None:
+        """Record that a record is processed."""
+        self._processed.setdefault(shard, set()).add(number)
+
+    def expected(self, shard: str, after: Number) -> list[Number]:
+        """Return the records that a worker may be given next, the last of which has to."""
+        found = list[Number]()
+        for place, message in self.records_of(shard).items():
+            if place > after and message >= self._begin:
+                found.append(place)
+                if message not in self.killers:
+                    break
+        return found
+
+
+def simulate(
+    draw: Callable[[random.Random], ShardScenario], seeds: Iterable[int]
+) -> None:
+    """Run the runners of each seed; raises SimulationFailed for the first that fails."""
+    for seed in seeds:
+        one = ShardSimulation(draw, seed)
+        if why := one.run():
+            raise SimulationFailed(seed, why, one.story)
