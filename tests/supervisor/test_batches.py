@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
@@ -37,14 +36,25 @@ def closed_by_us(
     )
 
 
-def closed_by_worker(wanted: int, style: str = "", **policy: object) -> Stage:
+def closed_by_worker(
+    wanted: int,
+    style: str = "",
+    *,
+    bnc_after_last: bool = False,
+    eob_then_eom: bool = False,
+    **policy: object,
+) -> Stage:
     """Return a stage whose worker wants so many messages; time closes no batch."""
     batch = BatchPolicy(**{"seconds": NEVER} | policy)  # type: ignore[arg-type]
     return stage(
         "asking",
         wanted,
         style,
-        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
+        dialect=MarkerDialect(
+            mode=Mode.BATCH_WORKER,
+            bnc_after_last=bnc_after_last,
+            eob_then_eom=eob_then_eom,
+        ),
         batch=batch,
         timeout=Timeouts(message=5, stop=0.5),
     )
@@ -100,12 +110,137 @@ def sizes(run: list[list[bytes]]) -> list[int]:
     return [len(batch) for batch in run]
 
 
+# --- whoever drives --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "count", "expected"),
+    [
+        (closed_by_us(size=4), 10, [4, 4, 2]),
+        (closed_by_us(), 3, [3]),
+        # It asks until it has enough, without BNC behind the last: as PR 399 does.
+        (closed_by_worker(3), 9, [3, 3, 3]),
+        # It waits for more, and gets EOB: at the end of the input, or of our size.
+        (closed_by_worker(4), 10, [4, 4, 2]),
+        (closed_by_worker(100, size=3), 7, [3, 3, 1]),
+        # The literal page: the BNC behind the last message asks for nothing.
+        (closed_by_worker(3, "literal", size=3, bnc_after_last=True), 7, [3, 3, 1]),
+        # It sees EOB at once then, and its extra BNC is left out.
+        (closed_by_worker(100, "deaf", size=3, eob_then_eom=True), 7, [3, 3, 1]),
+    ],
+    ids=[
+        *("by count", "by the end", "by the worker", "by the end for a worker"),
+        *("by our size for a worker", "literal", "deaf"),
+    ],
+)
+async def test_batch_is_closed(run: Stage, count: int, expected: list[int]) -> None:
+    """By a count, ours or the worker's; the last one by the end of the input."""
+    assert sizes(batches(await submit(run, numbers(count)))) == expected
+
+
+@pytest.mark.parametrize(
+    "run", [closed_by_us(bytes=5), closed_by_worker(100, bytes=5)], ids=["us", "worker"]
+)
+async def test_batch_is_closed_by_bytes(run: Stage) -> None:
+    """A message that would pass the bound is in the next batch; a long one is alone."""
+    messages = [b"1", b"22", b"333", b"4444", b"x" * 99, b"5", b"6"]
+
+    assert batches(await submit(run, messages)) == [
+        [b"1", b"22"],
+        [b"333"],
+        [b"4444"],
+        [b"x" * 99],
+        [b"5", b"6"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [closed_by_us(seconds=0.05), closed_by_worker(100, seconds=0.05)],
+    ids=["us", "worker"],
+)
+async def test_batch_is_closed_by_time(run: Stage) -> None:
+    """The input stalls, and what there is goes out."""
+    answered = anyio.Event()
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+        await answered.wait()
+        yield b"three"
+
+    seen = []
+    with anyio.fail_after(1000):
+        async with acting(run) as supervisor:
+            async for result in supervisor.stream(messages()):
+                seen.append(result)
+                if result.message == b"two":
+                    answered.set()
+
+    assert batches(seen) == [[b"one", b"two"], [b"three"]]
+
+
+@pytest.mark.parametrize(
+    "run", [closed_by_us(size=3), closed_by_worker(3)], ids=["us", "worker"]
+)
+async def test_callers_never_share_a_batch(run: Stage) -> None:
+    """Each gets the outputs of its own; at the end of one's input its batch is closed."""
+    seen: dict[int, list[list[bytes]]] = {}
+
+    async def use(number: int) -> None:
+        messages = [b"%d-%d" % (number, n) for n in range(number % 6)]
+        seen[number] = batches(await supervisor.submit(messages))
+
+    with anyio.fail_after(1000):
+        async with (
+            acting(run) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+            for number in range(24):
+                tasks.start_soon(use, number)
+
+    expected: list[list[int]] = [[], [1], [2], [3], [3, 1], [3, 2]]
+    assert {n: sizes(run) for n, run in seen.items()} == {
+        n: expected[n % 6] for n in range(24)
+    }
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "dialect", "size", "count"),
+    [
+        (("never_answers",), MarkerDialect(mode=Mode.BATCH_SUPERVISOR), 2, 2),
+        # It has a message and asks for nothing.
+        (("never_answers",), MarkerDialect(mode=Mode.BATCH_WORKER), 256, 2),
+        # It got what it asked for: from then on the time runs again.
+        (("sleeps_at", 2), MarkerDialect(mode=Mode.BATCH_WORKER), 256, 3),
+        # Its last BNC asks for nothing: it is the worker that is waited for.
+        (
+            ("hangs_behind_last", 2),
+            MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=True),
+            2,
+            2,
+        ),
+    ],
+    ids=["ours", "at its first message", "after it asked", "behind its last request"],
+)
+async def test_batch_that_is_not_answered(
+    behaviour: tuple[str, *tuple[object, ...]],
+    dialect: MarkerDialect,
+    size: int,
+    count: int,
+) -> None:
+    """The text shows that it was a batch; all of it has the same error."""
+    run = stage(
+        *behaviour,
+        dialect=dialect,
+        batch=BatchPolicy(size=size),
+        timeout=Timeouts(message=0.2, stop=0.2),
+    )
+    for text in errors(await submit(run, numbers(count)))[:2]:
+        assert "did not answer a batch within 0.2 s" in text
+
+
 # --- the supervisor drives -----------------------------------------------------------
-
-
-async def test_batch_is_closed_by_count() -> None:
-    """The last one is closed by the end of the input."""
-    assert sizes(batches(await submit(closed_by_us(size=4), numbers(10)))) == [4, 4, 2]
 
 
 @pytest.mark.parametrize("keys", [False, True])
@@ -127,77 +262,11 @@ async def test_batch_may_take_several_runs(keys: bool) -> None:
     assert found == [b" ".join(numbers(12))]
 
 
-async def test_batch_is_closed_by_bytes() -> None:
-    """A message that would pass the bound is in the next batch; a long one is alone."""
-    messages = [b"1", b"22", b"333", b"4444", b"x" * 99, b"5", b"6"]
-    seen = batches(await submit(closed_by_us(bytes=5), messages))
-
-    assert seen == [
-        [b"1", b"22"],
-        [b"333"],
-        [b"4444"],
-        [b"x" * 99],
-        [b"5", b"6"],
-    ]
-
-
-async def test_batch_is_closed_by_time() -> None:
-    """The input stalls, and what there is goes out."""
-    answered = anyio.Event()
-
-    async def messages() -> AsyncIterator[bytes]:
-        yield b"one"
-        yield b"two"
-        await answered.wait()
-
-    seen = []
-    with anyio.fail_after(1000):
-        async with acting(closed_by_us(seconds=0.05)) as supervisor:
-            async for result in supervisor.stream(messages()):
-                seen.append(result)
-                if result.message == b"two":
-                    answered.set()
-
-    assert batches(seen) == [[b"one", b"two"]]
-
-
-async def test_batch_is_closed_by_the_end_of_input() -> None:
-    """However long it might wait."""
-    assert batches(await submit(closed_by_us(), numbers(3))) == [[b"0", b"1", b"2"]]
-
-
 async def test_outputs_belong_to_the_last_message() -> None:
     """They depend on all of the batch, so none comes before its last message."""
     results = await submit(closed_by_us(size=2), numbers(3))
 
     assert outputs(results) == [(), (b"0 1",), (b"2",)]
-
-
-async def test_batch_without_outputs_is_answered() -> None:
-    """As an L worker does."""
-    run = closed_by_us("silent", size=2)
-    assert outputs(await submit(run, numbers(5))) == [()] * 5
-
-
-async def test_callers_never_share_a_batch() -> None:
-    """Each gets the outputs of its own messages and of no others."""
-    seen: dict[int, list[list[bytes]]] = {}
-
-    async def use(number: int) -> None:
-        messages = [b"%d-%d" % (number, n) for n in range(5)]
-        seen[number] = batches(await supervisor.submit(messages))
-
-    with anyio.fail_after(1000):
-        async with (
-            acting(closed_by_us(size=3)) as supervisor,
-            anyio.create_task_group() as tasks,
-        ):
-            for number in range(20):
-                tasks.start_soon(use, number)
-
-    assert {number: sizes(run) for number, run in seen.items()} == {
-        number: [3, 2] for number in range(20)
-    }
 
 
 async def test_batches_written_ahead_keep_their_order() -> None:
@@ -244,25 +313,6 @@ async def test_dead_worker_loses_whole_batches() -> None:
     assert all("exited with status 4" in text for text in errors(results)[2:])
 
 
-async def test_batch_that_is_not_answered() -> None:
-    """The text shows that it was a batch; all of it has the same error."""
-    run = closed_by_us("never_answers", size=2)
-    run = Stage(
-        name="t",
-        worker=run.program.command,
-        dialect=run.dialect,
-        batch=run.batch,
-        window=2,
-        timeout=Timeouts(message=0.2, stop=0.2),
-    )
-    results = await submit(run, numbers(4))
-
-    for text in errors(results)[:2]:
-        assert "did not answer a batch within 0.2 s" in text
-    for text in errors(results)[2:]:
-        assert "did not answer a batch" in text or "after an earlier fault" in text
-
-
 async def test_load_stage_in_batches() -> None:
     """One batch at a time by default."""
     run = closed_by_us("silent", size=3)
@@ -277,55 +327,6 @@ async def test_load_stage_in_batches() -> None:
 
 
 # --- the worker drives ---------------------------------------------------------------
-
-
-async def test_worker_closes_its_batch() -> None:
-    """It asks until it has enough, without BNC behind the last: as PR 399 does."""
-    seen = batches(await submit(closed_by_worker(3), numbers(9)))
-
-    assert sizes(seen) == [3, 3, 3]
-
-
-async def test_end_of_input_closes_the_batch_of_a_worker() -> None:
-    """It waits for more, and gets EOB."""
-    assert sizes(batches(await submit(closed_by_worker(4), numbers(10)))) == [4, 4, 2]
-
-
-async def test_our_size_closes_the_batch_of_a_worker() -> None:
-    """A worker that wants more than we give has EOB in place of a message."""
-    run = closed_by_worker(100, size=3)
-
-    assert sizes(batches(await submit(run, numbers(7)))) == [3, 3, 1]
-
-
-async def test_bytes_close_the_batch_of_a_worker() -> None:
-    """A message that would pass the bound opens the next batch."""
-    messages = [b"1", b"22", b"333", b"x" * 99, b"4"]
-    seen = batches(await submit(closed_by_worker(100, bytes=5), messages))
-
-    assert seen == [[b"1", b"22"], [b"333"], [b"x" * 99], [b"4"]]
-
-
-async def test_time_closes_the_batch_of_a_worker() -> None:
-    """The input stalls while the worker waits for more."""
-    answered = anyio.Event()
-
-    async def messages() -> AsyncIterator[bytes]:
-        yield b"one"
-        yield b"two"
-        await answered.wait()
-        yield b"three"
-
-    seen = []
-    with anyio.fail_after(1000):
-        run = closed_by_worker(100, seconds=0.05)
-        async with acting(run) as supervisor:
-            async for result in supervisor.stream(messages()):
-                seen.append(result)
-                if result.message == b"two":
-                    answered.set()
-
-    assert batches(seen) == [[b"one", b"two"], [b"three"]]
 
 
 async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
@@ -365,21 +366,6 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
     assert batches(seen) == [[b"one", b"two"]]
 
 
-async def test_worker_that_hangs_behind_its_last_request_is_noticed() -> None:
-    """That BNC asks for nothing: it is the worker that is waited for."""
-    run = stage(
-        "hangs_behind_last",
-        2,
-        dialect=MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=True),
-        batch=BatchPolicy(size=2),
-        timeout=Timeouts(message=0.2, stop=0.2),
-    )
-    with anyio.fail_after(1000):
-        results = await submit(run, numbers(2))
-
-    assert "did not answer a batch within 0.2 s" in errors(results)[0]
-
-
 async def test_batch_that_is_tried_again_may_be_answered_in_parts() -> None:
     """What the worker had not asked for when it answered is given again."""
     run = stage(
@@ -394,49 +380,6 @@ async def test_batch_that_is_tried_again_may_be_answered_in_parts() -> None:
         results = await submit(run, numbers(4))
 
     assert outputs(results) == [(n,) for n in numbers(4)]
-
-
-async def test_worker_that_stops_in_its_batch_is_noticed() -> None:
-    """It has a message and asks for nothing."""
-    run = stage(
-        "never_answers",
-        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
-        timeout=Timeouts(message=0.2, stop=0.2),
-    )
-    results = await submit(run, numbers(2))
-
-    assert "did not answer a batch within 0.2 s" in errors(results)[0]
-
-
-async def test_worker_that_stops_after_it_asked_is_noticed() -> None:
-    """It got what it asked for: from then on the time runs again."""
-    run = stage(
-        "sleeps_at",
-        2,
-        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
-        timeout=Timeouts(message=0.2, stop=0.2),
-    )
-    results = await submit(run, numbers(3))
-
-    assert "did not answer a batch within 0.2 s" in errors(results)[0]
-
-
-async def test_literal_page_asks_after_the_last_message_too() -> None:
-    """That BNC asks for nothing: the replies are on their way."""
-    run = closed_by_worker(3, "literal", size=3)
-    dialect = MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=True)
-    run = replace(run, dialect=dialect)
-
-    assert sizes(batches(await submit(run, numbers(7)))) == [3, 3, 1]
-
-
-async def test_worker_that_sees_eob_with_the_next_eom_only() -> None:
-    """With ``eob_then_eom`` it sees it at once, and its extra BNC is left out."""
-    run = closed_by_worker(100, "deaf", size=3)
-    dialect = MarkerDialect(mode=Mode.BATCH_WORKER, eob_then_eom=True)
-    run = replace(run, dialect=dialect)
-
-    assert sizes(batches(await submit(run, numbers(7)))) == [3, 3, 1]
 
 
 async def test_bad_message_closes_the_batch_of_a_worker() -> None:
@@ -456,25 +399,6 @@ async def test_bad_messages_at_the_start_of_a_batch() -> None:
     results = await submit(closed_by_worker(2), [b"\n", b"\n", b"0", b"1", b"\n"])
 
     assert [bool(text) for text in errors(results)] == [True, True, False, False, True]
-
-
-async def test_callers_never_share_the_batch_of_a_worker() -> None:
-    """A caller with nothing more to give has EOB sent for it."""
-    seen: dict[int, list[list[bytes]]] = {}
-
-    async def use(number: int) -> None:
-        messages = [b"%d-%d" % (number, n) for n in range(number % 4)]
-        seen[number] = batches(await supervisor.submit(messages))
-
-    with anyio.fail_after(1000):
-        async with (
-            acting(closed_by_worker(3)) as supervisor,
-            anyio.create_task_group() as tasks,
-        ):
-            for number in range(20):
-                tasks.start_soon(use, number)
-
-    assert all(sizes(seen[n]) == [n % 4] * bool(n % 4) for n in range(20))
 
 
 async def test_caller_that_is_gone_does_not_fill_a_batch() -> None:

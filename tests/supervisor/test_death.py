@@ -80,9 +80,10 @@ async def submit(
     ],
     ids=["exits with 0", "exits with 1", "is killed"],
 )
+@in_memory
 async def test_what_a_dead_worker_held_is_lost(run: Stage, fate: str) -> None:
     """What is proven is there; what it held has an error with its story."""
-    results = await submit(run, numbers(5))
+    results = await submit(run, numbers(5), acting)
 
     assert outputs(results[:1]) == [(b"0",)]
     words = (
@@ -257,16 +258,6 @@ async def test_answers_that_come_too_late_are_not_taken() -> None:
 
 
 @in_memory
-async def test_worker_that_skips_a_bad_message() -> None:
-    """A real worker's fault: no EOP after bad input. Its stderr shows what it was."""
-    run = stage("skips_bad", timeout=ONE, window=1)
-    results = await submit(run, [b"good", b"bad", b"good"], acting)
-
-    assert outputs(results[:1]) == [(b"good",)]
-    assert "stderr: (WARN) bad message\nevent: " in errors(results)[1]
-
-
-@in_memory
 async def test_slow_answers_in_a_row_are_not_late() -> None:
     """The time runs for the message whose turn it is, not for those behind it."""
     run = stage("uneven", 1, window=500, timeout=Timeouts(message=0.6))
@@ -333,15 +324,6 @@ async def test_worker_that_breaks_the_protocol(run: Stage, fault: str) -> None:
     assert re.search(story(f"broke the protocol: {fault}", run), told(error))
 
 
-@in_memory
-async def test_answer_with_one_too_many_behind_it_does_not_count() -> None:
-    """No one knows which of the two it is (issue 10)."""
-    run = stage("answers_twice", window=1)
-    results = await submit(run, numbers(3), acting)
-
-    assert "wrote 1 reply too many: 0<EOM><EOP>" in errors(results)[0]
-
-
 @pytest.mark.parametrize("own_session", ["", "yes"])
 async def test_grandchild_that_holds_the_pipes(own_session: str) -> None:
     """The worker is gone, so its pipes are of no use, whoever else has them."""
@@ -371,12 +353,12 @@ async def test_flood_on_stderr_holds_up_nothing() -> None:
 
 async def test_worker_that_writes_to_stderr_for_ever() -> None:
     """Other tasks get their turn, the deadline is kept, and the block ends."""
-    run = stage("floods_stderr", timeout=Timeouts(message=2, stop=0.2))
+    run = stage("floods_stderr", timeout=Timeouts(message=1, stop=0.2))
     with anyio.fail_after(10), capture_logs():
         async with AsyncSupervisor(run) as supervisor:
             results = await supervisor.submit([b"one"])
 
-    assert "did not answer a message within 2 s" in errors(results)[0]
+    assert "did not answer a message within 1 s" in errors(results)[0]
     assert "stderr: still alive\nstderr: still alive" in errors(results)[0]
 
 

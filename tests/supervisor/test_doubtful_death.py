@@ -8,12 +8,46 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from etlstage.messages import Result
 from etlstage.stage import RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
-from tests.supervisor.workers import outputs
+from etlstage.testing.scripted import Script
+from tests.supervisor.workers import numbers, outputs
 
 pytestmark = [pytest.mark.core, pytest.mark.virtual]
+
+
+OFTEN = RestartPolicy(max=1000, delay=0.01, max_delay=0.01)
+LETTERS = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
+
+
+async def served(
+    script: Script, *batches: list[bytes], **settings: object
+) -> tuple[list[Result], int, AsyncSupervisor]:
+    """Return the results of what is submitted, batch by batch, and the starts."""
+    stage = Stage(name="t", worker=("no-such-program",), **settings)  # type: ignore[arg-type]
+    launch, results = ScriptedLaunch(script), list[Result]()
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            for batch in batches:
+                results += await supervisor.submit(batch)
+    return results, len(launch.workers), supervisor
+
+
+def one_by_one(messages: list[bytes]) -> list[list[bytes]]:
+    """Return batches of one."""
+    return [[message] for message in messages]
+
+
+async def read_line(worker: ScriptedWorker) -> bytes | None:
+    """Return the next message, and leave unread what is behind it; None at the end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := await worker.read(1)):
+            return None
+        line += byte
+    return line[:-1]
 
 
 @pytest.mark.parametrize("window", [2, 4])
@@ -28,14 +62,9 @@ async def test_second_reply_is_not_that_of_the_next_message(window: int) -> None
                 return 1
         return 0
 
-    stage = Stage(name="t", worker=("no-such-program",), window=window)
-    launch = ScriptedLaunch(answer_twice)
-    with capture_logs(), anyio.fail_after(60):
-        async with AsyncSupervisor(stage, launch=launch) as supervisor:
-            made = outputs(await supervisor.submit([b"a", b"b"]))
+    results, starts, _ = await served(answer_twice, [b"a", b"b"], window=window)
 
-    assert made == [(b"A",), (b"B",)]
-    assert len(launch.workers) == 2
+    assert (outputs(results), starts) == ([(b"A",), (b"B",)], 2)
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -51,15 +80,9 @@ async def test_who_answers_and_exits_is_restarted(status: int) -> None:
                 return status
         return 0
 
-    stage = Stage(name="t", worker=("no-such-program",), window=2)
-    messages = [b"%d" % n for n in range(20)]
-    with capture_logs(), anyio.fail_after(60):
-        async with AsyncSupervisor(
-            stage, launch=ScriptedLaunch(answer_two)
-        ) as supervisor:
-            made = outputs(await supervisor.submit(messages))
+    results, *_ = await served(answer_two, numbers(20), window=2)
 
-    assert made == [(message,) for message in messages]
+    assert outputs(results) == [(message,) for message in numbers(20)]
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -70,31 +93,19 @@ async def test_block_before_an_exit_with_a_probe_is_not_redone_for_ever(
     """A worker that exits and leaves the byte ahead unread gets on (issue 22)."""
 
     async def answer_block(worker: ScriptedWorker) -> int:
-        left, rest = window, b""
-        while data := await worker.read(1):
-            rest += data
-            if rest.endswith(b"\n"):
-                await worker.reply(rest[:-1].upper())
-                left, rest = left - 1, b""
-            if not left:
-                await anyio.sleep(0.001)  # the byte ahead is there
-                return status
-        return 0
+        for _ in range(window):
+            if (message := await read_line(worker)) is None:
+                return 0
+            await worker.reply(message.upper())
+        await anyio.sleep(0.001)  # the byte ahead is there
+        return status
 
-    stage = Stage(
-        name="t",
-        worker=("no-such-program",),
-        window=window,
-        restart=RestartPolicy(max=1000, delay=0.01, max_delay=0.01),
+    results, starts, _ = await served(
+        answer_block, numbers(20), window=window, restart=OFTEN
     )
-    messages = [b"%d" % n for n in range(20)]
-    launch = ScriptedLaunch(answer_block)
-    with capture_logs(), anyio.fail_after(60):
-        async with AsyncSupervisor(stage, launch=launch) as supervisor:
-            made = outputs(await supervisor.submit(messages))
 
-    assert made == [(message,) for message in messages]
-    assert len(launch.workers) <= 2 * len(messages)
+    assert outputs(results) == [(message,) for message in numbers(20)]
+    assert starts <= 40
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -104,29 +115,18 @@ async def test_late_second_reply_of_a_dying_worker_is_not_the_next_ones(
     """Although the reply before it was released without proof (issue 22)."""
 
     async def answer_late_again(worker: ScriptedWorker) -> int:
-        rest = b""
-        while data := await worker.read(1):
-            rest += data
-            if not rest.endswith(b"\n"):
-                continue
-            await worker.reply(rest[:-1].upper())
-            if rest == b"g\n" and worker.start == 1:
+        while (message := await read_line(worker)) is not None:
+            await worker.reply(message.upper())
+            if message == b"g" and worker.start == 1:
                 await anyio.sleep(0.01)
-                await worker.reply(rest[:-1].upper())
+                await worker.reply(message.upper())
                 return status
-            rest = b""
         return 0
 
-    stage = Stage(name="t", worker=("no-such-program",))
-    launch = ScriptedLaunch(answer_late_again)
-    made = []
-    with capture_logs(), anyio.fail_after(60):
-        async with AsyncSupervisor(stage, launch=launch) as supervisor:
-            for message in b"abcdefgh":
-                made += outputs(await supervisor.submit([bytes([message])]))
+    results, starts, _ = await served(answer_late_again, *one_by_one(LETTERS))
 
-    assert made == [(bytes([letter]),) for letter in b"ABCDEFGH"]
-    assert len(launch.workers) == 2
+    assert outputs(results) == [(letter.upper(),) for letter in LETTERS]
+    assert starts == 2
 
 
 @pytest.mark.parametrize("window", [1, 4])
@@ -145,48 +145,31 @@ async def test_late_second_reply_is_none_to_what_could_not_be_written(
                 return 0
         return 0
 
-    stage = Stage(name="t", worker=("no-such-program",), window=window)
-    launch = ScriptedLaunch(answer_late_again)
-    made = []
-    with capture_logs(), anyio.fail_after(60):
-        async with AsyncSupervisor(stage, launch=launch) as supervisor:
-            for message in b"abcdef":
-                made += outputs(await supervisor.submit([bytes([message])]))
+    results, starts, _ = await served(
+        answer_late_again, *one_by_one(LETTERS[:6]), window=window
+    )
 
-    assert made == [(bytes([letter]),) for letter in b"ABCDEF"]
-    assert len(launch.workers) == 2
+    assert outputs(results) == [(letter.upper(),) for letter in LETTERS[:6]]
+    assert starts == 2
 
 
 async def test_late_second_reply_in_lock_step_is_its_messages_own_fault() -> None:
     """Nothing ahead is taken for answered, so the message can be blamed (issue 22)."""
 
     async def answer_late_again(worker: ScriptedWorker) -> int:
-        rest = b""
-        while data := await worker.read(1):
-            rest += data
-            if not rest.endswith(b"\n"):
-                continue
-            await worker.reply(rest[:-1].upper())
-            if rest == b"b\n":
+        while (message := await read_line(worker)) is not None:
+            await worker.reply(message.upper())
+            if message == b"b":
                 await anyio.sleep(0.01)
-                await worker.reply(rest[:-1].upper())
+                await worker.reply(message.upper())
                 return 1
-            rest = b""
         return 0
 
-    stage = Stage(
-        name="t",
-        worker=("no-such-program",),
-        restart=RestartPolicy(max=1000, delay=0.01, max_delay=0.01),
-    )
-    launch = ScriptedLaunch(answer_late_again)
-    with capture_logs(), anyio.fail_after(60):
-        async with AsyncSupervisor(stage, launch=launch) as supervisor:
-            results = await supervisor.submit([b"a", b"b", b"c", b"d"])
+    results, starts, _ = await served(answer_late_again, LETTERS[:4], restart=OFTEN)
 
     assert [r.message for r in results if r.error] == [b"b"]
     assert outputs(r for r in results if not r.error) == [(b"A",), (b"C",), (b"D",)]
-    assert len(launch.workers) < 10
+    assert starts < 10
 
 
 @pytest.mark.parametrize(
@@ -221,8 +204,8 @@ async def test_replies_released_before_an_end_that_nothing_explains_are_doubtful
     launch = ScriptedLaunch(answer_late_again)
     with capture_logs(), anyio.fail_after(60):
         async with AsyncSupervisor(stage, launch=launch) as supervisor:
-            for letter in b"abcdefgh":
-                await supervisor.submit([bytes([letter])])
+            for letter in LETTERS:
+                await supervisor.submit([letter])
             await anyio.sleep(rest + 0.1 if end != "hangs" else 0)
             assert outputs(await supervisor.submit([b"i"])) == [(b"I",)]
 
@@ -243,13 +226,7 @@ async def test_replies_before_a_message_that_kills_are_not_doubtful(
             await worker.reply(message.upper())
         return 0
 
-    stage = Stage(name="t", worker=("no-such-program",))
-    with capture_logs(), anyio.fail_after(60):
-        async with AsyncSupervisor(
-            stage, launch=ScriptedLaunch(die_of_h)
-        ) as supervisor:
-            for letter in b"abcdefgh":
-                await supervisor.submit([bytes([letter])])
+    _, _, supervisor = await served(die_of_h, *one_by_one(LETTERS))
 
     assert supervisor.doubtful == 0
 

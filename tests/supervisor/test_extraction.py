@@ -105,34 +105,6 @@ async def zip_async(
             return
 
 
-async def test_plain_worker_that_closes_stdout_and_lives() -> None:
-    """It is stopped, and the text shows why."""
-    seen, error = await broken(plain("closes_stdout_later", timeout=QUICK))
-
-    assert seen == [b"0"]
-    assert "closed its stdout, but did not exit" in error
-
-
-async def test_plain_worker_that_writes_eop() -> None:
-    """What came before it is delivered; the text names the setting."""
-    seen, error = await broken(plain("writes_eop"))
-
-    assert seen == [b"0"]
-    assert (
-        "broke the protocol: can't handle EOP in state STREAMING: the worker works in"
-        " cycles; set dialect.mode: cyclic (offset 2, found 00" in error
-    )
-
-
-async def test_plain_message_that_is_too_long() -> None:
-    """The text has the setting."""
-    seen, error = await broken(plain("extract", "1", "12345", max_message=4))
-
-    assert seen == [b"1"]
-    assert "message is 5 bytes long, expected no more than 4 bytes" in error
-    assert "see max_message" in error
-
-
 # --- cyclic --------------------------------------------------------------------------
 
 
@@ -338,31 +310,62 @@ async def test_worker_that_talks_between_rounds() -> None:
     )
 
 
-async def test_cyclic_worker_that_never_answers() -> None:
-    """The text shows what it waited for."""
-    run = cyclic("never_answers", timeout=Timeouts(message=0.2, stop=0.2))
+# --- what a worker does wrong ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "given", "fault"),
+    [
+        (
+            plain("closes_stdout_later", timeout=QUICK),
+            [b"0"],
+            "closed its stdout, but did not exit",
+        ),
+        (
+            cyclic("closes_stdout_later", timeout=QUICK),
+            [b"0"],
+            "closed its stdout, but did not exit",
+        ),
+        (
+            plain("writes_eop"),
+            [b"0"],
+            (
+                "broke the protocol: can't handle EOP in state STREAMING: the worker works"
+                " in cycles; set dialect.mode: cyclic (offset 2, found 00"
+            ),
+        ),
+        (
+            cyclic("asks_for_more"),
+            [],
+            "can't handle BNC in state BUSY: an extract stage has no batches",
+        ),
+        (
+            plain("extract", "1", "12345", max_message=4),
+            [b"1"],
+            "message is 5 bytes long, expected no more than 4 bytes; see max_message",
+        ),
+        (
+            cyclic("never_answers", timeout=Timeouts(message=0.2, stop=0.2)),
+            [],
+            (
+                "did not answer a request within 0.2 s: it wrote nothing; does it flush its"
+                " output after each reply? see: etlstage help write-a-worker\n"
+            ),
+        ),
+    ],
+    ids=[
+        *("plain closes stdout", "cyclic closes stdout", "plain writes EOP"),
+        *("cyclic writes BNC", "too long a message", "no answer"),
+    ],
+)
+async def test_round_of_a_worker_at_fault(
+    run: Stage, given: list[bytes], fault: str
+) -> None:
+    """What came before is delivered; the text names what it did, and the setting."""
     seen, error = await broken(run)
 
-    assert seen == []
-    assert (
-        "did not answer a request within 0.2 s: it wrote nothing; does it flush its"
-        " output after each reply? see: etlstage help write-a-worker\n" in error
-    )
-
-
-async def test_cyclic_worker_that_closes_stdout_and_lives() -> None:
-    """It is not waited for without end."""
-    seen, error = await broken(cyclic("closes_stdout_later", timeout=QUICK))
-
-    assert seen == [b"0"]
-    assert "closed its stdout, but did not exit" in error
-
-
-async def test_cyclic_worker_that_asks_for_more() -> None:
-    """There are no batches here."""
-    _, error = await broken(cyclic("asks_for_more"))
-
-    assert "can't handle BNC in state BUSY: an extract stage has no batches" in error
+    assert seen == given
+    assert fault in error
 
 
 # --- stop ----------------------------------------------------------------------------

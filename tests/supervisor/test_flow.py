@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from etlstage.messages import Position, Run, StageKind
-from etlstage.stage import Order
+from etlstage.stage import Order, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.testing import ScriptedWorker
@@ -23,16 +23,18 @@ from tests.supervisor.workers import cyclic, numbers, outputs, plain, stage
 
 
 @in_memory
-async def test_window_of_one_is_lock_step() -> None:
-    """Nothing is behind a message before it is answered."""
-    async with acting(stage("lock_step", window=1)) as supervisor:
-        assert outputs(await supervisor.submit(numbers(20))) == [(b"0",)] * 20
-
-
-@in_memory
-async def test_load_stage_is_lock_step_by_default() -> None:
-    """What a worker holds when it dies may be loaded or not: that is one message."""
-    async with acting(stage("lock_step", kind=StageKind.LOAD)) as supervisor:
+@pytest.mark.parametrize(
+    "run",
+    [
+        stage("lock_step", window=1),
+        # By default: what it holds when it dies may be loaded or not; that is one.
+        stage("lock_step", kind=StageKind.LOAD),
+    ],
+    ids=["window of one", "load"],
+)
+async def test_nothing_is_behind_a_message_before_it_is_answered(run: Stage) -> None:
+    """Lock-step."""
+    async with acting(run) as supervisor:
         assert outputs(await supervisor.submit(numbers(20))) == [(b"0",)] * 20
 
 

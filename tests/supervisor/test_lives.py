@@ -192,16 +192,6 @@ async def test_program_that_can_not_start_is_blamed_alone() -> None:
 
 
 @in_memory
-async def test_messages_at_the_beginning_may_all_be_at_fault() -> None:
-    """Nothing was ever answered, and yet it is not the program."""
-    run = staged_in_memory(restart=RestartPolicy(delay=0.01))
-    _, outcomes = await lives(run, [b"poison"] * 3 + numbers(20), serve)
-
-    assert [type(o) for o in outcomes[:3]] == [WorkerLost] * 3
-    assert outcomes[3:] == [(n,) for n in numbers(20)]
-
-
-@in_memory
 async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
     """It takes more halves than restarts without progress are allowed."""
     run = replace(

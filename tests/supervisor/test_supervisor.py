@@ -14,7 +14,6 @@ from tests.supervisor.acts import acting
 from tests.supervisor.workers import (
     collect,
     errors,
-    load,
     numbers,
     outputs,
     plain,
@@ -103,12 +102,6 @@ async def test_two_hundred_tasks_submit_at_once() -> None:
         number: [(b"%d-%d" % (number, n),) for n in range(number % 7)]
         for number in range(200)
     }
-
-
-async def test_load_stage_answers_with_nothing() -> None:
-    """An L worker's receipt is an EOP alone."""
-    async with acting(load("silent")) as supervisor:
-        assert outputs(await supervisor.submit(numbers(3))) == [(), (), ()]
 
 
 # --- stream ------------------------------------------------------------------------

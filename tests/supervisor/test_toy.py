@@ -6,7 +6,7 @@ Its workers run in memory and on a virtual clock.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import aclosing
 from functools import partial
 from signal import SIGKILL, SIGTERM
@@ -18,7 +18,7 @@ import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import RemoteProtocolError, WorkerLost, WorkerRefusal
-from etlstage.messages import AnnotatedRun, Position, StageKind
+from etlstage.messages import AnnotatedRun, StageKind
 from etlstage.protocol.base import Side
 from etlstage.protocol.events import (
     Added,
@@ -34,8 +34,6 @@ from etlstage.protocol.events import (
 from etlstage.stage import (
     ErrorPolicy,
     Order,
-    PoolPolicy,
-    RecyclePolicy,
     RestartPolicy,
     Stage,
     Timeouts,
@@ -45,10 +43,7 @@ from etlstage.supervisor import (
     CommitRequest,
     Outcome,
     SupervisorEvent,
-    WorkerExited,
     WorkerFailed,
-    WorkerStarted,
-    WorkerWorn,
 )
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.supervisor.toy import ToyDialect, ToySession, ToyWorker
@@ -94,29 +89,6 @@ async def test_results_come_in_input_order_although_workers_answer_in_any() -> N
 
     assert [r.message for r in results] == messages
     assert [r.outputs for r in results] == [(b"<" + m, m + b">") for m in messages]
-
-
-async def test_order_of_keys_holds_with_exchanges_under_way() -> None:
-    """Workers that answer in any order are no matter of the caller's."""
-    count = 60
-    keys = [n % 5 for n in range(count)]
-    run = AnnotatedRun([b"%d" % n for n in range(count)], key=keys)
-    seen = defaultdict(list)
-    scripted = ScriptedLaunch(capitals)
-    async with (
-        AsyncSupervisor(
-            stage(workers=3, order=Order.KEY), launch=scripted
-        ) as supervisor,
-        aclosing(supervisor.answers([run, Position("end")])) as outcomes,
-    ):
-        async for outcome in outcomes:
-            if isinstance(outcome, Outcome):
-                for place in range(len(outcome.messages)):
-                    seen[keys[outcome.start + place]].append(outcome.start + place)
-            else:
-                assert sum(map(len, seen.values())) == count
-
-    assert all(places == sorted(places) for places in seen.values())
 
 
 async def test_exchanges_of_one_key_are_not_open_at_once() -> None:
@@ -466,37 +438,6 @@ async def test_worker_that_sends_farewell_gets_no_more() -> None:
     assert len(scripted.workers) == 2
 
 
-async def test_worn_worker_is_replaced_after_what_it_has() -> None:
-    """Recycling knows no dialect."""
-    events: list[SupervisorEvent] = []
-    run = stage(recycle=RecyclePolicy(max_messages=3, variance=0))
-    scripted = ScriptedLaunch(capitals)
-    async with AsyncSupervisor(run, launch=scripted) as supervisor:
-        with supervisor.events() as told:
-            results = await supervisor.submit([b"%d" % n for n in range(10)])
-            events += _all(told)
-
-    assert all(r.error is None for r in results)
-    assert sum(isinstance(e, WorkerWorn) for e in events) >= 2
-
-
-async def test_bytes_that_are_no_frame_end_the_worker_alone() -> None:
-    """The supervisor reports what it found, and goes on with another one."""
-
-    async def babbles(worker: ScriptedWorker) -> int:
-        if worker.start > 1:
-            return await capitals(worker)
-        await ToyWorker(worker).say(Ready())
-        await worker.write(b"what?\n")
-        await anyio.sleep_forever()
-        return 0
-
-    async with AsyncSupervisor(stage(), launch=ScriptedLaunch(babbles)) as supervisor:
-        (result,) = await supervisor.submit([b"a"])
-
-    assert result.outputs == (b"A",)
-
-
 async def test_reply_without_end_is_refused() -> None:
     """Its pieces are held until it is complete, within bounds (issue 10)."""
 
@@ -571,22 +512,6 @@ def _all(events: MemoryObjectReceiveStream[SupervisorEvent]) -> list[SupervisorE
             return found
 
 
-async def test_pool_grows_with_the_work_and_shrinks_when_it_is_done() -> None:
-    """From one worker to four and back; no message is lost on the way."""
-    pool = PoolPolicy(min=1, max=4, grow_at=2, idle=4.0)
-    scripted = ScriptedLaunch(takes_a_second)
-    async with AsyncSupervisor(stage(workers=pool), launch=scripted) as supervisor:
-        results = await supervisor.submit([b"%d" % n for n in range(80)])
-        most = len(scripted.running)
-        await anyio.sleep(9)  # and less than a worker may be silent
-        least = len(scripted.running)
-        again = await supervisor.submit([b"%d" % n for n in range(40)])
-        later = len(scripted.running)
-
-    assert all(r.error is None for r in results + again)
-    assert (most, least, later) == (4, 1, 4)
-
-
 async def test_scale_starts_and_stops_workers() -> None:
     """Who is too many finishes what he has."""
     scripted = ScriptedLaunch(takes_a_second)
@@ -609,23 +534,6 @@ async def test_scale_starts_and_stops_workers() -> None:
         assert all(getattr(r, "error", 1) is None for r in results)
         with pytest.raises(ValueError, match="can't have 0 workers"):
             supervisor.scale(0)
-
-
-async def test_worker_that_was_let_go_may_come_back() -> None:
-    """Under its old name, as its next start."""
-    starts: list[tuple[str, int]] = []
-    scripted = ScriptedLaunch(capitals)
-    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
-        with supervisor.events() as told:
-            for workers in 2, 1, 2:
-                supervisor.scale(workers)
-                await anyio.sleep(1)
-            for event in _all(told):
-                if isinstance(event, WorkerStarted):
-                    starts.append((event.worker, event.start))
-                assert not isinstance(event, WorkerExited) or event.stopped
-
-    assert starts == [("t-1", 1), ("t-2", 1), ("t-2", 2)]
 
 
 def test_toy_session_is_what_it_seems() -> None:

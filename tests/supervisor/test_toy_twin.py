@@ -36,7 +36,7 @@ TWINS = pytest.mark.parametrize(
 
 def stage(dialect: ToyDialect, how: str = "loud", **settings: Any) -> Stage:  # noqa: ANN401
     """Return a stage of the program."""
-    command = (sys.executable, "-m", "tests.supervisor.toy_program", how)
+    command = (sys.executable, "-S", "-m", "tests.supervisor.toy_program", how)
     return Stage(
         name="t",
         worker=WorkerProgram(command=command, cwd=ROOT),

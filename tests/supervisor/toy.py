@@ -13,14 +13,16 @@ import json
 import math
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from etlstage.errors import LocalProtocolError, RemoteProtocolError
 from etlstage.messages import StageKind
 from etlstage.protocol import events as e
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.settings.definition import Section
-from etlstage.testing import ScriptedWorker
+
+if TYPE_CHECKING:  # a process that speaks it starts without anyio
+    from etlstage.testing import ScriptedWorker
 
 HEARTBEAT = 10.0  # seconds
 FRAMES = {

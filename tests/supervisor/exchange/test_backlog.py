@@ -32,15 +32,6 @@ def suspect(of: Submission) -> Exchange:
     return of.take(1, 100)
 
 
-def test_callers_are_first_by_turns() -> None:
-    """None of them waits for all messages of another."""
-    one, two = submission(b"a"), submission(b"b")
-    waiting = backlog(one, two)
-
-    assert waiting.in_turn(0)[0] is not waiting.in_turn(0)[0]
-    assert waiting.messages == 2
-
-
 def test_life_of_workers_that_are_lost() -> None:
     """The last ones count most, and those not that were given nothing (issue 13)."""
     waiting, lives = backlog(), []
@@ -48,11 +39,6 @@ def test_life_of_workers_that_are_lost() -> None:
         waiting.record_loss(messages)
         lives.append(waiting.life)
     assert lives == [100, 100, 55, 28]
-
-
-def test_who_has_nothing_is_left_out() -> None:
-    """There is nothing to take."""
-    assert backlog(submission()).in_turn(0) == []
 
 
 def test_suspect_is_handed_out_once() -> None:
@@ -114,15 +100,6 @@ def keyed() -> Submission:
     return lane
 
 
-def test_lane_has_an_owner() -> None:
-    """Each of two workers has one of two lanes."""
-    waiting = backlog(keyed(), keyed(), workers=2)
-
-    (mine,), (others,) = waiting.in_turn(0), waiting.in_turn(1)
-    assert mine is not others
-    assert waiting.in_turn(0) == [mine]
-
-
 def test_lane_of_a_worker_that_is_gone_has_an_heir() -> None:
     """What is in flight does not keep it with the dead."""
     lane = keyed()
@@ -133,27 +110,6 @@ def test_lane_of_a_worker_that_is_gone_has_an_heir() -> None:
     assert waiting.in_turn(1 - owner) == []
     waiting.leave(owner)
     assert waiting.in_turn(1 - owner) == [lane]
-
-
-def test_lane_without_workers_waits() -> None:
-    """Somebody may come yet."""
-    assert backlog(keyed(), workers=0).in_turn(0) == []
-
-
-def test_lane_is_taken_and_never_given() -> None:
-    """No worker would learn that it was given one (issue 10)."""
-    waiting = Backlog()
-    lanes = [Submission(lambda: None, keyed=True) for _ in range(3)]
-    waiting.join(0)
-    for lane in lanes:
-        waiting.open(lane)
-        lane.feed([b"a"], 0.0)
-    assert len(waiting.in_turn(0)) == 3
-    waiting.join(1)
-
-    assert len(waiting.in_turn(0)) == 3
-    assert len(waiting.in_turn(1)) == 1
-    assert len(waiting.in_turn(0)) == 2
 
 
 def test_demand_is_what_one_more_worker_might_take() -> None:

@@ -33,15 +33,6 @@ def opened(messages: list[bytes], number: int = 2) -> Opened:
     return Opened(number, messages)
 
 
-def test_worker_is_busy_with_what_it_has() -> None:
-    """One that is asked for nothing has nothing."""
-    line, _ = begun(b"1", b"2")
-    dispatcher = line.dispatcher
-    assert (dispatcher.open.count, dispatcher.held) == (1, 1)
-    answer(line)
-    assert (dispatcher.open.count, dispatcher.held) == (0, 0)
-
-
 def test_batches_that_were_answered_count_in_messages() -> None:
     """Two of three batches were: two messages, and one."""
     line = Line(stage(Mode.BATCH_SUPERVISOR, batch=BatchPolicy(size=2)))

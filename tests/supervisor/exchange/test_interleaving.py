@@ -11,10 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import ClassVar
 
-import pytest
-
 from etlstage.errors import Attempt, InvalidMessage, WorkerLost, WorkerRefusal
-from etlstage.messages import StageKind
 from etlstage.protocol.base import Shape, Side
 from etlstage.protocol.events import (
     Added,
@@ -27,7 +24,6 @@ from etlstage.stage import BatchPolicy, ErrorPolicy
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import AnyOrder, Submission
 from tests.dice import diced
 from tests.supervisor.exchange.test_dispatch import give, stage
@@ -248,43 +244,6 @@ def fed(backlog: Backlog, *messages: bytes) -> Submission:
     return caller
 
 
-def test_exchanges_are_opened_while_there_is_room() -> None:
-    """Each has a number of its own and one message."""
-    d, backlog = dispatcher()
-    fed(backlog, b"a", b"b", b"c")
-
-    assert d.next(0.0, 0, 1) == Opened(1, [b"a"])
-    assert d.next(0.0, 1, 0) is None
-    assert d.next(0.0, 1, 9) == Opened(2, [b"b", b"c"])
-    assert (d.held, d.open.count, d.next(0.0, 3, 1)) == (3, 3, None)
-
-
-def test_late_end_hits_no_other_exchange() -> None:
-    """Its number is never used again."""
-    d, backlog = dispatcher()
-    caller = fed(backlog, b"a")
-    d.next(0.0, 0, 1)
-    assert end(d, [(7, (b"x",))], 1) == (0, 0)
-    assert refuse(d, 7, NO) == (0, 0)
-    d.added(7, [b"x"])
-
-    assert caller.collect() == []
-    assert end(d, [(1, (b"y",))], 1) == (1, 1)
-
-
-def test_refusal_ends_one_exchange() -> None:
-    """The others go on."""
-    d, backlog = dispatcher()
-    caller = fed(backlog, b"a", b"b")
-    d.next(0.0, 0, 2)
-    refuse(d, 1, NO)
-    end(d, [(2, (b"B",))], 1)
-    outcomes = {o.start: o for o in caller.collect() if isinstance(o, Outcome)}
-
-    assert outcomes[0].error is NO
-    assert outcomes[1].groups == [(b"B",)]
-
-
 def test_refused_exchange_is_opened_again_if_it_may_be() -> None:
     """Under a new number, in front of what waits; the last refusal ends it."""
     d, backlog = dispatcher(on_error=ErrorPolicy(retries_refused=1))
@@ -296,38 +255,6 @@ def test_refused_exchange_is_opened_again_if_it_may_be() -> None:
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
     assert (outcome.error, outcome.messages) == (NO, [b"a"])
-
-
-def test_message_that_can_not_be_sent_is_refused() -> None:
-    """It was never open."""
-    d, backlog = dispatcher()
-    caller = fed(backlog, b"a", b"b")
-    d.next(0.0, 0, 2)
-    d.refused(InvalidMessage("is too long", index=0))
-
-    (outcome,) = caller.collect()
-    assert isinstance(outcome, Outcome)
-    assert str(outcome.error) == "stage t: is too long (message 1 of its input)"
-    assert d.held == 0
-
-
-@pytest.mark.parametrize("streams", [True, False])
-def test_exchange_that_takes_too_long_is_the_first_opened(streams: bool) -> None:
-    """Whatever was passed on of it until then."""
-    d, backlog = dispatcher(kind=StageKind.TRANSFORM)
-    asked: Submission
-    if streams:
-        asked = Round(lambda: None, b"a", max_unread=2)
-        backlog.open(asked)
-    else:
-        asked = fed(backlog, b"a")
-    d.next(5.0, 0, 1)
-    assert (d.oldest, d.expired(6.9, 2.0), d.expired(7.0, 2.0)) == (5.0, [], [1])
-    d.added(1, [b"out", b"put"])
-
-    assert d.stalled is streams
-    backlog.drop(asked)
-    assert [cancelled.id for cancelled in d.cancellations()] == [1] * streams
 
 
 def test_batch_is_one_exchange() -> None:

@@ -15,11 +15,9 @@ from etlstage.stage import RestartPolicy
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
-    FeedWorker,
     Instruction,
     Publish,
     RemainsEnded,
-    Retire,
     Spawn,
     StopRequested,
     StopWorker,
@@ -62,17 +60,6 @@ class Life:
         return self.out
 
 
-def test_repr_shows_the_fate() -> None:
-    """State, process and starts."""
-    life = Life()
-    assert repr(life.worker) == "<Worker 't-1' STARTING starts=1>"
-
-    life.handle(STARTED)
-    assert repr(life.worker) == "<Worker 't-1' RUNNING pid=7 starts=1>"
-    assert life.worker.alive
-    assert not life.worker.finished
-
-
 def test_readiness_comes_too_late_for_a_worker_that_is_stopped() -> None:
     """It is given nothing."""
     life = Life(ready=True)
@@ -107,15 +94,6 @@ def test_worker_at_fault_is_not_waited_for(
 
     out = life.handle(STARTED, *events, StopRequested(patient=True))
     assert out[-1] == StopWorker("t-1", patient)
-
-
-def test_worker_that_is_started_again_is_fed_again() -> None:
-    """It made progress: there is no delay."""
-    life = Life()
-
-    out = life.handle(STARTED, WorkerExited("t-1", 7, 1, lost=0, answered=3))
-    assert [i for i in out if isinstance(i, Spawn)] == [Spawn("t-1", 2, float("inf"))]
-    assert FeedWorker("t-1") in life.handle(WorkerStarted("t-1", 8, 2))
 
 
 def test_what_an_earlier_start_left_behind_is_reported_in_any_state() -> None:
@@ -177,22 +155,6 @@ def test_extractor_that_ends_before_it_is_ready_makes_no_progress(status: int) -
     assert (life.worker.state, life.worker.timer) == (WorkerState.BACKOFF, 3)
     life.handle(WorkerTimerRang("t-1"), STARTED, gone)
     assert (life.worker.state, life.worker.wanted) == (WorkerState.FATAL, True)
-
-
-def test_worker_that_is_not_needed_answers_what_it_has() -> None:
-    """Then it goes, and is not started again before it is wanted."""
-    life = Life()
-    life.handle(STARTED)
-    life.out.clear()
-
-    life.worker.dismiss(0.0)
-    assert life.out == [Retire("t-1")]
-    life.handle(WorkerExited("t-1", 7, 0, lost=0, stopped=True))
-    assert life.worker.finished
-
-    life.out.clear()
-    life.worker.want()
-    assert [type(i) for i in life.out] == [Spawn]
 
 
 def test_worker_that_is_not_needed_before_it_is_ready_is_stopped() -> None:
