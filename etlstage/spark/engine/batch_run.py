@@ -28,6 +28,7 @@ from etlstage.spark.engine.staging import Keeper, Staging, staging_for
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
+from etlstage.spark.task.chain import Chain
 from etlstage.stage import Stage
 from etlstage.telemetry.log import Log
 
@@ -140,14 +141,8 @@ class ExecutorPipeline(Runner):
         self, spark: SparkSession, staging: Staging
     ) -> tuple[DataFrame, dict[int, int]]:
         """Have the stages fill the folder, unless they have, and settle accounts."""
-        job = StageJob(
-            self._origin.name,
-            self._stages,
-            self.ledger,
-            self._letters,
-            shipment=self._shipment,
-            log_path=self._session.log_path,
-        )
+        chain = Chain(self._origin.name, self._stages, self._letters, self._shipment)
+        job = StageJob(chain, self.ledger, log_path=self._session.log_path)
         if not staging.whole:
             messages = await anyio.to_thread.run_sync(
                 self._origin.messages, self._session

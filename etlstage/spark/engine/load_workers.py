@@ -27,6 +27,7 @@ from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
+from etlstage.spark.task.chain import Chain
 from etlstage.stage import Stage
 
 __all__ = ("LoadWorkers",)
@@ -89,16 +90,10 @@ class LoadWorkers(SparkSink):
             raise SinkFailed(explain(error, log_path), stage=self.name) from error
         staged = Account(f"what {self.name} is given", StageKind.EXTRACT)
         loaded = Account(self.name, StageKind.LOAD)
-        job = StageJob(
-            staged.stage,
-            (),
-            Ledger([staged, loaded]),
-            self._letters,
-            shipment=self._shipment,
-            log_path=log_path,
-            load=self._stage,
-            starts=starts,
+        chain = Chain(
+            staged.stage, (), self._letters, self._shipment, self._stage, starts
         )
+        job = StageJob(chain, Ledger([staged, loaded]), log_path=log_path)
         try:
             with staging_for(spark, self._staging, self.name) as staging:
                 await job.fill(ordered, staging)

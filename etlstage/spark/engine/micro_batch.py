@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,9 +32,8 @@ from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import staging_for
-from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
-from etlstage.stage import Stage
+from etlstage.spark.task.chain import Chain
 
 __all__ = ("CHECKPOINT", "STOPPED", "BatchFailure", "Batches")
 
@@ -63,12 +63,9 @@ class Batches:
 
     Args:
         state: The state directory.
-        source: Name of the extract stage.
-        stages: The stages, of kind transform.
-        sink: Where they end: makes that of each batch.
-        letters: Where messages are dead-lettered.
+        chain: What each task runs, with the dead letters of the run.
+        sink: Where messages end: makes that of each batch.
         staging: See :func:`staging_for`.
-        shipment: What was sent to the executors.
 
     Attributes:
         fence: That of the run, once it has the state directory.
@@ -80,21 +77,15 @@ class Batches:
     def __init__(
         self,
         state: Path,
+        chain: Chain,
         *,
-        source: str,
-        stages: Sequence[Stage],
         sink: SparkSink,
-        letters: DeadLetters,
         staging: str | None = None,
-        shipment: Shipment | None = None,
     ) -> None:
         self._state = state
-        self._source = source
-        self._stages = tuple(stages)
+        self._chain = chain
         self._sink = sink
-        self._letters = letters
         self._staging = staging
-        self._shipment = shipment
         self.fence: int = 0
         self.log_path: Path | None = None
         self.at: Callable[[str], None] | None = None
@@ -190,10 +181,10 @@ class Batches:
         """Load a batch, and have it recorded; ``accounts`` are those of its stages."""
         record = delivery.record
         epochs = self._epochs(delivery)
-        letters = self._letters.of_run(f"{record.load}-{record.epoch + 1}")
+        letters = self._chain.letters.of_run(f"{record.load}-{record.epoch + 1}")
         sink = self._sink.of_batch(messages.sparkSession, epochs, letters)
-        names = [stage.name for stage in self._stages]
-        ledger = Ledger.of_pipeline(self._source, names, sink.account)
+        names = [stage.name for stage in self._chain.stages]
+        ledger = Ledger.of_pipeline(self._chain.source, names, sink.account)
         accounts += ledger
         try:
             # First: what stands against it is reported before the stages run.
@@ -221,7 +212,7 @@ class Batches:
     async def _show(self, messages: DataFrame, delivery: Delivery) -> None:
         """Do what belongs behind the record of a batch that was broken off there."""
         epochs = self._epochs(delivery)._replace(ended=True)
-        letters = self._letters.of_run(f"{epochs.load}-{epochs.done}")
+        letters = self._chain.letters.of_run(f"{epochs.load}-{epochs.done}")
         await self._sink.of_batch(messages.sparkSession, epochs, letters).perform()
 
     def _epochs(self, delivery: Delivery) -> Epochs:
@@ -238,14 +229,8 @@ class Batches:
         delivery: Delivery,
     ) -> None:
         spark = messages.sparkSession
-        passing = StageJob(
-            self._source,
-            self._stages,
-            ledger,
-            letters,
-            shipment=self._shipment,
-            log_path=self.log_path,
-        )
+        chain = replace(self._chain, letters=letters)
+        passing = StageJob(chain, ledger, log_path=self.log_path)
         with staging_for(spark, self._staging, letters.pipeline) as staging:
             await passing.fill(messages, staging)
             delivery.check()  # before its letters are kept

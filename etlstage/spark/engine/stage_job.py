@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from etlstage.errors import EtlstageError, SourceFailed, StageError, os_reason
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.policy import check_budget
-from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.read import messages_of
 from etlstage.spark.engine.staging import Staging
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
-from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.task.chain import Chain, TaskEnd
-from etlstage.stage import Stage
 
 __all__ = ("Origin", "StageJob")
 
@@ -89,52 +86,26 @@ class StageJob:
     Passes messages through the stages, once.
 
     Args:
-        source: Name of the extract stage.
-        stages: The stages, of kind transform.
+        chain: What each task runs.
         ledger: Where to book what became of the messages.
-        letters: Where they are kept.
-        shipment: What was sent to the executors for the stages.
         log_path: Spark's log, for errors to name.
-        load: A stage of kind load, whose workers take what leaves the last stage.
-        starts: With load, see :class:`Chain`.
 
     """
 
     def __init__(
-        self,
-        source: str,
-        stages: Sequence[Stage],
-        ledger: Ledger,
-        letters: DeadLetters,
-        *,
-        shipment: Shipment | None = None,
-        log_path: Path | None = None,
-        load: Stage | None = None,
-        starts: Mapping[int, int] | None = None,
+        self, chain: Chain, ledger: Ledger, *, log_path: Path | None = None
     ) -> None:
-        self._source = source
-        self._stages = tuple(stages)
+        self._chain = chain
         self._ledger = ledger
-        self._letters = letters
-        self._shipment = shipment
+        self._letters = chain.letters
         self._log_path = log_path
-        self._load = load
-        self._starts = starts
         # What a task gives to Spark is not loaded yet: its loader counts it.
-        self._accounts = list(ledger) if load is not None else list(ledger)[:-1]
+        self._accounts = list(ledger)[: 1 + len(chain.all)]
 
     async def fill(self, messages: DataFrame, staging: Staging) -> None:
         """Stage what becomes of the messages; raises StageError if Spark can't."""
-        chain = Chain(
-            self._source,
-            self._stages,
-            self._letters,
-            self._shipment,
-            load=self._load,
-            starts=self._starts,
-        )
         spark = messages.sparkSession
-        await self._run(spark, lambda: staging.fill(messages, chain))
+        await self._run(spark, lambda: staging.fill(messages, self._chain))
 
     async def settle(self, spark: SparkSession, staging: Staging) -> dict[int, int]:
         """
@@ -178,7 +149,7 @@ class StageJob:
             return await run_job(spark, job)
         except Exception as error:
             text = explain(error, self._log_path)
-            raise StageError(text, stage=self._source) from error
+            raise StageError(text, stage=self._chain.source) from error
 
     async def _fetch(
         self, staging: Staging, spark: SparkSession, file: IO[bytes]
@@ -194,9 +165,9 @@ class StageJob:
 
     def _no_room(self, error: OSError) -> StageError:
         return StageError(
-            f"{self._source}: can't hold the dead letters in {tempfile.gettempdir()}:"
+            f"{self._chain.source}: can't hold the dead letters in {tempfile.gettempdir()}:"
             f" {os_reason(error)}; set TMPDIR to a folder with room for them",
-            stage=self._source,
+            stage=self._chain.source,
         )
 
     def _book(self, outcomes: list[TaskEnd]) -> list[dict[int, int]]:
@@ -222,7 +193,7 @@ class StageJob:
         while file.tell() < end:
             for partition, letter in pickle.load(file):  # noqa: S301 - our own
                 start = 0  # load workers know the places of their messages
-                if self._load is None:
+                if self._chain.load is None:
                     start = starts[names.index(letter.stage)][partition]
                 self._letters.adopt(letter, place=start + letter.place)
                 last[letter.stage] = letter
@@ -230,9 +201,7 @@ class StageJob:
 
     def _judge(self, last: dict[str, DeadLetter]) -> None:
         """Raise if too much was dead-lettered; a task knows its own part only."""
-        load = () if self._load is None else (self._load,)
-        stages = (*self._stages, *load)
-        for stage, account in zip(stages, self._accounts[1:], strict=True):
+        for stage, account in zip(self._chain.all, self._accounts[1:], strict=True):
             if stage.name in last:
                 check_budget(
                     account,

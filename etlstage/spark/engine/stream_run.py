@@ -32,6 +32,7 @@ from etlstage.spark.errors import text_of
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.artifact import Shipment
 from etlstage.spark.sink import SparkSink
+from etlstage.spark.task.chain import Chain
 from etlstage.stage import Stage
 from etlstage.telemetry.log import Log
 
@@ -112,12 +113,9 @@ class StreamingPipeline(Runner):
         self._from = 0
         self._batches = Batches(
             state.absolute(),
-            source=origin.name,
-            stages=stages,
+            Chain(origin.name, tuple(stages), dead_letters, shipment),
             sink=sink,
-            letters=dead_letters,
             staging=staging,
-            shipment=shipment,
         )
 
     def drain(self) -> None:

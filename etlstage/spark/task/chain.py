@@ -20,7 +20,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -99,38 +99,29 @@ class TaskEnd(NamedTuple):
         return cls(partition, plain["accounts"], plain["letters"], found)
 
 
+@dataclass(frozen=True)
 class Chain:
-    """
-    What :meth:`DataFrame.mapInArrow` runs.
+    """What :meth:`DataFrame.mapInArrow` runs, to be settled by the driver."""
 
-    Args:
-        source: Name of the extract stage.
-        stages: The stages, of kind transform.
-        letters: Those of the run; what is dead-lettered here leaves in notes.
-        shipment: What was sent for the stages.
-        load: A stage of kind load, whose workers take what leaves the last stage; then
-            only notes leave the task.
-        starts: With load: of each partition the place of its first message among all,
-            which dead letters are to have.
+    source: str
+    """Name of the extract stage."""
+    stages: Sequence[Stage]
+    """The stages, of kind transform."""
+    letters: DeadLetters
+    """Those of the run; what is dead-lettered in a task leaves it in notes."""
+    shipment: Shipment | None = None
+    """What was sent for the stages."""
+    load: Stage | None = None
+    """A stage of kind load, whose workers take what leaves the last stage; then only
+    notes leave the task."""
+    starts: Mapping[int, int] = field(default_factory=dict)
+    """With load: of each partition the place of its first message among all, which dead
+    letters are to have."""
 
-    """
-
-    def __init__(
-        self,
-        source: str,
-        stages: Sequence[Stage],
-        letters: DeadLetters,
-        shipment: Shipment | None = None,
-        *,
-        load: Stage | None = None,
-        starts: Mapping[int, int] | None = None,
-    ) -> None:
-        self._source = source
-        self._stages = tuple(stages)
-        self._letters = letters
-        self._place = place if shipment is None else shipment.place
-        self._load = load
-        self._starts = starts or {}
+    @property
+    def all(self) -> Sequence[Stage]:
+        """The stages, with that of kind load."""
+        return (*self.stages, *(() if self.load is None else (self.load,)))
 
     def run(
         self, batches: Iterator[pa.RecordBatch]
@@ -143,10 +134,11 @@ class Chain:
         """
         task = TaskContext.get()
         rows = _Items(task.partitionId() if task is not None else 0)
-        stages = [self._place(stage) for stage in self._stages]
-        load, places = None, _Places(self._starts)
-        if self._load is not None:
-            load = self._place(self._load)
+        to_place = place if self.shipment is None else self.shipment.place
+        stages = [to_place(stage) for stage in self.stages]
+        load, places = None, _Places(self.starts)
+        if self.load is not None:
+            load = to_place(self.load)
         given = map(run_of if load is None else places.run_of, batches)
         with bridged(partial(self._serve, stages, load, places)) as bridge:
             # It may end before its input: why, is the last note.
@@ -171,12 +163,11 @@ class Chain:
             text = letter.to_line().decode()
             await bridge.put(_Note(text, is_letter=True), len(text))
 
-        shown = self._stages if self._load is None else (*self._stages, self._load)
-        configs = {stage.name: config_of(stage) for stage in shown}
-        kept = self._letters.kept_by(note, configs)
+        configs = {stage.name: config_of(stage) for stage in self.all}
+        kept = self.letters.kept_by(note, configs)
         pipeline = Pipeline(
-            name=self._letters.pipeline,
-            source=Given(self._source, bridge.runs()),
+            name=self.letters.pipeline,
+            source=Given(self.source, bridge.runs()),
             stages=stages,
             sink=_Sink(bridge)
             if load is None
@@ -187,7 +178,7 @@ class Chain:
         report = await pipeline.run()
         error = report.error
         # It is logged by Spark, or staged with the rows.
-        conceal = self._letters.secrets.conceal
+        conceal = self.letters.secrets.conceal
         text = conceal(str(error))
         if isinstance(error, WorkerStartFailed | StageFailed):
             # It may be this machine's fault: Spark is to try another one.

@@ -25,6 +25,7 @@ from etlstage.spark.engine.micro_batch import STOPPED, Batches
 from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.session.session import Session
 from etlstage.spark.sink import SparkSink
+from etlstage.spark.task.chain import Chain
 
 FRAME: Any = SimpleNamespace(sparkSession=None)
 
@@ -70,10 +71,8 @@ def batches(state: Path, fence: int) -> Scripted:
     """Return what Spark would call, without stages."""
     found = Scripted(
         state,
-        source="extract",
-        stages=(),
+        Chain("extract", (), DeadLetters(state, pipeline="p")),
         sink=Sink(Session(), Destination("out", mode="append")),
-        letters=DeadLetters(state, pipeline="p"),
     )
     found.fence = fence
     return found

@@ -50,7 +50,8 @@ async def test_letters_of_a_run_that_is_called_off_are_not_booked(
     """A signal ends the reading of them; what is counted dead has a letter."""
     ledger = Ledger.of_pipeline("e", ["t"], Account("l", StageKind.LOAD))
     letters = DeadLetters(tmp_path, pipeline="p")
-    passing = StageJob("e", [Stage(name="t", worker=("cat",))], ledger, letters)
+    stages = [Stage(name="t", worker=("cat",))]
+    passing = StageJob(Chain("e", stages, letters), ledger)
     staging = CalledOff(str(tmp_path / "rows"))
     with anyio.CancelScope() as staging.scope:
         await passing.fill(spark.range(1), staging)
