@@ -8,7 +8,7 @@ would rather query it. Rows are appended, some thousand letters at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -16,6 +16,8 @@ from typing import Final
 import anyio.to_thread
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed
 from etlstage.pipeline.dead_letter.letter import DeadLetter
@@ -35,31 +37,6 @@ COLUMNS: Final = (
 )
 """What a letter is as a row; ``place`` is counted from 1, ``config`` is JSON."""
 
-_STRINGS: Final = pa.list_(pa.string())
-_ATTEMPT: Final = pa.struct(
-    {
-        "worker": pa.string(),
-        "pid": pa.int32(),
-        "error": pa.string(),
-        "story": _STRINGS,
-        "stderr": _STRINGS,
-    }
-)
-_SCHEMA: Final = pa.schema(
-    {
-        "id": pa.string(),
-        "time": pa.timestamp("us", "UTC"),
-        "pipeline": pa.string(),
-        "run": pa.string(),
-        "stage": pa.string(),
-        "place": pa.int64(),
-        "message": pa.binary(),
-        "error": pa.string(),
-        "kind": pa.string(),
-        "attempts": pa.list_(_ATTEMPT),
-        "config": pa.string(),
-    }
-)
 _CHUNK: Final = 10_000
 _CHUNK_BYTES: Final = 32 << 20
 
@@ -96,9 +73,13 @@ class DeadLetterFrame(DeadLetterSink):
 
     def _append(self, spark: SparkSession, letters: Iterator[DeadLetter]) -> None:
         first = True
+        columns = StructType.fromDDL(COLUMNS)
+        assert isinstance(columns, StructType)
+        schema = to_arrow_schema(columns, timezone="UTC")
         for chunk in _chunks(letters):
-            table = pa.Table.from_pylist([_row(letter) for letter in chunk], _SCHEMA)
-            rows = spark.createDataFrame(table, COLUMNS).coalesce(1)
+            made = [_row(letter, columns.names) for letter in chunk]
+            table = pa.Table.from_pylist(made, schema)
+            rows = spark.createDataFrame(table, columns).coalesce(1)
             self._destination.write(rows, first=first, last=True)
             first = False
 
@@ -116,9 +97,9 @@ def _chunks(letters: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
         yield chunk
 
 
-def _row(letter: DeadLetter) -> dict[str, object]:
+def _row(letter: DeadLetter, names: Sequence[str]) -> dict[str, object]:
     return {
-        **{name: getattr(letter, name) for name in _SCHEMA.names},
+        **{name: getattr(letter, name) for name in names},
         "place": letter.place + 1,
         "time": datetime.fromisoformat(letter.time),
         "attempts": [attempt._asdict() for attempt in letter.attempts],
