@@ -103,48 +103,29 @@ def _examine(executable: Path) -> Java | str:
         return "is not executable"
     # One start answers both questions for a full image; a trimmed one refuses the
     # module, an old Java the option, and is asked again without it.
-    text = _ask(executable, f"--add-modules={VECTOR_MODULE}")
-    has_vector = isinstance(text, str)
-    if not isinstance(text, str):
-        text = _ask(executable)
-    if not isinstance(text, str):
-        return f"does not run ({text})"
+    for options in ([f"--add-modules={VECTOR_MODULE}"], []):
+        try:
+            done = subprocess.run(
+                [executable, *options, "-version"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"does not run (no answer within {_TIMEOUT} s)"
+        except OSError as error:
+            return f"does not run ({error.strerror or error})"
+        if not done.returncode:
+            break
+    else:
+        return f"does not run (exit status {done.returncode})"
+    text = done.stdout.decode(errors="replace")
     match = re.search(r'version "(?:1\.)?(\d+)', text)
     if match is None:
         return "does not print its version"
     version = int(match[1])
     if version < OLDEST:
         return f"is Java {version}"
-    return Java(executable, version, has_vector)
-
-
-def _ask(executable: Path, *options: str) -> str | Exception:
-    """Return what ``java -version`` prints, or why there is no answer."""
-    try:
-        done = subprocess.run(
-            [executable, *options, "-version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_TIMEOUT,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return _Refused(error)
-    return done.stdout.decode(errors="replace")
-
-
-class _Refused(Exception):
-    """A start of ``java`` that gave no answer, in a few words."""
-
-    def __init__(self, cause: Exception) -> None:
-        match cause:
-            case subprocess.CalledProcessError():
-                text = f"exit status {cause.returncode}"
-            case subprocess.TimeoutExpired():
-                text = f"no answer within {_TIMEOUT} s"
-            case OSError():
-                text = cause.strerror or str(cause)
-            case _:
-                text = str(cause)
-        super().__init__(text)
+    return Java(executable, version, has_vector=bool(options))
