@@ -207,13 +207,51 @@ class Task:
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
-        name = self._stage.name
-        results = _Results(name, texts=self._texts, errors=self._errors)
+        rows: RowBuilder | None = None  # made when it is seen what is kept
         with bridged(partial(_answer_all, place(self._stage))) as bridge:
             for answer in bridge.cross(_messages(b) for b in batches if b.num_rows):
                 for part in answer.parts():
-                    yield from results.add(part)
-            yield from results.rest()
+                    columns = self._columns_of(part)
+                    rows = rows or RowBuilder([*columns])
+                    yield from rows.add([*columns.values()], part.reply_size)
+            if rows is not None:
+                yield from rows.rest()
+
+    def _columns_of(self, answer: Outcome) -> dict[str, pa.Array]:
+        """
+        Return the rows that an answer gives, by column.
+
+        Raises:
+            StageFailed: If there is no answer to a message, or it is not text.
+
+        """
+        error, errors = answer.error, None
+        if error is not None and not (self._errors and isinstance(error, OF_A_MESSAGE)):
+            raise _refused(self._stage.name, str(error), answer) from error
+        kept: pa.StructArray | None = None
+        if isinstance(answer.messages, AnnotatedRun):
+            kept = answer.messages.columns["kept"]
+        if error is not None:
+            count = len(answer.messages)
+            values = pa.nulls(count, pa.string() if self._texts else pa.binary())
+            errors = array_of([_why(error)] * count, pa.string())
+        else:
+            replies = Replies.of(answer.groups)
+            values = strings_of(replies.values) if self._texts else replies.values
+            if self._texts and values.null_count:
+                text = f"stage {self._stage.name}: a reply is not UTF-8"
+                if not self._errors:
+                    raise _refused(self._stage.name, text, answer)
+                errors = pc.if_else(values.is_null(), text, None)
+            if kept is not None and replies.owners is not None:
+                kept = kept.take(replies.owners)
+        made = {"value": values}
+        if kept is not None:
+            made[KEPT] = kept
+        if self._errors:
+            none = pa.nulls(len(values), pa.string())
+            made[ERROR] = none if errors is None else errors
+        return made
 
 
 def _messages(batch: pa.RecordBatch) -> Run:
@@ -238,71 +276,6 @@ async def _answer_all(stage: Stage, bridge: Bridge[Outcome]) -> None:
             await bridge.put(answer, answer.reply_size)
     if supervisor.doubtful:
         raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
-
-
-class _Results:
-    """Makes batches for Spark out of answers."""
-
-    def __init__(self, stage: str, *, texts: bool, errors: bool) -> None:
-        self._stage = stage
-        self._texts = texts
-        self._errors = errors
-        self._rows: RowBuilder | None = None  # made when it is seen what is kept
-
-    def add(self, answer: Outcome) -> Iterator[pa.RecordBatch]:
-        """
-        Take an answer; yield a batch if there is enough for one.
-
-        Raises:
-            StageFailed: If there is no answer to a message, or it is not text.
-
-        """
-        error = answer.error
-        if error is not None and not (self._errors and isinstance(error, OF_A_MESSAGE)):
-            raise _refused(self._stage, str(error), answer) from error
-        kept: pa.StructArray | None = None
-        if isinstance(answer.messages, AnnotatedRun):
-            kept = answer.messages.columns["kept"]
-        if error is not None:
-            count = len(answer.messages)
-            values = pa.nulls(count, pa.string() if self._texts else pa.binary())
-            errors = array_of([_why(error)] * count, pa.string())
-            return self._add(values, kept, errors, 0)
-        replies = Replies.of(answer.groups)
-        values, errors = replies.values, None
-        if self._texts:
-            values = strings_of(values)
-            if values.null_count:
-                text = f"stage {self._stage}: a reply is not UTF-8"
-                if not self._errors:
-                    raise _refused(self._stage, text, answer)
-                errors = pc.if_else(values.is_null(), text, None)
-        owners = replies.owners
-        if kept is not None and owners is not None:
-            kept = kept.take(owners)
-        return self._add(values, kept, errors, answer.reply_size)
-
-    def _add(
-        self,
-        values: pa.Array,
-        kept: pa.Array | None,
-        errors: pa.Array | None,
-        size: int,
-    ) -> Iterator[pa.RecordBatch]:
-        columns = [values] if kept is None else [values, kept]
-        if self._errors:
-            none = pa.nulls(len(values), pa.string())
-            columns.append(none if errors is None else errors)
-        if self._rows is None:
-            errors_too = [ERROR] if self._errors else []
-            self._rows = RowBuilder(
-                ["value", *([] if kept is None else [KEPT]), *errors_too]
-            )
-        return self._rows.add(columns, size)
-
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield what there is, if anything."""
-        return iter(()) if self._rows is None else self._rows.rest()
 
 
 def _why(error: Exception) -> str:
