@@ -72,7 +72,7 @@ class WorkerDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a read to which no schema was given."""
-        return "value binary" if self._reading().binary else "value string"
+        return f"value {self._reading().values}"
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads once."""

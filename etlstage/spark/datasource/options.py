@@ -22,7 +22,6 @@ from etlstage.messages import StageKind
 from etlstage.protocol.base import Shape
 from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.settings.definition import (
-    Definition,
     Place,
     Setting,
     placed,
@@ -50,27 +49,54 @@ from etlstage.stage.stage import PYTHONS
 __all__ = ("SPARKS_OWN", "Reading", "SharedFolder", "Writing", "reading", "writing")
 
 
+class SharedFolder(Kind):
+    """A folder that all executors see."""
+
+    def read(self, value: Any) -> Path:  # noqa: ANN401
+        """Return the folder."""
+        scheme, colon, rest = str(value).partition(":/")
+        if colon and scheme != "file":
+            wanted = "a folder that all executors see, or a file: URI"
+            raise unexpected(wanted, value)
+        # Where tasks run is not where the driver runs.
+        return Path("/" + rest.lstrip("/")) if colon else Path(value).absolute()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class _Read:
+    """Options that only a read has."""
+
+    max_per_batch: Count | None = None
+    """How far one batch of a stream reaches, in offsets."""
+    partitions: Count | None = None
+    """Tasks: of a plain stage 1 by default, of a cyclic one a task for each step."""
+    values: Literal["string", "binary"] = "string"
+    """Type of the column ``value``, where no schema is given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Write:
+    """Options that only a write has."""
+
+    path: Annotated[Path | None, SharedFolder()] = None
+    """Where staged files end."""
+    commit: Command = ()
+    """Program that makes a write final."""
+    abort: Command = ()
+    """Program that undoes a write."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading(_Read):
     """What a read is to do."""
 
     stage: Stage
     offsets: OffsetPolicy | None = None
     """Of a cyclic stage."""
-    partitions: int | None = None
-    """Tasks: of a plain stage 1 by default, of a cyclic one a task for each step."""
-    max_per_batch: int | None = None
-    """How far one batch of a stream reaches, in offsets."""
-    binary: bool = False
-    """Whether the column ``value`` is binary, where no schema is given."""
     place: Callable[[Stage], Stage] = place
     """Makes of the stage the one that runs in a task."""
 
     def __post_init__(self) -> None:
-        for name in ("partitions", "max_per_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {value}")
         if self.stage.kind is not StageKind.EXTRACT:
             raise ConfigError(
                 f"stage {self.stage.name} is of kind {self.stage.kind.value},"
@@ -89,16 +115,10 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Writing:
+class Writing(_Write):
     """What a write is to do."""
 
     stage: Stage
-    path: Path | None = None
-    """Where staged files end."""
-    commit: tuple[str, ...] = ()
-    """Program that makes a write final."""
-    abort: tuple[str, ...] = ()
-    """Program that undoes a write."""
 
     @property
     def staged(self) -> bool:
@@ -123,19 +143,6 @@ class Writing:
             )
 
 
-class SharedFolder(Kind):
-    """A folder that all executors see."""
-
-    def read(self, value: Any) -> Path:  # noqa: ANN401
-        """Return the folder."""
-        scheme, colon, rest = str(value).partition(":/")
-        if colon and scheme != "file":
-            wanted = "a folder that all executors see, or a file: URI"
-            raise unexpected(wanted, value)
-        # Where tasks run is not where the driver runs.
-        return Path("/" + rest.lstrip("/")) if colon else Path(value).absolute()
-
-
 class _Named(Kind):
     """What a worker speaks: its name, or an object with that and its settings."""
 
@@ -151,30 +158,6 @@ class _Named(Kind):
         return str(settings.pop("name", DEFAULT)), settings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Read(Definition):
-    """Options that only a read has."""
-
-    max_per_batch: Count | None = None
-    """How far one batch of a stream reaches."""
-    partitions: Count | None = None
-    """Tasks."""
-    values: Literal["string", "binary"] = "string"
-    """Type of the column value."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Write(Definition):
-    """Options that only a write has."""
-
-    path: Annotated[Path | None, SharedFolder()] = None
-    """Where staged files end."""
-    commit: Command = ()
-    """Program that makes a write final."""
-    abort: Command = ()
-    """Program that undoes a write."""
-
-
 def reading(options: Mapping[str, str]) -> Reading:
     """
     Return the settings in the options of a read.
@@ -185,7 +168,7 @@ def reading(options: Mapping[str, str]) -> Reading:
 
     """
     given = _given(options, _READ)
-    own = _Read(**{name: given.pop(name) for name in _READ_ONLY if name in given})
+    own = {name: given.pop(name) for name in _READ_ONLY if name in given}
     offsets = {name: given.pop(name) for name in _OFFSETS if name in given}
     stage = _stage(given, StageKind.EXTRACT)
     cyclic = stage.dialect.shape is Shape.MESSAGE
@@ -195,9 +178,7 @@ def reading(options: Mapping[str, str]) -> Reading:
     return Reading(
         stage=stage,
         offsets=OffsetPolicy(by="supervisor", **offsets) if cyclic else None,
-        partitions=own.partitions,
-        max_per_batch=own.max_per_batch,
-        binary=own.values == "binary",
+        **own,
     )
 
 

@@ -84,7 +84,7 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
     assert offsets is not None
     assert (offsets.start, offsets.end, offsets.step) == (-5, 10, 3)
     assert (offsets.by, offsets.template) == ("supervisor", "{start}..{end}")
-    assert (made.partitions, made.max_per_batch, made.binary) == (2, 7, True)
+    assert (made.partitions, made.max_per_batch, made.values) == (2, 7, "binary")
 
 
 def test_offsets_are_asked_for_by_default_at_the_end_alone() -> None:
