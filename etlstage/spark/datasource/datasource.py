@@ -29,7 +29,7 @@ from etlstage.errors import ConfigError
 from etlstage.spark.datasource.checkpoint import checkpoint_of
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
 from etlstage.spark.datasource.reader import BatchReader, RefusedStream, StreamReader
-from etlstage.spark.datasource.writer import StreamWriter, Writer
+from etlstage.spark.datasource.writer import Writer
 from etlstage.spark.journal.datasource import JournalDataSource
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, Stage
@@ -95,7 +95,7 @@ class WorkerDataSource(DataSource):
         """Return what writes the batches of a stream."""
         writing = self._writing(overwrite)
         checkpoint = checkpoint_of(self.options, "etlstage") if writing.staged else None
-        return StreamWriter(writing, schema, checkpoint)
+        return Writer(writing, schema, streams=True, checkpoint=checkpoint)
 
     def _reading(self) -> Reading:
         return self._bound or reading(self.options)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -31,10 +32,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from etlstage.columns import Column
 from etlstage.errors import ConfigError
 from etlstage.files.fit import Fitting
+from etlstage.files.text import objects
+from etlstage.spark.dataframe.read import column_of
 
-__all__ = ("check_written", "fitting_of")
+__all__ = ("MessageWriter", "check_written", "fitting_of")
 
 _WRITTEN: Final = (
     *(IntegralType, FractionalType, BooleanType, StringType, DecimalType, BinaryType),
@@ -63,6 +67,29 @@ def fitting_of(schema: StructType) -> Fitting:
         return Fitting(_ddl(schema), missing="null", strict=True)
     except ValueError as error:
         raise ConfigError(f"schema {schema.simpleString()}: {error}") from error
+
+
+class MessageWriter:
+    """
+    Makes a message of each row: the only column if that is text or binary, else JSON.
+
+    Args:
+        schema: Of the rows.
+
+    Raises:
+        ConfigError: If a column can't be written as JSON.
+
+    """
+
+    def __init__(self, schema: StructType) -> None:
+        kind = schema[0].dataType if len(schema) == 1 else None
+        self._plain = isinstance(kind, StringType | BinaryType)
+        if not self._plain:
+            check_written(schema)
+
+    def messages_of(self, batch: pa.RecordBatch) -> Column:
+        """Return the messages of some rows, which may be null."""
+        return column_of(batch.column(0) if self._plain else objects(batch, utc=True))
 
 
 def check_written(schema: StructType) -> None:

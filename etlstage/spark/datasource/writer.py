@@ -35,26 +35,23 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import StructType
 
 from etlstage.errors import EtlstageError, RepliesDoubtful, SinkFailed, StageFailed
-from etlstage.files.text import objects
-from etlstage.messages import Run
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.worker_sink import WorkerSink, check_ends, tell
-from etlstage.spark.dataframe.read import column_of
 from etlstage.spark.datasource.checkpoint import sync_checkpoint
-from etlstage.spark.datasource.documents import check_written
+from etlstage.spark.datasource.documents import MessageWriter
 from etlstage.spark.datasource.options import Writing
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.task.chain import Given, in_attempt, message_of_partition
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import Stage
 
-__all__ = ("EpochOfWrite", "Staged", "StreamWriter", "Writer")
+__all__ = ("EpochOfWrite", "Staged", "Writer")
 
 _RECORDS: Final = Path("_etlstage", "streams")
 """Where the last batch of each query is stored; Spark's readers look into no such."""
@@ -83,14 +80,17 @@ class WrittenPart(WriterCommitMessage):
     """How many its workers were given."""
 
 
-class Writer(DataSourceArrowWriter):
+class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """
-    Writes a DataFrame: all of it, or, if the write fails, none.
+    Writes a DataFrame, or each batch of a stream: all of it, or, if that fails, none.
 
     That holds for files in the folder that ``ETLSTAGE_STAGING`` names, where the
     worker leaves them. It holds as well for other effects if the worker only prepares
     them under the name in ``ETLSTAGE_ATTEMPT``, ``commit`` makes those final that it
     gets, and ``abort`` undoes them; both may get one twice.
+
+    A batch that comes again is not moved into ``path`` again. ``commit`` gets such a
+    batch twice, by the same ``epoch``: it must look whether it has seen it.
 
     Without ``path`` and ``commit`` rows are loaded at least once: those of an attempt
     that failed, or that ran beside another, stay loaded.
@@ -98,64 +98,34 @@ class Writer(DataSourceArrowWriter):
     Args:
         writing: What to write to.
         schema: Of the rows.
+        streams: Whether it is a stream.
+        checkpoint: Where Spark has that of the stream; None: nothing is committed.
 
     Raises:
         ConfigError: If a column can't be written as JSON.
 
     """
 
-    def __init__(self, writing: Writing, schema: StructType) -> None:
-        self._feed = _Feed(writing, schema)
-        self._writing = writing
-        self._epoch = EpochOfWrite(secrets.token_hex(8))
-        if writing.path is not None:
-            Staged(writing.path, self._epoch).begin()
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
-        """Pass the rows of a partition through a worker of this attempt."""
-        return self._feed.attempt(iterator, self._epoch, None)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make final what the attempts have staged."""
-        written = _ended_well(messages)
-        if self._writing.path is not None:
-            staged = Staged(self._writing.path, self._epoch)
-            staged.seal(_counted(written))
-            staged.move()
-        _tell(self._writing, self._writing.commit, [_described(one) for one in written])
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Undo what attempts have done, also those that failed."""
-        if self._writing.path is not None:
-            Staged(self._writing.path, self._epoch).undo(done=0)
-        attempts = _described_all(messages, {"epoch": str(self._epoch), "batch": None})
-        _tell(self._writing, self._writing.abort, attempts)
-
-
-class StreamWriter(DataSourceStreamArrowWriter):
-    """
-    Writes the batches of a stream, each all or not at all, and once.
-
-    As for :class:`Writer`, and a batch that comes again is not moved into ``path``
-    again. ``commit`` gets such a batch twice, by the same ``epoch``: it must look
-    whether it has seen it. Without ``path`` and ``commit``, at least once.
-
-    Args:
-        writing: What to write to.
-        schema: Of the rows.
-        checkpoint: Where Spark has the query's; None: nothing is committed.
-
-    """
-
     def __init__(
-        self, writing: Writing, schema: StructType, checkpoint: str | None = None
+        self,
+        writing: Writing,
+        schema: StructType,
+        *,
+        streams: bool = False,
+        checkpoint: str | None = None,
     ) -> None:
         self._feed = _Feed(writing, schema)
         self._writing = writing
         self._checkpoint = checkpoint
+        # Of a stream a task knows it, and what the task has written.
+        self._epoch = None if streams else EpochOfWrite(secrets.token_hex(8))
+        if self._epoch is not None and writing.path is not None:
+            Staged(writing.path, self._epoch).begin()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
         """Pass the rows of a partition through a worker of this attempt."""
+        if self._epoch is not None:
+            return self._feed.attempt(iterator, self._epoch, None)
         task = TaskContext.get()
         assert task is not None
         # Neither the batch nor the query is passed in any other way.
@@ -169,30 +139,41 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(
         self,
         messages: Sequence[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - Spark's name
+        batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Make final what the attempts of a batch have staged."""
+        """Make final what the attempts have staged."""
         written = _ended_well(messages)
         if self._checkpoint is not None:
             sync_checkpoint(self._checkpoint)
-        if self._writing.path is not None and written:
-            Staged(self._writing.path, written[0].epoch).commit_once(_counted(written))
-        attempts = [_described(one) | {"batch": batchId} for one in written]
-        _tell(self._writing, self._writing.commit, attempts)
+        if staged := self._staged(written):
+            attempts = [(one.partition, one.attempt) for one in written]
+            if batchId is None:
+                staged.seal(attempts)
+                staged.move()
+            else:
+                staged.commit_once(attempts)
+        told = [_described(one) | {"batch": batchId} for one in written]
+        _tell(self._writing, self._writing.commit, told)
 
     def abort(
         self,
         messages: Sequence[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - Spark's name
+        batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Remove what attempts of a batch have staged; it will come again."""
-        known = _ended_well(messages)
-        if self._writing.path is not None and known:
-            staged = Staged(self._writing.path, known[0].epoch)
+        """Undo what attempts have done, also those that failed; a batch will come again."""
+        written = _ended_well(messages)
+        if staged := self._staged(written):
             staged.undo(done=staged.done)
-        epoch = str(known[0].epoch) if known else None
-        attempts = _described_all(messages, {"epoch": epoch, "batch": batchId})
-        _tell(self._writing, self._writing.abort, attempts)
+        epoch = self._epoch_of(written)
+        about = {"epoch": epoch and str(epoch), "batch": batchId}
+        _tell(self._writing, self._writing.abort, _described_all(messages, about))
+
+    def _staged(self, written: Sequence[WrittenPart]) -> Staged | None:
+        path, epoch = self._writing.path, self._epoch_of(written)
+        return None if path is None or epoch is None else Staged(path, epoch)
+
+    def _epoch_of(self, written: Sequence[WrittenPart]) -> EpochOfWrite | None:
+        return self._epoch or next((one.epoch for one in written), None)
 
 
 # --- files ----------------------------------------------------------------------------
@@ -299,10 +280,6 @@ def _ended_well(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenP
     return [one for one in messages if isinstance(one, WrittenPart)]
 
 
-def _counted(written: Sequence[WrittenPart]) -> list[tuple[int, str]]:
-    return [(one.partition, one.attempt) for one in written]
-
-
 def _described(one: WrittenPart) -> dict[str, Any]:
     """Return what a program gets about an attempt that ended well."""
     return {
@@ -327,7 +304,7 @@ def _described_all(
 
 
 def _tell(
-    writing: Writing, command: tuple[str, ...], attempts: Sequence[dict[str, Any]]
+    writing: Writing, command: Sequence[str], attempts: Sequence[dict[str, Any]]
 ) -> None:
     """
     Have a program process a JSON message for each attempt.
@@ -340,7 +317,7 @@ def _tell(
         return
     messages = [json.dumps(one).encode() for one in attempts]
     try:
-        anyio.run(tell, writing.stage, command, messages)
+        anyio.run(tell, writing.stage, tuple(command), messages)
     except EtlstageError as error:
         raise SinkFailed(
             f"{error} (given the list of attempts)", stage=writing.stage.name
@@ -361,10 +338,7 @@ class _Feed:
     """
 
     def __init__(self, writing: Writing, schema: StructType) -> None:
-        kind = schema[0].dataType if len(schema) == 1 else None
-        self._plain = isinstance(kind, StringType | BinaryType)
-        if not self._plain:
-            check_written(schema)
+        self._writer = MessageWriter(schema)
         self._writing = writing
 
     def attempt(
@@ -405,16 +379,10 @@ class _Feed:
 
     def _load(self, batches: Iterator[pa.RecordBatch], stage: Stage) -> Account:
         """Return the account of the messages."""
-
-        def runs() -> Iterator[Run]:
-            for batch in batches:
-                texts = batch.column(0) if self._plain else objects(batch, utc=True)
-                yield column_of(texts)
-
         sink = _Ending if self._writing.staged else WorkerSink
         account: Account
         with bridged(partial(_serve, sink, stage)) as bridge:
-            (account,) = bridge.cross(runs())
+            (account,) = bridge.cross(map(self._writer.messages_of, batches))
         if account.doubtful:
             raise RepliesDoubtful(account.doubtful, stage=stage.name)
         return account

@@ -31,7 +31,7 @@ from etlstage.spark.journal.reader import (
     JournalBatchReader,
     JournalStreamReader,
 )
-from etlstage.spark.journal.writer import JournalStreamWriter, JournalWriter
+from etlstage.spark.journal.writer import JournalWriter
 
 __all__ = ("JournalDataSource",)
 
@@ -73,7 +73,7 @@ class JournalDataSource(DataSource):
     ) -> DataSourceStreamWriter:
         """Return what appends the batches of a stream."""
         checkpoint = checkpoint_of(self.options, NAME)
-        return JournalStreamWriter(self._writing(overwrite), schema, checkpoint)
+        return JournalWriter(self._writing(overwrite), schema, checkpoint)
 
     def _writing(self, overwrite: bool) -> JournalWriting:
         if overwrite:

@@ -36,23 +36,20 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import StructType
 
-from etlstage.columns import Column
 from etlstage.errors import SinkFailed
-from etlstage.files.text import objects
 from etlstage.journal import Journals
 from etlstage.journal.errors import JournalError
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.journal_sink import JournalSink, append_intents, note_of, noted
 from etlstage.sequencing import AckIntent
 from etlstage.settings.definition import settings_of
-from etlstage.spark.dataframe.read import column_of
 from etlstage.spark.datasource.checkpoint import sync_checkpoint
-from etlstage.spark.datasource.documents import check_written
+from etlstage.spark.datasource.documents import MessageWriter
 from etlstage.spark.journal.options import NAME, JournalWriting, SetFolder
 
-__all__ = ("JournalStreamWriter", "JournalWriter", "StoredCommits")
+__all__ = ("JournalWriter", "StoredCommits")
 
 _FOLDER: Final = "spark"
 """In the set, where acknowledgements are stored."""
@@ -73,14 +70,15 @@ class AppendedPart(WriterCommitMessage):
     """What acknowledges it, by journal, framed."""
 
 
-class JournalWriter(DataSourceArrowWriter):
+class JournalWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """
-    Appends a DataFrame: readers see all of it or, if the write fails, nothing.
+    Appends a DataFrame, or each batch of a stream, once: readers see all of it or nothing.
 
     Args:
         writing: What to write to; a set that is not there is made.
         schema: Of the rows: one text or binary column has the messages, more columns
             are made JSON objects.
+        checkpoint: Of a stream, where Spark has it.
 
     Raises:
         ConfigError: If a column can't be written as JSON.
@@ -88,44 +86,17 @@ class JournalWriter(DataSourceArrowWriter):
 
     """
 
-    def __init__(self, writing: JournalWriting, schema: StructType) -> None:
-        self._task = _AppendingTask(writing, schema)
-        self._name = f"write-{secrets.token_hex(8)}"
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedPart:
-        """Append the rows of a partition, uncommitted."""
-        return self._task.append(iterator, self._name)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Store what acknowledges the attempts that count, and append it."""
-        with self._task.place.opened() as journals:
-            StoredCommits(journals).write(self._name, _known(messages))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Roll back what was appended, unless it is committed."""
-        with self._task.place.opened() as journals:
-            StoredCommits(journals).abort(self._name)
-
-
-class JournalStreamWriter(DataSourceStreamArrowWriter):
-    """
-    Appends the batches of a stream, each all or not at all, and once.
-
-    Args:
-        writing: What to write to; a set that is not there is made.
-        schema: Of the rows; as for :class:`JournalWriter`.
-        checkpoint: Where Spark has the query's.
-
-    """
-
     def __init__(
-        self, writing: JournalWriting, schema: StructType, checkpoint: str
+        self, writing: JournalWriting, schema: StructType, checkpoint: str | None = None
     ) -> None:
         self._task = _AppendingTask(writing, schema)
+        self._name = f"write-{secrets.token_hex(8)}"
         self._checkpoint = checkpoint
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> AppendedPart:
         """Append the rows of a partition, uncommitted."""
+        if self._checkpoint is None:
+            return self._task.append(iterator, self._name)
         task = TaskContext.get()
         assert task is not None
         query = f"query-{task.getLocalProperty('sql.streaming.queryId')}"
@@ -135,22 +106,29 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
     def commit(
         self,
         messages: Sequence[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - Spark's name
+        batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Store what acknowledges the attempts that count, once, and append it."""
-        if known := _known(messages):
+        """Store what acknowledges the attempts that count, and append it; a batch once."""
+        known = _known(messages)
+        if self._checkpoint is not None:
             sync_checkpoint(self._checkpoint)
-            with self._task.place.opened() as journals:
+        with self._task.place.opened() as journals:
+            if batchId is None:
+                StoredCommits(journals).write(self._name, known)
+            elif known:
                 StoredCommits(journals).batch(batchId, known)
 
     def abort(
         self,
         messages: Sequence[WriterCommitMessage | None],
-        batchId: int,  # noqa: N803 - Spark's name
+        batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
         """Roll back what was appended, unless it is committed."""
-        if known := _known(messages):
-            with self._task.place.opened() as journals:
+        known = _known(messages)
+        with self._task.place.opened() as journals:
+            if batchId is None:
+                StoredCommits(journals).abort(self._name)
+            elif known:
                 StoredCommits(journals).roll_back(known[0].query, known[0].run)
 
 
@@ -276,10 +254,7 @@ class _AppendingTask:
     """
 
     def __init__(self, writing: JournalWriting, schema: StructType) -> None:
-        kind = schema[0].dataType if len(schema) == 1 else None
-        self._plain = isinstance(kind, StringType | BinaryType)
-        if not self._plain:
-            check_written(schema)
+        self._writer = MessageWriter(schema)
         self._settings = {
             name: getattr(writing, name) for name in settings_of(JournalWriting)
         }
@@ -324,13 +299,9 @@ class _AppendingTask:
         sink.begin(Epochs(NAME, 0, True, lambda: None))
         async with sink:
             for batch in batches:
-                await sink.write(self._messages(batch))
+                messages = self._writer.messages_of(batch)
+                if messages.problem is not None:
+                    raise SinkFailed(f"format {NAME}: {messages.problem}", stage=NAME)
+                await sink.write(messages)
             await sink.flush()
             return sink
-
-    def _messages(self, batch: pa.RecordBatch) -> Column:
-        texts = batch.column(0) if self._plain else objects(batch, utc=True)
-        messages = column_of(texts)
-        if messages.problem is not None:
-            raise SinkFailed(f"format {NAME}: {messages.problem}", stage=NAME)
-        return messages
