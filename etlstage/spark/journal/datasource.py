@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from etlstage.errors import ConfigError, EtlstageError
 from etlstage.spark.datasource.checkpoint import checkpoint_of
@@ -48,9 +48,9 @@ class JournalDataSource(DataSource):
         """Return the name of the format."""
         return NAME
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """Return the columns of a read to which no schema was given."""
-        return ", ".join(f"{name} {kind}" for name, (kind, _) in COLUMNS.items())
+        return StructType([StructField(*column) for column in COLUMNS.items()])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads once."""

@@ -8,8 +8,7 @@ not there, or are not those of its plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Final
 
@@ -20,12 +19,20 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from etlstage.columns import array_of
 from etlstage.errors import ConfigError, guess
@@ -45,15 +52,15 @@ from etlstage.supervisor.exchange.keyed import key_text, point
 
 __all__ = ("COLUMNS", "JournalBatchReader", "JournalRows", "JournalStreamReader")
 
-COLUMNS: Final = {
-    "value": ("binary", pa.binary()),
-    "key": ("string", pa.string()),
-    "journal": ("string", pa.string()),
-    "offset": ("bigint", pa.int64()),
-    "uuid": ("string", pa.string()),
-    "time": ("timestamp", pa.timestamp("us", "UTC")),
+COLUMNS: Final[Mapping[str, DataType]] = {
+    "value": BinaryType(),
+    "key": StringType(),
+    "journal": StringType(),
+    "offset": LongType(),
+    "uuid": StringType(),
+    "time": TimestampType(),
 }
-"""Of a read, with their types in Spark and in Arrow."""
+"""Of a read."""
 
 _MESSAGES: Final = 8192
 _BYTES: Final = 1 << 20
@@ -78,21 +85,25 @@ class JournalRows:
         self, place: SetFolder, reading: JournalReading, schema: StructType
     ) -> None:
         for field in schema:
-            kind, _ = COLUMNS.get(field.name, (None, None))
+            kind = COLUMNS.get(field.name)
             if kind is None:
                 raise ConfigError(
                     f"format {NAME}: unknown column"
                     f" {field.name!r}{guess(field.name, COLUMNS)}, expected some of"
                     f" {', '.join(COLUMNS)}"
                 )
-            if field.dataType.simpleString() != kind:
+            if field.dataType.simpleString() != kind.simpleString():
                 raise ConfigError(
                     f"format {NAME}: column {field.name} is of type"
-                    f" {field.dataType.simpleString()}, expected {kind}"
+                    f" {field.dataType.simpleString()}, expected"
+                    f" {kind.simpleString()}"
                 )
         self._place = place
         self._skips = reading.on_damage == "skip"
         self._names = schema.names
+        self._kinds = {
+            name: to_arrow_type(COLUMNS[name], timezone="UTC") for name in schema.names
+        }
         self._key = None if reading.key is None else point(reading.key)
 
     def read(self, ranges: list[FrameRange]) -> Iterator[pa.RecordBatch]:
@@ -139,12 +150,27 @@ class JournalRows:
                     )
 
     def _batch(self, held: list[tuple[Envelope, Run]]) -> pa.RecordBatch:
-        made = _Columns(held, self._key)
-        types = [COLUMNS[name][1] for name in self._names]
+        ends = array_of(list(accumulate(len(run) for _, run in held)), pa.int32())
+        made: dict[str, pa.Array] = {}
+        if not _OF_FRAME.keys() >= set(self._names):
+            made["value"] = pa.concat_arrays([binary_of(run) for _, run in held])
+            made["key"] = self._keys_of(made["value"]) if "key" in self._names else None
+        for name in _OF_FRAME.keys() & self._names:
+            value = _OF_FRAME[name]
+            values = pa.array([value(frame) for frame, _ in held], self._kinds[name])
+            runs = pa.RunEndEncodedArray.from_arrays(ends, values)
+            made[name] = pc.run_end_decode(runs)
         return pa.RecordBatch.from_arrays(
-            [getattr(made, name) for name in self._names],
-            schema=pa.schema(list(zip(self._names, types, strict=True))),
+            [made[name] for name in self._names],
+            schema=pa.schema(list(self._kinds.items())),
         )
+
+    def _keys_of(self, messages: pa.Array) -> pa.Array:
+        """Return what is at the pointer, of each message."""
+        if self._key is None:
+            return pa.nulls(len(messages), pa.string())
+        keys = [key_text(message, self._key) for message in messages.to_pylist()]
+        return array_of(keys, pa.string())
 
 
 class _Damage:
@@ -158,68 +184,27 @@ class _Damage:
         log_damage(error)
 
 
-class _Columns:
-    """The columns of some frames of one journal, each made when it is asked for."""
+def _uuid(frame: Envelope) -> str | None:
+    uuid = frame.message.uuid
+    return str(uuid) if uuid.int else None
 
-    def __init__(
-        self, held: list[tuple[Envelope, Run]], key: tuple[Any, ...] | None
-    ) -> None:
-        self._frames = [envelope for envelope, _ in held]
-        self._runs = [run for _, run in held]
-        self._ends = list(accumulate(map(len, self._runs)))
-        self._key = key
 
-    @cached_property
-    def value(self) -> pa.Array:
-        """The messages."""
-        return pa.concat_arrays([binary_of(run) for run in self._runs])
-
-    @property
-    def key(self) -> pa.Array:
-        """What is at the pointer, of each message."""
-        if self._key is None:
-            return pa.nulls(len(self.value), pa.string())
-        keys = [key_text(message, self._key) for message in self.value.to_pylist()]
-        return array_of(keys, pa.string())
-
-    @property
-    def journal(self) -> pa.Array:
-        """The name of the journal."""
-        return self._each(lambda frame: frame.journal, pa.string())
-
-    @property
-    def offset(self) -> pa.Array:
-        """Where the frame begins."""
-        return self._each(lambda frame: frame.begin, pa.int64())
-
-    @property
-    def uuid(self) -> pa.Array:
-        """The UUID of the frame, null for none."""
-        return self._each(
-            lambda frame: str(frame.message.uuid) if frame.message.uuid.int else None,
-            pa.string(),
-        )
-
-    @property
-    def time(self) -> pa.Array:
-        """When the frame was published, by its producer's clock."""
-
-        def micros(frame: Envelope) -> int | None:
-            uuid = frame.message.uuid
-            # In units of 100 ns since 1582, and a sequence of 4 bits.
-            return ((clock_of(uuid) >> 4) - _EPOCH) // 10 if uuid.int else None
-
-        return self._each(micros, COLUMNS["time"][1])
-
-    def _each(self, value: Callable[[Envelope], object], kind: pa.DataType) -> pa.Array:
-        """Return a value of each frame for all its messages."""
-        values = pa.array([value(frame) for frame in self._frames], kind)
-        ends = array_of(self._ends, pa.int32())
-        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
+def _micros(frame: Envelope) -> int | None:
+    """Return when a frame was published, by its producer's clock."""
+    uuid = frame.message.uuid
+    # In units of 100 ns since 1582, and a sequence of 4 bits.
+    return ((clock_of(uuid) >> 4) - _EPOCH) // 10 if uuid.int else None
 
 
 _EPOCH: Final = 0x01B21DD213814000
 """Of UUIDs, when 1970 begins."""
+_OF_FRAME: Final[Mapping[str, Callable[[Envelope], object]]] = {
+    "journal": lambda frame: frame.journal,
+    "offset": lambda frame: frame.begin,
+    "uuid": _uuid,
+    "time": _micros,
+}
+"""Columns that all messages of a frame have in common."""
 
 
 class JournalBatchReader(DataSourceReader):
