@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from etlstage.messages import Position, Run, StageKind
-from etlstage.stage import Order, Stage
+from etlstage.stage import Order
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.testing import ScriptedWorker
@@ -23,19 +23,30 @@ from tests.supervisor.workers import cyclic, numbers, outputs, plain, stage
 
 
 @in_memory
-@pytest.mark.parametrize(
-    "run",
-    [
-        stage("lock_step", window=1),
-        # By default: what it holds when it dies may be loaded or not; that is one.
-        stage("lock_step", kind=StageKind.LOAD),
-    ],
-    ids=["window of one", "load"],
-)
-async def test_nothing_is_behind_a_message_before_it_is_answered(run: Stage) -> None:
-    """Lock-step."""
-    async with acting(run) as supervisor:
+async def test_window_of_one_is_lock_step() -> None:
+    """Nothing is behind a message before it is answered."""
+    async with acting(stage("lock_step", window=1)) as supervisor:
         assert outputs(await supervisor.submit(numbers(20))) == [(b"0",)] * 20
+
+
+@in_memory
+@pytest.mark.parametrize("kind", [StageKind.LOAD, StageKind.TRANSFORM])
+async def test_load_worker_that_is_quick_gets_one_message_at_a_time(
+    kind: StageKind,
+) -> None:
+    """Others are given more and more ahead by default."""
+    most = 0
+
+    async def quick(worker: ScriptedWorker) -> None:
+        nonlocal most
+        while data := await worker.read():
+            most = max(most, data.count(b"\n"))
+            await worker.write(b"\0" * data.count(b"\n"))
+
+    async with acting(stage("echo", kind=kind), quick) as supervisor:
+        assert outputs(await supervisor.submit(numbers(500))) == [()] * 500
+
+    assert (most == 1) is (kind is StageKind.LOAD)
 
 
 @in_memory
