@@ -29,7 +29,7 @@ from etlstage.cli.letters import (
     ids_of,
     one_of,
 )
-from etlstage.cli.options import Json, Overlays, Values, changes_of, new_app
+from etlstage.cli.options import Json, JsonLines, Overlays, Values, changes_of, new_app
 from etlstage.cli.retry import Ids, OfStage, retry
 from etlstage.cli.screen import Screen, confirm
 from etlstage.errors import ConfigError, os_reason
@@ -87,9 +87,7 @@ def list_letters(
     group: Annotated[
         bool, typer.Option("--group", help="Count them by cause: one row for each.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per line.")
-    ] = False,
+    as_json: JsonLines = False,
 ) -> int:
     """List dead letters, one per line."""
     found = find(place, changes_of(overlays, values))
@@ -305,8 +303,7 @@ def _table(groups: Iterable[LetterGroup], wide: int) -> Iterator[str]:
         yield GROUP.format(
             f"{group.count:,}", group.stage, *times, group.example, wide=wide
         )
-        why = f"{group.kind}: {group.why}" if group.why else group.kind
-        yield from _wrapped(why, " " * 9, _width())
+        yield from _wrapped(group.cause, " " * 9, _width())
 
 
 def _description(letter: DeadLetter) -> Iterator[str]:

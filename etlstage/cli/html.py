@@ -19,7 +19,14 @@ from etlstage.cli.history import RunSpan
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import LetterGroup, first_clause
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.pipeline.report import ENDINGS, Report, balance, mismatches
+from etlstage.pipeline.report import (
+    ENDINGS,
+    Cell,
+    Report,
+    accounts,
+    balance,
+    mismatches,
+)
 
 __all__ = ("page",)
 
@@ -220,20 +227,14 @@ def _box(account: Account) -> Box:
 
 def _ledger(report: Report) -> Iterator[str]:
     ledger = list(report.ledger)
-    words = ["in", "out", "dead", "failed", "unprocessed"]
-    words += [
-        word
-        for word in ("mismatched", "skipped", "doubtful", "restarts")
-        if any(_count(a, word) for a in ledger)
-    ]
-    rows = [[clean(a.stage), *(_number(a, word) for word in words)] for a in ledger]
-    heads = ["stage", *words, "seconds"]
-    if known := any(a.began is not None for a in ledger):
+    heads, table = accounts(
+        report.ledger, "seconds", (f"{a.seconds:.1f}" for a in ledger)
+    )
+    rows = [[_cell(cell) for cell in row] for row in table]
+    if any(a.began is not None for a in ledger):
         heads[-1:] = ["started", "ended"]
-    for a, row in zip(ledger, rows, strict=True):
-        if known:
-            row.append("-" if a.began is None else f"{a.began:.1f} s")
-        row.append(f"{a.seconds:.1f}{' s' if known else ''}")
+        for a, row in zip(ledger, rows, strict=True):
+            row[-1:] = ["-" if a.began is None else f"{a.began:.1f} s", f"{row[-1]} s"]
     if any(a.busy for a in ledger):
         # The share of the run in which a worker held a message: most in the slow stage.
         heads.append("busy")
@@ -245,18 +246,9 @@ def _ledger(report: Report) -> Iterator[str]:
     yield f"<p>{clean(report.secrets.conceal(report.landed))}</p>"
 
 
-def _count(account: Account, word: str) -> int:
-    names = {"in": "received", "out": "made"}
-    count: int = getattr(account, names.get(word, word))
-    return count
-
-
-def _number(account: Account, word: str) -> str:
-    if word == "in" and account.kind is StageKind.EXTRACT:
-        return "-"
-    count = _count(account, word)
-    bad = count and word in ("dead", "failed", "unprocessed", "mismatched", "doubtful")
-    return f'<span class="bad">{count:,}</span>' if bad else f"{count:,}"
+def _cell(cell: Cell) -> str:
+    text = clean(cell.text)
+    return f'<span class="bad">{text}</span>' if cell.alarming else text
 
 
 def _plots(report: Report, spans: Sequence[RunSpan]) -> Iterator[str]:
@@ -314,7 +306,7 @@ def _letters(report: Report, causes: Sequence[LetterGroup]) -> Iterator[str]:
         [
             f"{group.count:,}",
             clean(group.stage),
-            clean(f"{group.kind}: {group.why}" if group.why else group.kind),
+            clean(group.cause),
             _short(group.first),
             _short(group.last),
             f"<code>{clean(group.example)}</code>",

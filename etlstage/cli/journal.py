@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etlstage.cli.failure import complain
-from etlstage.cli.options import new_app
+from etlstage.cli.options import JsonLines, new_app
 from etlstage.errors import ConfigError
 from etlstage.telemetry.terminal import harmless
 
@@ -34,11 +34,10 @@ Name = Annotated[
     str | None,
     typer.Option("--journal", metavar="NAME", help="Only this journal of the set."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
 @app.command("ls")
-def _ls(path: Folder, *, as_json: Json = False) -> int:
+def _ls(path: Folder, *, as_json: JsonLines = False) -> int:
     """List the journals of a set with their offsets and sizes."""
     with _opened(path) as journals:
         for spec in journals.select():
@@ -91,8 +90,11 @@ def _cat(
     with _opened(path) as journals:
         names = _names(journals, journal)
         offsets = {name: _offset(journals.log(name), begin) for name in names}
-        found = journals.read_committed(start=offsets, on_error=_report)
-        for envelope in _all(journals, offsets) if uncommitted else found:
+        for envelope in (
+            _all(journals, offsets)
+            if uncommitted
+            else journals.read_committed(start=offsets, on_error=_report)
+        ):
             if envelope.journal not in names:
                 continue
             if end is not None and envelope.end > end:
@@ -147,7 +149,7 @@ def _append(path: Folder, *, journal: Name = None) -> int:
 
 
 @app.command("verify")
-def _verify(path: Folder, *, as_json: Json = False) -> int:
+def _verify(path: Folder, *, as_json: JsonLines = False) -> int:
     """Read all, and count what is committed, pending, rolled back, twice, damaged."""
     from etlstage.journal.account import verify
 
@@ -161,7 +163,7 @@ def _verify(path: Folder, *, as_json: Json = False) -> int:
 
 
 @app.command("stat")
-def _stat(path: Folder, *, as_json: Json = False) -> int:
+def _stat(path: Folder, *, as_json: JsonLines = False) -> int:
     """Show how far each reader is behind, in bytes, messages and seconds."""
     from etlstage.journal.account import lags
 
@@ -180,7 +182,7 @@ def _readers(
         str | None,
         typer.Option(metavar="NAME", help="Drop the position of this reader."),
     ] = None,
-    as_json: Json = False,
+    as_json: JsonLines = False,
 ) -> int:
     """List readers that have names, and from where on they need the journals."""
     with _opened(path) as journals:

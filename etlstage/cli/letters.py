@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import typer
-
+from etlstage.cli.failure import complain
 from etlstage.config.build import state_folder
 from etlstage.config.document import Document
 from etlstage.config.loader import readable_keys
@@ -24,7 +23,6 @@ from etlstage.pipeline.dead_letter.store import FOLDER, SUFFIX, Torn, stage_of_f
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import RECORDS
 from etlstage.protocol.registry import dialect_from_plain
-from etlstage.telemetry.terminal import harmless
 from etlstage.testing.dialect import kit_of
 
 __all__ = (
@@ -218,11 +216,9 @@ def _letters(found: Letters, stages: Sequence[str]) -> Iterator[DeadLetter]:
         try:
             for letter in found.settled.letters(stage):
                 if isinstance(letter, Torn):
-                    typer.echo(
-                        f"etlstage: warning: {harmless(str(letter.path))}:{letter.line}:"
-                        f" skipped a truncated record of {counted(letter.size, 'byte')}",
-                        err=True,
-                    )
+                    size = counted(letter.size, "byte")
+                    text = f"{letter.path}:{letter.line}: skipped a truncated record of"
+                    complain(f"{text} {size}", as_="warning")
                 else:
                     yield letter
         except OSError as error:

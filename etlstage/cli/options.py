@@ -23,6 +23,7 @@ __all__ = (
     "Dialect",
     "File",
     "Json",
+    "JsonLines",
     "JunitFile",
     "Kind",
     "Level",
@@ -176,6 +177,7 @@ Debug = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only log errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 JunitFile = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML."),

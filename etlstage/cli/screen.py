@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,8 +11,9 @@ from rich.console import Console
 
 from etlstage.cli.streams import ReaderGone
 from etlstage.errors import ConfigError
+from etlstage.telemetry.terminal import harmless
 
-__all__ = ("Screen", "confirm")
+__all__ = ("Screen", "columns", "confirm")
 
 
 class Screen(Console):
@@ -40,6 +42,15 @@ class Screen(Console):
         """Print as any console, or nothing to a reader that is gone."""
         with suppress(ReaderGone):
             super().print(*objects, **options)
+
+
+def columns(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield rows as lines, their cells below each other, and harmless."""
+    cells = [[harmless(cell) for cell in row] for row in rows]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        line = (f"{cell:<{n}}" for cell, n in zip(row, wide, strict=True))
+        yield "  ".join(line).rstrip()
 
 
 def confirm(question: str, otherwise: str = "nothing was changed") -> None:

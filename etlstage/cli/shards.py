@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from etlstage.cli.options import Json, Yes, new_app
-from etlstage.cli.screen import confirm
+from etlstage.cli.screen import columns, confirm
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.shard.lease import Lease
@@ -27,7 +27,6 @@ from etlstage.shard.table import (
     open_leases,
     without_password,
 )
-from etlstage.telemetry.terminal import harmless
 
 __all__ = ("app",)
 
@@ -61,10 +60,8 @@ def _ls(where: Where, *, table: Table = None, as_json: Json = False) -> int:
         return 0
     cells = [["shard", "owner", "checkpoint", "lag", "last error"]]
     cells += [_cells(lease, news[lease.shard]) for lease in rows]
-    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        line = "  ".join(f"{cell:<{n}}" for cell, n in zip(row, wide, strict=True))
-        typer.echo(line.rstrip())
+    for line in columns(cells):
+        typer.echo(line)
     return 0
 
 
@@ -78,10 +75,9 @@ def _show(
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
         return 0
-    wide = max(map(len, shown))
-    for name, value in shown.items():
-        text = "-" if value is None or value == [] else str(value)
-        typer.echo(f"{name:<{wide}}  {harmless(text)}")
+    none: tuple[object, ...] = (None, [])
+    for line in columns((n, "-" if v in none else str(v)) for n, v in shown.items()):
+        typer.echo(line)
     return 0
 
 
@@ -237,6 +233,4 @@ def _cells(lease: Lease, news: News) -> list[str]:
         if (seconds := shown["seconds_since_checkpoint"]) is not None and news.lag:
             lag += f", {seconds:.0f} s"
     owner = "-" if lease.ended or lease.owner is None else lease.owner
-    return [
-        harmless(t) for t in (lease.shard, owner, checkpoint, lag, news.error or "-")
-    ]
+    return [lease.shard, owner, checkpoint, lag, news.error or "-"]

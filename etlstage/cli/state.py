@@ -19,7 +19,7 @@ import typer
 from etlstage.cli.failure import naming
 from etlstage.cli.letters import Letters, chosen, current, find
 from etlstage.cli.options import Json, Overlays, Values, Yes, changes_of, new_app
-from etlstage.cli.screen import confirm
+from etlstage.cli.screen import columns, confirm
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import FOLDER
@@ -77,9 +77,8 @@ def show_state(
         lines.append(("edge", f"behind stage {_stage(at)}: {_waiting(at)}"))
         lines += _lines(at)
     lines += _dead(found)
-    wide = max(len(harmless(name)) for name, _ in lines)
-    for name, text in lines:
-        typer.echo(f"{harmless(name):<{wide}}  {harmless(text)}")
+    for line in columns(lines):
+        typer.echo(line)
     return 0
 
 

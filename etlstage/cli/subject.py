@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,8 +18,9 @@ from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys, LoadKeys, TransformKeys
 from etlstage.config.reading import set_values
 from etlstage.config.stages import StageKeys, stage_of, stage_section
-from etlstage.errors import ConfigError, guess
-from etlstage.messages import StageKind
+from etlstage.errors import ConfigError, InputDamaged, guess
+from etlstage.messages import Position, StageKind
+from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.base import Shape
 from etlstage.protocol.registry import DEFAULT, dialect_class
@@ -32,6 +34,7 @@ __all__ = (
     "Options",
     "Program",
     "lines_of",
+    "messages_of",
     "program_of",
     "refuse_who_commits",
     "silence",
@@ -145,6 +148,14 @@ def lines_of(file: Path) -> list[bytes]:
     if not messages:
         raise ConfigError(f"{file} has no messages; write one a line")
     return messages
+
+
+async def messages_of(source: Source) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of a source, without positions and what is damaged."""
+    async with aclosing(source.runs()) as runs:
+        async for run in runs:
+            for message in () if isinstance(run, Position | InputDamaged) else run:
+                yield message
 
 
 def _of_command(

@@ -14,7 +14,7 @@ import difflib
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -38,7 +38,7 @@ from etlstage.cli.options import (
 )
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import silence
+from etlstage.cli.subject import messages_of, silence
 from etlstage.config.build import hidden_texts
 from etlstage.config.case import Items, LetterKeys, MessageText, flat
 from etlstage.config.document import Document
@@ -46,9 +46,9 @@ from etlstage.config.end import Site
 from etlstage.config.loader import LoadedCase, cases_of, load
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.stages import StageKeys, stage_of
-from etlstage.config.variant import lenient
-from etlstage.errors import ConfigError, EtlstageError, InputDamaged, os_reason
-from etlstage.messages import Position, StageKind, counted
+from etlstage.config.variant import here, lenient
+from etlstage.errors import ConfigError, EtlstageError, os_reason
+from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.secret import Secrets
@@ -267,11 +267,8 @@ class CaseRun:
         return stage
 
     async def _extracted(self, stage: Stage) -> list[bytes]:
-        source, messages = WorkerSource(stage, offsets=self._keys.extract.offsets), []
-        async with aclosing(source.runs()) as runs:
-            async for run in runs:
-                messages += [] if isinstance(run, Position) else list(run)
-        return messages
+        source = WorkerSource(stage, offsets=self._keys.extract.offsets)
+        return [message async for message in messages_of(source)]
 
     async def _processed(
         self, stage: Stage, batches: list[list[bytes]]
@@ -398,8 +395,7 @@ class RowEnds:
     """
 
     def __init__(self, keys: PipelineKeys) -> None:
-        session = replace(keys.spark, master="local[2]", remote=None)
-        self._keys = replace(keys, engine="local", state=None, spark=session)
+        self._keys = here(keys)
         self._site: Site | None = None
 
     async def start(self) -> None:
@@ -429,11 +425,7 @@ class RowEnds:
         path = folder / "rows.json"
         path.write_bytes(b"".join(row.replace(b"\n", b" ") + b"\n" for row in rows))
         source = keys.end.reading(path).source(keys, self._at(folder))
-        messages: list[bytes] = []
-        async with aclosing(source.runs()) as runs:
-            async for run in runs:
-                messages += () if isinstance(run, Position | InputDamaged) else run
-        return messages
+        return [message async for message in messages_of(source)]
 
     async def loaded(
         self, keys: LoadKeys, messages: list[bytes], folder: Path

@@ -31,15 +31,16 @@ from etlstage.cli.subject import (
     Options,
     Program,
     lines_of,
+    messages_of,
     program_of,
     refuse_who_commits,
     silence,
 )
 from etlstage.config.end import Site
 from etlstage.config.lookup import StageFile
-from etlstage.config.model import ExtractKeys
-from etlstage.errors import ConfigError, InputDamaged
-from etlstage.messages import Position, Run, StageKind
+from etlstage.config.variant import here
+from etlstage.errors import ConfigError
+from etlstage.messages import Run, StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.protocol.base import Shape
 from etlstage.stage import Stage
@@ -203,12 +204,12 @@ async def _typed() -> AsyncGenerator[bytes, None]:
 async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, None]:
     """Yield what would reach a stage: what is extracted, through those before it."""
     found = StageFile.read(file)
-    session = replace(found.keys.spark, master="local[2]", remote=None)
-    keys = replace(found.keys, engine="local", state=None, spark=session)
+    keys = here(found.keys)
     site = Site(keys, folder, DeadLetters(folder, pipeline=keys.name))
     try:
         _, *others = found.stages.items()
-        source = _extracted(keys.extract, site)
+        once = replace(keys.extract, every=None)
+        source = messages_of(keys.extract.end.source(once, site))
         before = []
         for other, (_, stage) in others:
             if other == name:
@@ -222,14 +223,6 @@ async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, 
     finally:
         if site.shared is not None:
             site.shared.stop()
-
-
-async def _extracted(keys: ExtractKeys, site: Site) -> AsyncGenerator[bytes, None]:
-    runs = keys.end.source(replace(keys, every=None), site).runs()
-    async with aclosing(runs):
-        async for run in runs:
-            for message in () if isinstance(run, Position | InputDamaged) else run:
-                yield message
 
 
 async def _passed(stages: Sequence[Stage], message: bytes) -> list[bytes]:

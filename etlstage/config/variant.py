@@ -13,9 +13,15 @@ from etlstage.errors import ConfigError, guess
 from etlstage.pipeline.interfaces import Sink
 from etlstage.stage import ErrorBudget
 
-__all__ = ("DryRun", "lenient", "retried_keys")
+__all__ = ("DryRun", "here", "lenient", "retried_keys")
 
 K = TypeVar("K", bound=StageKeys)
+
+
+def here(keys: PipelineKeys) -> PipelineKeys:
+    """Return the keys of a pipeline whose ends are tried on this machine alone."""
+    session = replace(keys.spark, master="local[2]", remote=None)
+    return replace(keys, engine="local", state=None, spark=session)
 
 
 class DryRun(NamedTuple):

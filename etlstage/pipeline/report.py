@@ -206,7 +206,7 @@ def accounts(
 
     """
     # Restarts also where they lost nothing: a healthy report is to show them.
-    seldom = ("skipped", "mismatched", "restarts")
+    seldom = ("skipped", "mismatched", "doubtful", "restarts")
     shown = [name for name in seldom if any(getattr(a, name) for a in ledger)]
     bad = ["dead", "failed", "unprocessed", *shown]
     rows = []

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,12 +22,15 @@ ONE = Lease("shardId-000000000001", (), '["446", 0]', False, "host-1/ab", 7, 2)
 
 
 @pytest.fixture
-def leases(tmp_path: Path) -> Iterator[SQLiteLeases]:
+def leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SQLiteLeases]:
     """Return a table with four shards; one is owned, one has ended, one has failed."""
     table = SQLiteLeases(tmp_path / "leases.db", "clicks", made={"count": 4})
     names = [f"shardId-{n:012}" for n in range(4)]
     table.add(map(Lease, names))
-    moved = News(lag=12, moved=time.time() - 60)
+    now = time.time()
+    clock = SimpleNamespace(time=lambda: now)
+    monkeypatch.setattr("etlstage.cli.shards.time", clock)
+    moved = News(lag=12, moved=now - 60)
     table.swap(Lease(ONE.shard), ONE, moved)
     ended = Lease(names[2], (), '["SHARD_END", 0]', True, "host-1/ab", 3)
     table.swap(Lease(names[2]), ended, News(lag=0))

@@ -164,6 +164,11 @@ class LetterGroup:
     example: str
     """The id of the last."""
 
+    @property
+    def cause(self) -> str:
+        """The class of the errors, and what they have in common."""
+        return f"{self.kind}: {self.why}" if self.why else self.kind
+
 
 class Causes:
     """
