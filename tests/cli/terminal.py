@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-__all__ = ("Terminal", "on_terminal")
+__all__ = ("Terminal", "on_terminal", "output_on_terminal")
 
 PARTS: Final = re.compile(
     r"\x1b\[(?P<modes>\?)?(?P<number>[0-9;]*)(?P<what>[A-Za-z])|[\r\n]|[^\x1b\r\n]+|\x1b"
@@ -104,6 +104,23 @@ def on_terminal(
     given: str = "",
 ) -> Terminal:
     """Run a program on a terminal of that width, to its end."""
+    _, text = output_on_terminal(
+        command, width=width, folder=folder, env=env, given=given
+    )
+    terminal = Terminal(width)
+    terminal.write(text)
+    return terminal
+
+
+def output_on_terminal(
+    command: Sequence[str],
+    *,
+    width: int,
+    folder: Path,
+    env: Mapping[str, str],
+    given: str = "",
+) -> tuple[int, str]:
+    """Run it likewise; return its exit code, and all that it has written."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HIGH, width, 0, 0))
     with subprocess.Popen(
@@ -114,7 +131,7 @@ def on_terminal(
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-    ):
+    ) as process:
         os.close(theirs)
         data = b""
         with open(ours, "r+b", buffering=0) as file:
@@ -124,6 +141,4 @@ def on_terminal(
                     data += chunk
             except OSError:
                 pass  # no one has the other end any more
-    terminal = Terminal(width)
-    terminal.write(data.decode())
-    return terminal
+    return process.returncode, data.decode()

@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
@@ -26,6 +28,7 @@ from tests.cli.test_screen import Terminal
 
 DIED = "stage upper: worker upper-2 (pid 12) "
 NOON = datetime(2026, 1, 2, 12, 0, 0, 0, UTC)
+SECOND = timedelta(seconds=1)
 ESCAPES = "bad \x1b[31mred\x07\x1b]0;title\x07\x9b1m\r\nsecond line"
 TRAP = """\
 import sys
@@ -36,6 +39,33 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.write(line.upper() + b"\\0")
     sys.stdout.flush()
 """
+
+
+class Kept(NamedTuple):
+    """A message that is dead-lettered."""
+
+    stage: str
+    message: bytes
+    error: Exception
+    config: Mapping[str, Any] = {}
+    when: datetime = NOON
+    place: int = 0
+
+
+async def keep(state: Path, *rows: Kept, run: str = "r", pipeline: str = "p") -> None:
+    """Dead-letter messages of one run."""
+    letters = DeadLetters(state, pipeline=pipeline, run=run)
+    for row in rows:
+        letter = letters.letter(
+            row.stage,
+            row.place,
+            row.message,
+            row.error,
+            config=row.config,
+            time=row.when.isoformat(timespec="milliseconds"),
+        )
+        await letters.keep([letter])
+    letters.close()
 
 
 @pytest.fixture
@@ -56,21 +86,12 @@ def state(tmp_path: Path, pipeline: Path) -> Path:
 
     async def put() -> None:
         for run, stage, message, why in rows:
-            letters = DeadLetters(folder, pipeline="letters", run=run)
             config: dict[str, Any] = {
                 "name": stage,
                 "worker": {"command": ["a", "\x1b[1m"], "env": ["TOKEN"]},
             }
-            made = letters.letter(
-                stage,
-                41,
-                message,
-                why,
-                config=config,
-                time=NOON.isoformat(timespec="milliseconds"),
-            )
-            await letters.keep([made])
-            letters.close()
+            kept = Kept(stage, message, why, config, place=41)
+            await keep(folder, kept, run=run, pipeline="letters")
 
     anyio.run(put)
     return folder
@@ -163,22 +184,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-async def filled(state: Path, *rows: tuple[str, datetime, Exception]) -> None:
-    """Dead-letter a message for each stage, time and error."""
-    letters = DeadLetters(state, pipeline="p", run="af32b1c9")
-    for stage, when, error in rows:
-        letter = letters.letter(
-            stage,
-            0,
-            b"m",
-            error,
-            config={},
-            time=when.isoformat(timespec="milliseconds"),
-        )
-        await letters.keep([letter])
-    letters.close()
-
-
 NO_DATE = "refused the message: no date in row {}, of the form that is asked for"
 
 
@@ -188,7 +193,8 @@ async def test_list_on_a_wide_terminal(
     """At 200 columns a line is enough (issue 11)."""
     wide = Screen(file=Terminal(), width=200)
     monkeypatch.setattr("etlstage.cli.dlq.Screen", lambda: wide)
-    await filled(tmp_path, ("clean", NOON, ValueError(NO_DATE.format(12))))
+    row = Kept("clean", b"m", ValueError(NO_DATE.format(12)))
+    await keep(tmp_path, row, run="af32b1c9")
     assert list_letters(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [len(line) for line in lines] == [48, 112, 13]
@@ -201,10 +207,11 @@ async def test_list_on_a_terminal(
 ) -> None:
     """At 80 columns an error is read in whole, or in three lines (issue 11)."""
     where = f"stage clean: worker clean-1 (pid 7) {NO_DATE.format(12)}; last events: x"
-    await filled(
+    await keep(
         tmp_path,
-        ("clean", NOON, WorkerLost(where, stage="clean")),
-        ("load", NOON, ValueError("one " * 60)),
+        Kept("clean", b"m", WorkerLost(where, stage="clean")),
+        Kept("load", b"m", ValueError("one " * 60)),
+        run="af32b1c9",
     )
     assert list_letters(tmp_path) == 0
     assert capsys.readouterr().out == (
@@ -224,10 +231,11 @@ async def test_groups_on_a_terminal(
 ) -> None:
     """A row for each cause, and below it why, at 80 columns (issue 11)."""
     refused = [
-        ("clean", NOON + timedelta(seconds=n), ValueError(NO_DATE.format(n)))
+        Kept("clean", b"m", ValueError(NO_DATE.format(n)), when=NOON + n * SECOND)
         for n in range(5000)
     ]
-    await filled(tmp_path, ("load", NOON, KeyError("id")), *refused)
+    first = Kept("load", b"m", KeyError("id"))
+    await keep(tmp_path, first, *refused, run="af32b1c9")
     assert list_letters(tmp_path, group=True) == 0
     assert capsys.readouterr().out == (
         "  count  stage  first (UTC)          last (UTC)           example\n"
@@ -425,16 +433,8 @@ def test_config_is_shown_where_it_differs(
         workers=PoolPolicy(min=2, max=2),
     )
 
-    async def put() -> None:
-        letters = DeadLetters(tmp_path, pipeline="p", run="r")
-        when = NOON.isoformat(timespec="milliseconds")
-        made = letters.letter(
-            "s", 0, b"x", ValueError("e"), config=config_of(stage), time=when
-        )
-        await letters.keep([made])
-        letters.close()
-
-    anyio.run(put)
+    kept = Kept("s", b"x", ValueError("e"), config_of(stage))
+    anyio.run(partial(keep, tmp_path, kept))
     assert show_letter(tmp_path, "r") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index("config, where it differs from the defaults") + 1 :] == [
@@ -463,18 +463,7 @@ async def test_raw_message_as_its_worker_reads_it(
     """The markers are those of the letter, not of today's pipeline."""
     dialect = replace(dialect, markers=Markers(eom=b"<m>"))
     stage = Stage(name="s", worker=("a",), dialect=dialect)
-    letters = DeadLetters(tmp_path, pipeline="p", run="r")
-    config = config_of(stage)
-    made = letters.letter(
-        "s",
-        0,
-        b"one",
-        ValueError("e"),
-        config=config,
-        time=NOON.isoformat(timespec="milliseconds"),
-    )
-    await letters.keep([made])
-    letters.close()
+    await keep(tmp_path, Kept("s", b"one", ValueError("e"), config_of(stage)))
     shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
     assert (shown.stdout, shown.stderr) == (b"one" + behind, b"")
 
@@ -491,18 +480,8 @@ async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
         "worker": "transform_batch(lambda b: [m.upper() for m in b], driver='worker')",
     }[driver]
     code = f"from etlstage import worker; worker.{call}"
-    letters = DeadLetters(tmp_path, pipeline="p", run="r")
-    config = config_of(Stage(name="s", worker=("a",), dialect=MarkerDialect(mode=mode)))
-    made = letters.letter(
-        "s",
-        0,
-        b"one",
-        ValueError("e"),
-        config=config,
-        time=NOON.isoformat(timespec="milliseconds"),
-    )
-    await letters.keep([made])
-    letters.close()
+    stage = Stage(name="s", worker=("a",), dialect=MarkerDialect(mode=mode))
+    await keep(tmp_path, Kept("s", b"one", ValueError("e"), config_of(stage)))
     shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
     replied = await anyio.run_process(
         [sys.executable, "-c", code], input=shown.stdout, env=environment()

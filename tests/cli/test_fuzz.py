@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Etlstage
 from tests.cli.forked import environment
+from tests.cli.test_usage import without_arrow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(100)]
 
@@ -353,32 +354,12 @@ def test_pipeline_without_a_stage(
     assert not (tmp_path / ".etlstage").exists()
 
 
-WITHOUT_ARROW = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "pyarrow":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
-sys.argv = ["etlstage", "fuzz", "--max-examples", "5", "--", *sys.argv[1:]]
-from etlstage.cli import main
-main()
-"""
-
-
 def test_arrow_is_not_needed(tmp_path: Path) -> None:
     """For who has installed the extra for tests alone (issue 26)."""
     worker = tmp_path / "worker.py"
     worker.write_text(LINES)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ARROW, sys.executable, "-S", str(worker)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    fuzz = ("fuzz", "--max-examples", "5", "--", sys.executable, "-S", str(worker))
+    done = without_arrow(tmp_path, "main()", *fuzz)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("passed: answers, protocol. ")
 

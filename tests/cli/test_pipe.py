@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from tests.cli.conftest import UPPER, command
+from tests.cli.conftest import UPPER, Etlstage, command, run_in
 from tests.cli.forked import environment
 
 pytestmark = pytest.mark.process
@@ -130,13 +130,7 @@ def test_dead_letters_are_kept_where_asked(filtered: Filter) -> None:
     )
     assert (status, out) == (0, b"A\nB\n")
     assert "etlstage dlq ls dead" in err
-    shown = subprocess.run(
-        command(["dlq", "ls", "dead", "--json"]),
-        cwd=filtered.folder,
-        env=environment(),
-        capture_output=True,
-        check=True,
-    )
+    shown = run_in(filtered.folder, "dlq", "ls", "dead", "--json")
     (letter,) = map(json.loads, shown.stdout.splitlines())
     assert letter["stage"] == "worker"
 
@@ -190,32 +184,20 @@ def test_interrupt_drains(filtered: Filter) -> None:
         (["--dialect", "morse", "--", "cat"], "unknown dialect 'morse'"),
     ],
 )
-def test_wrong_words_are_named(tmp_path: Path, words: list[str], said: str) -> None:
+def test_wrong_words_are_named(
+    etlstage: Etlstage, tmp_path: Path, words: list[str], said: str
+) -> None:
     """One line, exit 2; nothing is read, nothing started."""
     (tmp_path / "cat").touch()
-    done = subprocess.run(
-        command(["pipe", *words]),
-        cwd=tmp_path,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = etlstage("pipe", *words)
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stdout == ""
 
 
-def test_help_names_the_command() -> None:
+def test_help_names_the_command(etlstage: Etlstage) -> None:
     """The usage has what stands behind the dashes."""
-    done = subprocess.run(
-        command(["pipe", "--help"]),
-        env={**environment(), "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = etlstage("pipe", "--help")
     assert "etlstage pipe [OPTIONS] [FILE] -- COMMAND..." in done.stdout
 
 

@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
-import subprocess
 import textwrap
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -24,6 +21,7 @@ from tests.cli.conftest import (
     worker,
 )
 from tests.cli.forked import environment
+from tests.cli.terminal import output_on_terminal
 
 ENDLESS = """\
 name: endless
@@ -432,49 +430,11 @@ def test_more_signals_do_nothing(
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["init", "here"]])
-def test_reader_that_is_gone(start: Started, arguments: list[str]) -> None:
-    """No command complains that no one listens."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    process = start(*arguments, stdout=writing)
-    os.close(writing)
-    _, err = process.communicate()
-    assert err == ""
-
-
-def test_reader_that_has_seen_enough(
-    start: Started, pipeline: Path, tmp_path: Path
-) -> None:
-    """``etlstage run ... | head`` gets no traceback; the run goes to its end."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    process = start("run", pipeline, stdout=writing)
-    os.close(writing)
-    _, err = process.communicate()
-    assert (process.returncode, err) == (0, "")
-    assert (tmp_path / "loaded.txt").read_text() == "A\nB\nC\n"
-
-
 def on_terminal(pipeline: Path, **env: str) -> tuple[int, str]:
     """Run a pipeline on a terminal; return its exit code and the screen."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command(["run", pipeline]),
-        env=environment(**{"TERM": "xterm", "COLUMNS": "80"} | env),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        close_fds=True,
-    )
-    os.close(theirs)
-    screen = b""
-    # Linux returns EIO when the last writer is gone.
-    with suppress(OSError):
-        while data := os.read(ours, 65536):
-            screen += data
-    os.close(ours)
-    return process.wait(), screen.decode()
+    plain = environment(**{"TERM": "xterm", "COLUMNS": "80"} | env)
+    words = command(["run", pipeline])
+    return output_on_terminal(words, width=80, folder=pipeline.parent, env=plain)
 
 
 def test_terminal_gets_a_live_table(pipeline: Path) -> None:

@@ -22,6 +22,7 @@ COMMANDS = (
     ["state", "show", "pipeline.yaml"],
     ["dlq", "ls", "pipeline.yaml"],
     ["check", "--list"],
+    ["init", "here"],
 )
 
 
@@ -73,6 +74,13 @@ def test_reader_that_is_gone_is_no_error(
 ) -> None:
     """It has seen enough, as ``head`` has."""
     assert printing_into(unread, pipeline.parent, words) == (0, "")
+
+
+def test_run_whose_reader_is_gone_goes_to_its_end(pipeline: Path, unread: int) -> None:
+    """``etlstage run ... | head`` loads all."""
+    words = ["run", "pipeline.yaml"]
+    assert printing_into(unread, pipeline.parent, words) == (0, "")
+    assert (pipeline.parent / "loaded.txt").read_text() == "A\nB\nC\n"
 
 
 def test_run_that_can_print_no_report_is_done(pipeline: Path, full: int) -> None:
