@@ -127,20 +127,6 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
     ("fault", "said"),
     [
         (Fault(FaultKind.KILL), "has 1 reply outstanding: was killed by SIGKILL"),
-        (
-            Fault(FaultKind.EXIT, status=0),
-            "has 1 reply outstanding: exited with status 0",
-        ),
-        (Fault(FaultKind.CLOSE_STDOUT), "has 1 reply outstanding: closed its stdout"),
-        (
-            Fault(FaultKind.PARTIAL),
-            r"ended its output with what is not complete: A<EOM>",
-        ),
-        (Fault(FaultKind.TWICE), "wrote more than its reply: A<EOM><EOP>A<EOM><EOP>"),
-        (
-            Fault(FaultKind.EXTRA_EOP),
-            r"wrote (\d+ repl(y|ies) too many|more than its reply): <EOP>",
-        ),
         (Fault(FaultKind.WRONG_MARKER), "broke the protocol: can't handle BNC"),
     ],
     ids=lambda value: value.kind.value if isinstance(value, Fault) else "",

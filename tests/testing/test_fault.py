@@ -7,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import ConfigError
-from etlstage.protocol.marker import Markers
-from etlstage.protocol.marker.framing import encode_run, split_run
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment
-from etlstage.testing.strategies import fault_plans, faults, messages
+from etlstage.testing.strategies import fault_plans, faults
 
 ANY = st.binary(max_size=5)
 KINDS = st.sampled_from([FaultKind.KILL, FaultKind.HUGE, FaultKind.STOP])
@@ -137,25 +135,6 @@ def test_other_text_is_refused(text: str) -> None:
 
 
 # --- strategies -----------------------------------------------------------------------
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_drawn_messages_may_be_sent(data: st.DataObject) -> None:
-    """Whatever the markers are, the framing finds the same boundaries."""
-    markers = data.draw(
-        st.sampled_from(
-            [
-                Markers(),
-                Markers(b"EOM", b"EOP", b"EOB", b"BNC"),
-                Markers(b"aab", b"cc", b"xyx", b"ded"),
-                Markers(b"\n\n", b"\n\n", b"==", b".."),
-            ]
-        )
-    )
-    run = data.draw(st.lists(messages(markers), max_size=5))
-    wire = encode_run(run, markers, limit=1000)
-    assert split_run(wire, markers.eom) == (run, b"")
 
 
 @settings(max_examples=200, deadline=None)

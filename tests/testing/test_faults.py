@@ -599,23 +599,17 @@ async def test_stray_print_in_a_reply(mode: Mode, workers: int, world: World) ->
 
 
 @every_mode
-async def test_child_that_outlives_a_worker_that_dies(mode: Mode) -> None:
-    """It holds the pipes of the dead; it delays nothing, and is gone with it."""
+@pytest.mark.parametrize("own_session", [False, True])
+async def test_child_that_outlives_a_worker_that_dies(
+    mode: Mode, *, own_session: bool
+) -> None:
+    """
+    It holds the pipes of the dead; it delays nothing, and is gone with it.
+
+    In a session of its own neither the group nor the line of parents leads to it.
+    """
     stage = hostile(
-        Fault(FaultKind.GRANDCHILD, message=1), first(FaultKind.KILL), mode=mode
-    )
-
-    outcome = await supervise(stage, numbers(24))
-
-    assert delivered(outcome.results) == numbers(24)
-    assert outcome.restarts == 1
-
-
-@every_mode
-async def test_child_in_a_session_of_its_own_of_a_worker_that_dies(mode: Mode) -> None:
-    """Neither the group nor the line of parents leads to it; it is found all the same."""
-    stage = hostile(
-        Fault(FaultKind.GRANDCHILD, message=1, own_session=True),
+        Fault(FaultKind.GRANDCHILD, message=1, own_session=own_session),
         first(FaultKind.KILL),
         mode=mode,
     )

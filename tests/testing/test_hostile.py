@@ -367,19 +367,6 @@ def test_signs_of_life_are_given_where_the_supervisor_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        (FaultKind.SEGFAULT, -signal.SIGSEGV),
-        (FaultKind.ABORT, -signal.SIGABRT),
-        (FaultKind.EXIT, 1),
-    ],
-)
-def test_it_dies(kind: FaultKind, status: int) -> None:
-    """Without a reply to that message."""
-    assert converse(THREE, Fault(kind, message=2)) == (b"one\n\0", status)
-
-
-@pytest.mark.parametrize(
     ("fault", "reply"),
     [
         (Fault(FaultKind.TWICE), b"oneEOMEOPoneEOMEOP"),
@@ -406,12 +393,6 @@ def test_reply_is_as_the_plan_has_it(fault: Fault, reply: bytes, mode: Mode) -> 
 def test_fault_changes_one_reply() -> None:
     """The next message is answered as if nothing had been."""
     assert converse(THREE, Fault(FaultKind.SKIP, message=2))[0] == b"one\n\0three\n\0"
-
-
-def test_partial_reply_has_no_eop() -> None:
-    """All of it but that."""
-    fault = Fault(FaultKind.PARTIAL, message=2)
-    assert converse(THREE, fault) == (b"one\n\0two\n", -signal.SIGKILL)
 
 
 def test_markers_come_in_pieces() -> None:
@@ -474,13 +455,6 @@ def test_stderr_has_the_size_that_was_asked_for() -> None:
     assert done.stdout == b"one\n\0"
 
 
-def test_pause_takes_its_time() -> None:
-    """The answer comes late."""
-    started_at = time.monotonic()
-    assert converse(b"one\n", Fault(FaultKind.PAUSE, seconds=0.3))[0] == b"one\n\0"
-    assert time.monotonic() - started_at >= 0.3
-
-
 @pytest.mark.parametrize(
     ("kind", "state"),
     [(FaultKind.STALL, "S"), (FaultKind.SPIN, "R"), (FaultKind.STOP, "T")],
@@ -500,28 +474,6 @@ def test_it_hangs(kind: FaultKind, state: str) -> None:
             assert process.wait(5) == -signal.SIGTERM
 
 
-def test_spin_at_the_end_of_the_input() -> None:
-    """As a real worker of this protocol does."""
-    with started(Fault(FaultKind.SPIN, at=Moment.END)) as process:
-        say(process, b"one\n")
-        assert hear(process, 5) == b"one\n\0"
-        assert process.stdin is not None
-        process.stdin.close()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.1)
-
-
-def test_closed_stdout_ends_what_we_read_but_not_the_worker() -> None:
-    """It reads on, writes nothing, and does not go when its input ends."""
-    with started(Fault(FaultKind.CLOSE_STDOUT, message=2)) as process:
-        say(process, THREE)
-        assert hear(process, 100) == b"one\n\0"
-        assert process.stdin is not None
-        process.stdin.close()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.1)
-
-
 def test_closed_stdin_leaves_what_was_read_answered() -> None:
     """Writing to it fails then; it lives on."""
     with started(Fault(FaultKind.CLOSE_STDIN, message=2)) as process:
@@ -531,17 +483,6 @@ def test_closed_stdin_leaves_what_was_read_answered() -> None:
             say(process, b"four\n")
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.1)
-
-
-def test_ignored_sigterm() -> None:
-    """Only SIGKILL ends a worker that stalls then."""
-    faults = (Fault(FaultKind.IGNORE_SIGTERM), Fault(FaultKind.STALL, message=2))
-    with started(*faults) as process:
-        say(process, b"one\ntwo\n")
-        assert hear(process, 5) == b"one\n\0"
-        process.terminate()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.2)
 
 
 @pytest.mark.parametrize("own_session", [False, True])
@@ -567,22 +508,6 @@ def test_grandchild_holds_the_pipes(own_session: bool) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def test_leak_grows() -> None:
-    """By so much at each message."""
-    with started(Fault(FaultKind.LEAK, size=5_000_000)) as process:
-        say(process, b"m\n")
-        hear(process, 3)
-        before = _memory(process.pid)
-        say(process, b"m\n" * 10)
-        hear(process, 30)
-        assert _memory(process.pid) - before > 45_000_000
-
-
 def _children(pid: int) -> list[str]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [child for task in tasks for child in task.read_text().split()]
-
-
-def _memory(pid: int) -> int:
-    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
