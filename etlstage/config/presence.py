@@ -168,11 +168,17 @@ class Look:
         jars = listed.split(",") if self.keys.spark.here else []
         for jar in jars:
             place = jar.strip().removeprefix("file://").removeprefix("file:")
-            # A relative path is seen from where Spark starts, a pattern is Spark's.
-            named = place.startswith("/") and "*" not in place
+            # Spark sees a relative path from the directory in which its JVM was started,
+            # which is ours; a pattern is its own, and another scheme elsewhere.
+            named = place and "*" not in place and not SCHEME.match(place)
             if named and not os.path.isfile(place):
+                relative = not os.path.isabs(place)
+                remedy = "; a relative path is seen from where etlstage is started"
                 yield self.absent(
-                    ("spark", "config", "spark.jars"), "file", Path(place)
+                    ("spark", "config", "spark.jars"),
+                    "file",
+                    Path(place),
+                    remedy=remedy if relative else "",
                 )
 
     def worker(self, stage: Stage | None, loc: Loc) -> Iterator[Problem]:

@@ -380,6 +380,25 @@ def test_jar_of_a_driver_is_there(path: Path) -> None:
         "spark.config['spark.jars']: there is no file postgres.jar (did you mean"
         " 'postgresql.jar'?)"
     )
-    for jars in (there, "hdfs:/a.jar", "a.jar", path.parent / "*.jar", ""):
+    for jars in (there, "hdfs:/a.jar", path.parent / "*.jar", "*.jar", ""):
         assert errors_of(path, with_jars(jars)) == []
     assert errors_of(path, with_jars(jar, ", master: 'spark://host:7077'")) == []
+
+
+def test_relative_jar_is_seen_from_where_spark_starts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not from the folder of the file, as Spark resolves it (issue 23)."""
+    (path.parent / "beside.jar").touch()
+    started = path.parent / "started"
+    started.mkdir()
+    (started / "postgresql.jar").touch()
+    monkeypatch.chdir(started)
+    assert errors_of(path, with_jars("postgresql.jar, file:postgresql.jar")) == []
+    (error,) = errors_of(path, with_jars("beside.jar"))
+    assert error == (
+        "spark.config['spark.jars']: there is no file started/beside.jar; a relative path"
+        " is seen from where etlstage is started"
+    )
+    (error,) = errors_of(path, with_jars("postgres.jar"))
+    assert error.endswith("started/postgres.jar (did you mean 'postgresql.jar'?)")
