@@ -81,7 +81,7 @@ class Wire(Readable, Protocol):
         """Return how many bytes wait for the worker, or 0 if that is unknown."""
 
     def mismatch_hint(self) -> str:
-        """Return what connected in place of a worker that has not, if anything did."""
+        """Return why a worker may not have connected, if it has not."""
 
     def close(self) -> None:
         """Close both directions; no task may be waiting."""

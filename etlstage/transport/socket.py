@@ -199,7 +199,11 @@ class SocketWire:
         return self._last if queued else 0
 
     def mismatch_hint(self) -> str:
-        return "a client connected under another name" if self._mistaken else ""
+        if self._mistaken:
+            return "a client connected under another name"
+        if self._socket is None:
+            return "it never connected: leave dialect out if it reads its stdin"
+        return ""
 
     def mistake(self) -> None:
         """Record that a client came under a name that no worker has, or has any more."""

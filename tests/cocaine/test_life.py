@@ -176,6 +176,34 @@ async def test_worker_that_calls_itself_otherwise_is_reported() -> None:
     assert said in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("script", "fate"),
+    [
+        ("import sys; sys.exit(3)", "exited with status 3"),
+        ("import sys; sys.stdin.read()", "exited with status 0"),
+        ("import time; time.sleep(60)", "it did not connect with a handshake"),
+    ],
+    ids=["exits", "reads stdin", "never connects"],
+)
+async def test_worker_that_does_not_connect_may_speak_markers(
+    script: str, fate: str
+) -> None:
+    """One of lines, started with this dialect by mistake (issue 23)."""
+    made = Stage(
+        name="app",
+        worker=(sys.executable, "-c", script),
+        dialect=CocaineDialect(),
+        restart=RestartPolicy(policy="temporary"),
+        timeout=Timeouts(start=2, stop=1),
+    )
+    async with AsyncSupervisor(made) as supervisor:
+        with pytest.raises(StageFailed) as failed:
+            await supervisor.ask(b"x", timeout=10)
+    assert fate in str(failed.value)
+    hint = "it never connected: leave dialect out if it reads its stdin"
+    assert str(failed.value).count(hint) >= 1
+
+
 @pytest.mark.parametrize("protocol", [CocaineVersion.AUTO, CocaineVersion.ONE])
 async def test_worker_that_connects_late_is_asked_to_end(
     tmp_path: Path, protocol: CocaineVersion
