@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from etlstage.testing import ScriptedWorker
+from etlstage.testing.scripted import Stream
 
 if TYPE_CHECKING:
     from tests.simulate.shards import Runner, ShardSimulation
@@ -31,7 +33,8 @@ class Processor:
         self._runner = runner
         self._worker = worker
         self._chance = random.Random(simulation.chance.getrandbits(64))  # noqa: S311
-        self._lines = self._read()
+        self._lines: deque[Any] = deque()
+        self._rest = b""
         self._shard = ""
         self._last = NOTHING
         self._held: set[int] = set()
@@ -45,7 +48,7 @@ class Processor:
         return status
 
     async def _live(self) -> int:
-        async for message in self._lines:
+        async for message in Stream(self._next):
             action = message["action"]
             self._held = {_message(record) for record in message.get("records", ())}
             await self._simulation.pause()
@@ -96,7 +99,10 @@ class Processor:
         await self._say(
             action="checkpoint", sequenceNumber=number, subSequenceNumber=sub
         )
-        error = (await anext(self._lines))["error"]
+        answer = await self._next()
+        if answer is None:
+            return
+        error = answer["error"]
         if error:
             self._lost |= error == "ShutdownException"
         elif number is not None:
@@ -107,12 +113,15 @@ class Processor:
                     f" table has {row.position}"
                 )
 
-    async def _read(self) -> AsyncGenerator[Any, None]:
-        held = b""
-        while data := await self._worker.read():
-            *lines, held = (held + data).split(b"\n")
-            for line in lines:
-                yield json.loads(line)
+    async def _next(self) -> Any:  # noqa: ANN401 - JSON
+        """Return the next line; None: there is no more."""
+        while not self._lines:
+            data = await self._worker.read()
+            if not data:
+                return None
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines.extend(map(json.loads, lines))
+        return self._lines.popleft()
 
     async def _say(self, **message: object) -> None:
         await self._worker.write(json.dumps(message).encode() + b"\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -43,12 +43,12 @@ from etlstage.stage import (
 )
 from etlstage.testing import (
     MemoryDeadLetters,
+    Scenario,
     ScriptedLaunch,
     ScriptedWorker,
-    run_virtually,
+    simulation,
 )
 from etlstage.testing.scenario import Violation
-from etlstage.testing.simulation import SimulationFailed
 from tests.shard.stream import MemoryKinesis, aggregated, refusal
 from tests.simulate.processor import Number, Processor, number_in
 
@@ -59,10 +59,9 @@ PASSING: Final = ("ProvisionedThroughputExceededException", "ExpiredIteratorExce
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardScenario:
+class ShardScenario(Scenario):
     """Who runs when, and what goes wrong until all is well."""
 
-    records: int
     leases: bool
     """Whether runners share the shards; else one runs after the other."""
     stream: bool
@@ -70,7 +69,6 @@ class ShardScenario:
     shards: int
     page: int
     """Records of one read."""
-    stage: Stage
     lives: tuple[Life, ...]
     """Of the runners that come before one that lives to the end."""
     unread: float
@@ -137,12 +135,16 @@ def any_runners(draw: random.Random) -> ShardScenario:
     ]
     poisoned = draw.sample(range(records), min(records, draw.randint(0, 2)))
     return ShardScenario(
-        records=records,
+        messages=[
+            json.dumps({"user": draw.randrange(9), "n": n}).encode()
+            for n in range(records)
+        ],
+        stages=[stage],
+        work={},
         leases=leases,
         stream=stream,
         shards=draw.randint(1, 3),
         page=draw.choice((1, 3, 10)),
-        stage=stage,
         lives=tuple(lives),
         unread=draw.choice((0.0, 0.02, 0.3)),
         slow=draw.choice((0.0, 0.05, 2.0)),
@@ -279,60 +281,32 @@ class Table(MemoryLeases):
             raise TableGone("lease table: gone")
 
 
-class ShardSimulation:
+class ShardSimulation(simulation.Simulation[ShardScenario]):
     """One seed, run once."""
 
     def __init__(
-        self, draw: Callable[[random.Random], ShardScenario], seed: int
+        self, draw: Callable[[random.Random], ShardScenario], seed: int, **options: bool
     ) -> None:
-        self.chance: random.Random = random.Random(f"{seed} shards")  # noqa: S311
-        self.scenario: ShardScenario = draw(self.chance)
-        self.story: list[str] = []
+        super().__init__(draw, seed, **options)
+        self.chance: random.Random = self._draw
+        self.messages: Sequence[bytes] = self.scenario.messages
         self.table = MemoryLeases()
         self.stored: dict[str, Any] = {}
         """The checkpoints in the file, as plain JSON."""
         self.position = 0
         """That of the source, where there are no leases."""
         self._begin = 0  # where the runner that lives has begun
-        self.messages: list[bytes] = []
         self.sound = False
         """Whether nothing goes wrong any more."""
         numbers = None if self.scenario.leases else "/n"
         self._cut = Cut(self.scenario.shards, "/user", sequence=numbers)
         self._stream: MemoryKinesis | None = None
-        self._processed: dict[str, set[Number]] = {}
+        self._done: dict[str, set[Number]] = {}
         self.killers: set[int] = set()
         """Records at which a worker has died."""
         self._lettered: set[int] = set()
-        self._wrong: list[Violation] = []
         self._runners: list[Runner] = []
         self._tasks: TaskGroup
-
-    def run(self) -> str:
-        """Return what was not as promised, or nothing."""
-        try:
-            with (
-                patch.object(anyio.to_thread, "run_sync", self._in_thread),
-                patch("etlstage.shard.kinesis.source.time.sleep", lambda _: None),
-            ):
-                run_virtually(self._main, draw=self.chance)
-        except BaseException as error:
-            first = error
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            if isinstance(first, Violation):
-                return str(first)
-            raise
-        return ""
-
-    def tell(self, text: str) -> None:
-        """Add a line to the story."""
-        self.story.append(f"{anyio.current_time():9.3f} {text}")
-
-    def violate(self, text: str) -> None:
-        """Have the seed fail: what raises here may be an error that is expected."""
-        self.tell(f"VIOLATION: {text}")
-        self._wrong.append(Violation(text))
 
     # --- what goes wrong ------------------------------------------------------------
 
@@ -410,7 +384,7 @@ class ShardSimulation:
         if position < self.position:
             self.violate(f"the source goes back to {position}")
         self.position = position
-        processed = {n for of in self._processed.values() for n, _ in of}
+        processed = {n for of in self._done.values() for n, _ in of}
         for n in range(position):
             if n not in processed and n not in self._safe():
                 self.violate(f"{position} is stored, and {n} was not processed")
@@ -421,7 +395,7 @@ class ShardSimulation:
         unsure = not self.scenario.leases and self.scenario.unread
         if number < before and not lease.ended and not unsure:
             self.violate(f"{lease.shard} goes back to {number} from {before}")
-        processed = self._processed.get(lease.shard, set())
+        processed = self._done.get(lease.shard, set())
         for place, message in self.records_of(lease.shard).items():
             covered = lease.ended or place <= number
             if covered and place not in processed and message not in self._safe():
@@ -465,13 +439,13 @@ class ShardSimulation:
 
     async def _main(self) -> None:
         scenario = self.scenario
-        self.messages = [
-            json.dumps({"user": self.chance.randrange(9), "n": n}).encode()
-            for n in range(scenario.records)
-        ]
         if scenario.stream:
             self._stream = MemoryKinesis(scenario.shards, anyio.current_time)
-        with anyio.move_on_after(5000) as patience:
+        with (
+            patch.object(anyio.to_thread, "run_sync", self._in_thread),
+            patch("etlstage.shard.kinesis.source.time.sleep", lambda _: None),
+            anyio.move_on_after(scenario.seconds) as patience,
+        ):
             async with anyio.create_task_group() as self._tasks:
                 async with anyio.create_task_group() as tasks:
                     if self._stream is not None:
@@ -490,10 +464,8 @@ class ShardSimulation:
                 self._tasks.cancel_scope.cancel()
         if patience.cancelled_caught:
             self.violate("it does not end")
-        elif not self._wrong:
+        else:
             self._check_whole(last)
-        if self._wrong:
-            raise self._wrong[0]
 
     async def _produce(self, stream: MemoryKinesis) -> None:
         left = [*self.messages]
@@ -532,7 +504,7 @@ class ShardSimulation:
         self._runners.append(runner)
         self._begin = self.position
         self.tell(f"{runner.owner} starts")
-        pipeline = self._pipeline(runner, start)
+        pipeline = self._made(runner, start)
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end, runner, pipeline, scope)
@@ -558,29 +530,29 @@ class ShardSimulation:
         runner.dead = True
         scope.cancel()
 
-    def _pipeline(self, runner: Runner, start: str) -> Pipeline:
+    def _made(self, runner: Runner, start: str) -> Pipeline:
         scenario = self.scenario
         if not scenario.leases:
             return Pipeline(
                 name="p",
                 source=Rows(runner),
                 sink=ShardedSink(
-                    scenario.stage,
+                    scenario.stages[0],
                     cut=self._cut,
                     checkpoints=Checkpoints(runner),
                     dead_letters=runner.letters,
-                    launch=ScriptedLaunch(partial(self._work, runner)),
+                    launch=ScriptedLaunch(partial(self._live_as_processor, runner)),
                 ),
                 dead_letters=runner.letters,
             )
         keeper = LeaseKeeper(runner.life.name, start, failover=3.0, hand_over=2.0)
         sink = LeasedSink(
-            scenario.stage,
+            scenario.stages[0],
             keeper=keeper,
             leases=lambda _of: Table(runner),
             cut=None if self._stream is not None else self._cut,
             dead_letters=runner.letters,
-            launch=ScriptedLaunch(partial(self._work, runner)),
+            launch=ScriptedLaunch(partial(self._live_as_processor, runner)),
         )
         source: Source = Records(self)
         if self._stream is not None:
@@ -618,23 +590,23 @@ class ShardSimulation:
             raise Violation(f"the last runner is {report.status}: {report.error!r}")
         safe, found = self._safe(), set[int]()
         if not self.scenario.leases:
-            self.acknowledge(self.scenario.records)
+            self.acknowledge(len(self.messages))
             return
         for lease in self.table.read():
             records, number = self.records_of(lease.shard), number_in(lease.position)
-            processed = self._processed.get(lease.shard, set())
+            processed = self._done.get(lease.shard, set())
             for place, message in records.items():
                 found.add(message)
                 if place not in processed and message not in safe:
                     raise Violation(f"record {message} of {lease.shard} is lost")
                 if not lease.ended and place > number and message not in safe:
                     raise Violation(f"{message} of {lease.shard} is not committed")
-        if found != set(range(self.scenario.records)):
+        if found != set(range(len(self.messages))):
             raise Violation("not every record is in a shard")
 
     # --- workers --------------------------------------------------------------------
 
-    async def _work(self, runner: Runner, worker: ScriptedWorker) -> int:
+    async def _live_as_processor(self, runner: Runner, worker: ScriptedWorker) -> int:
         processor = Processor(self, runner, worker)
         return await processor.run()
 
@@ -651,7 +623,7 @@ class ShardSimulation:
 
     def process(self, shard: str, number: Number) -> None:
         """Record that a record is processed."""
-        self._processed.setdefault(shard, set()).add(number)
+        self._done.setdefault(shard, set()).add(number)
 
     def expected(self, shard: str, after: Number) -> list[Number]:
         """Return the records that a worker may be given next, the last of which has to."""
@@ -668,7 +640,4 @@ def simulate(
     draw: Callable[[random.Random], ShardScenario], seeds: Iterable[int]
 ) -> None:
     """Run the runners of each seed; raises SimulationFailed for the first that fails."""
-    for seed in seeds:
-        one = ShardSimulation(draw, seed)
-        if why := one.run():
-            raise SimulationFailed(seed, why, one.story)
+    simulation.simulate(draw, seeds, simulation=ShardSimulation)
