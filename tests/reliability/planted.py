@@ -31,8 +31,8 @@ class Bug:
     """From the package's folder."""
     old: str
     new: str
-    edges: bool = False
-    """Whether it is looked for in two pipelines with journals between them."""
+    what: str = "pipelines"
+    """In what it is looked for; see ``RUNS`` of the simulation."""
 
     def plant(self, package: Path) -> None:
         """Change the file; raises ValueError if what is replaced isn't there once."""
@@ -82,8 +82,7 @@ def find(bug: Bug, seeds: int) -> Found:
                 ignore=shutil.ignore_patterns("__pycache__"),
             )
         bug.plant(Path(folder, "etlstage"))
-        command = [sys.executable, "-m", search.__name__, str(seeds)]
-        command += ["--edges"] if bug.edges else []
+        command = [sys.executable, "-m", search.__name__, str(seeds), bug.what]
         try:
             done = subprocess.run(
                 command,

@@ -1,4 +1,4 @@
-"""``python -m tests.reliability.search N [--edges]``: run seeds until one fails."""
+"""``python -m tests.reliability.search N WHAT``: run seeds until one fails."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import json
 import sys
 import time
 
-from tests.simulate import SimulationFailed, edge, simulate
-from tests.simulate.pipelines import any_pipeline
+from tests.simulate import SimulationFailed
+from tests.simulate.__main__ import RUNS
 
 __all__ = ("main",)
 
 
 def main() -> None:
     """Print each seed that is run, and what was found, as lines of JSON."""
-    seed, why = None, ""
+    seed, why, run = None, "", RUNS[sys.argv[2]]
     for at in range(int(sys.argv[1])):
         _print(at=at)
         try:
-            if sys.argv[2:]:
-                edge.simulate(edge.any_halves, [at])
-            else:
-                simulate(any_pipeline, [at])
+            run([at])
         except SimulationFailed as error:
             seed, why = at, str(error).strip().splitlines()[0]
             break

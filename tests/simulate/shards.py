@@ -576,6 +576,9 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
             self.violate(f"{account.received} records were read, {booked} are booked")
         if report.status == "failed" and not self._may_fail(report.error):
             self.violate(f"{runner.owner} failed: {report.error!r}")
+        lettered = [letter.message for letter in runner.letters.kept]
+        if len(lettered) > len({*lettered}):
+            self.violate(f"{runner.owner} has written two letters of one record")
         rows = self.table.read()
         if not self.scenario.unread and any(r.owner == runner.owner for r in rows):
             self.violate(f"{runner.owner} is over, and has leases")
