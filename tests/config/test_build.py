@@ -12,10 +12,12 @@ import pytest
 from etlstage.config.build import pipeline_from_here, pipeline_from_yaml, state_folder
 from etlstage.config.reading import Changes, read
 from etlstage.errors import ConfigError
+from etlstage.journal import Journals
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import read_letters
 from etlstage.pipeline.pipeline import Pipeline
+from etlstage.sequencing.clock import Flags, flags_of
 
 WORKERS = """\
 name: letters
@@ -71,6 +73,13 @@ load:
   commit: [sh, -c, 'read told; echo "$$told" >>commits; printf "\\0"', commit]
   abort: [sh, -c, 'read told; printf "\\0"', abort]
   epoch: {messages: 2}
+"""
+JOURNALS = """\
+name: journals
+delivery: exactly-once
+state: state
+extract: {files: {path: new, format: text}}
+load: {journal: {path: set, epoch: {messages: 2}}}
 """
 ROUNDS = """\
 import sys
@@ -139,6 +148,19 @@ async def test_epochs_of_workers_are_bounded(path: Path) -> None:
     assert (report.status, report.error) == ("done", None)
     commits = (path.parent / "commits").read_text().splitlines()
     assert [json.loads(told)["messages"] for told in commits] == [2, 2, 1]
+
+
+async def test_epochs_of_journals_are_bounded(path: Path) -> None:
+    """Readers see each of them at once, and no more (issue 24)."""
+    (path.parent / "new").write_text("a\nb\nc\nd\ne\n")
+    write(path, JOURNALS)
+    report = await Pipeline.from_yaml(path).run()
+    assert (report.status, report.error) == ("done", None)
+    with Journals.open(path.parent / "set") as journals:
+        (spec,) = journals.partitions()
+        messages = [one.message for one in journals.read_uncommitted(spec.name)]
+    ends = [one for one in messages if flags_of(one.uuid) is Flags.ACK_TXN]
+    assert len(ends) == 3
 
 
 @pytest.mark.process

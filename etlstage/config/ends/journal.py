@@ -16,6 +16,7 @@ from etlstage.config.end import (
     unrecorded,
     without_arrow,
 )
+from etlstage.config.ends.row import EpochKeys
 from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import EDGE_BOUNDS, Bounds
 from etlstage.pipeline.delivery.folder import READER
@@ -196,6 +197,8 @@ class JournalSinkKeys(Appending, SinkKeys):
     keep: str | None = None
     """Of a new set, what is kept besides what readers have not read: a time such as 7d,
     a size such as 100GiB, or read for nothing; without it all is kept."""
+    epoch: EpochKeys | None = None
+    """How much is appended and committed at once, for exactly-once."""
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
         """Yield why the set can't be made, if it can't."""
@@ -216,6 +219,18 @@ class JournalSinkKeys(Appending, SinkKeys):
         if self.keep or self.limit:
             limit = f"; a reader may have {self.limit} unread" if self.limit else ""
             yield "keep", f"{self.keep or 'all'}{limit}"
+        if site.pipeline.delivery == "exactly-once":
+            yield "epoch", (self.epoch or EpochKeys()).text(site.pipeline)
+
+    def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield bounds of epochs where there are none."""
+        if self.epoch is not None and pipeline.delivery != "exactly-once":
+            where = "load", "journal", "epoch"
+            yield broken(where, "needs delivery: exactly-once")
+
+    def bounds(self, stage: LoadKeys) -> Bounds:
+        """Return the bounds of an epoch."""
+        return (self.epoch or EpochKeys()).bounds()
 
     def held(self, engine: str) -> int:
         """Return what is appended at once."""
