@@ -62,8 +62,8 @@ def confirm(question: str, otherwise: str = "nothing was changed") -> None:
         otherwise: The error if the answer is no.
 
     Raises:
-        ConfigError: If there is no answer, as in a job without a terminal, or nobody
-            reads the question.
+        ConfigError: If there is no answer, as in a job without a terminal, or
+            stdout has no reader.
         Exit: If the answer is no.
 
     """

@@ -23,7 +23,7 @@ STDERR: Final = 2
 
 
 class ReaderGone(Exception):
-    """Raised when nobody reads the pipe that is stdout."""
+    """Raised when the pipe that is stdout has no reader."""
 
 
 def guard_streams() -> None:
