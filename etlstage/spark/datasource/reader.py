@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, NoReturn, Self, cast
+from typing import Final, NamedTuple, Self, cast
 
 import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -404,11 +404,25 @@ class RefusedStream(DataSourceStreamReader):
     def __init__(self, error: EtlstageError) -> None:
         self._error = error
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        """Refuse."""
         raise self._error
 
-    # All of them: a checkpoint may have the first offset, or a batch to repeat.
-    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, int], limit: ReadLimit
+    ) -> dict[str, int]:
+        """Refuse, also where a checkpoint has the first offset."""
+        raise self._error
+
+    def partitions(
+        self, start: dict[str, int], end: dict[str, int]
+    ) -> list[InputPartition]:
+        """Refuse, also where a checkpoint has a batch to repeat."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Refuse."""
+        raise self._error
 
 
 def _parts(reading: Reading, start: int, end: int) -> list[InputPartition]:
