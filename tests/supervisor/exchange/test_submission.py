@@ -463,3 +463,18 @@ def test_what_is_withheld_is_behind_no_position(
     assert s.finished
     assert (s.in_flight, seen <= ended) == (0, True)
     assert passed == marks[: len(passed)]
+
+
+def test_failure_is_reported_before_it_may_be_collected() -> None:
+    """Who commits what is behind it has to know of it (issue 25)."""
+    caller, failures = submission(), list[Outcome]()
+    caller.on_failure = failures.append
+    caller.feed([b"one", b"two", b"three"], 0.0)
+    first, second, third = (caller.take(1, 99) for _ in range(3))
+    third.fail(DEAD)
+    assert [failure.start for failure in failures] == [2]
+    assert not outcomes(caller)
+    for taken in (second, first):
+        caller.deliver(answered(taken))
+    assert [outcome.start for outcome in outcomes(caller)] == [0, 1, 2]
+    assert len(failures) == 1
