@@ -266,8 +266,10 @@ class ShardedSink(ShardSink):
         assert shard.worker is not None, "it had these messages"
         assert outcome.error is not None, "they have failed"
         first = outcome.start - shard.worker.yielded
-        for at, message in enumerate(outcome.messages, first):
-            self._given_up[shard.places[at]] = outcome.error, message
+        places = [shard.places[first + at] for at in range(len(outcome.messages))]
+        shard.given_up[id(outcome.error)] = places
+        for place, message in zip(places, outcome.messages, strict=True):
+            self._given_up[place] = outcome.error, message
 
     async def _keep_given_up(self) -> None:
         """Dead-letter, durably, what no shard would be given in the next run."""
@@ -279,14 +281,20 @@ class ShardedSink(ShardSink):
             await self._sync_letters()
 
     def _note(self, shard: _Shard, messages: Run, error: EtlstageError | None) -> None:
-        """Take what became of messages of a shard, the oldest that are open."""
+        """
+        Take what became of messages of a shard, the oldest that are open.
+
+        What was given up is yielded in front of what another worker is to commit, too.
+        """
         assert shard.worker is not None, "it has answered"
         stopping = shard.worker.stopping
         if error is not None and not stopping and not isinstance(error, OF_A_MESSAGE):
             self._failure = self._failure or error
             return
-        for message in messages:
-            place = shard.places.popleft()
+        known = shard.given_up.pop(id(error), None)
+        for at, message in enumerate(messages):
+            place = shard.places[0] if known is None else known[at]
+            shard.places.remove(place)
             if error is None:
                 self._settled[place] = None
             elif not stopping or place in self._kept:
@@ -377,6 +385,7 @@ class _Shard:
         self.name = name
         self.worker: ShardWorker | None = None
         self.places: deque[int] = deque()  # of its messages that are open
+        self.given_up: dict[int, list[int]] = {}  # of these, by the id() of their error
         self.last = -1  # number of the last message that it was given
         self.begin = -1  # number up to which it was committed before
         self.known = 0  # messages that were committed before

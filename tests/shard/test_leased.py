@@ -473,6 +473,24 @@ async def test_nothing_is_committed_behind_a_record_that_ends_the_run() -> None:
 
 
 @virtually
+async def test_record_that_was_given_up_keeps_its_place() -> None:
+    """Though what is in front of it is committed behind it, by another worker."""
+    processors = Processors(every=99, killers=[5], at_end=None, fails=3)
+    letters = Letters()
+    sink = ShardedSink(
+        replace(STAGE, on_error=ErrorPolicy(retries=0)),
+        cut=Cut(1, sequence="/n"),
+        dead_letters=letters,
+        launch=ScriptedLaunch(processors),
+    )
+    one = Pipeline(name="p", source=Numbered(), sink=sink, dead_letters=letters)
+    report = await one.run()
+    assert report.status == "done", report.error
+    assert processors.actions.count(("shardId-000000000000", "initialize")) > 3
+    assert [letter.place for letter in letters.kept] == [5]
+
+
+@virtually
 async def test_shards_without_records_end() -> None:
     """Their workers checkpoint that, too."""
     for shared in (True, False):
