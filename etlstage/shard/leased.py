@@ -471,21 +471,24 @@ class LeasedSink(ShardSink):
 
     async def _settle(self, shard: LeasedShard) -> None:
         """Dead-letter what was given up of a shard; raise what ends it."""
-        async with self._settling:
-            try:
-                while shard.failure is None and shard.given_up:
-                    outcome = shard.given_up[0]
-                    error = outcome.error
-                    assert error is not None, "it was given up"
-                    ahead = max(0, outcome.start - shard.worker.yielded)
-                    place = self.account.moved + ahead
-                    await self._policy.settle(error, outcome.messages, place=place)
-                    shard.given_up.popleft()
-                    shard.settled.append(error)
-            except EtlstageError as error:
-                shard.failure = error
-            if shard.failure is not None:
-                raise shard.failure
+        # A task that begins when its run is cancelled already goes round in circles at a
+        # lock of anyio: so there has to be something to do.
+        if shard.given_up:
+            async with self._settling:
+                try:
+                    while shard.failure is None and shard.given_up:
+                        outcome = shard.given_up[0]
+                        error = outcome.error
+                        assert error is not None, "it was given up"
+                        ahead = max(0, outcome.start - shard.worker.yielded)
+                        place = self.account.moved + ahead
+                        await self._policy.settle(error, outcome.messages, place=place)
+                        shard.given_up.popleft()
+                        shard.settled.append(error)
+                except EtlstageError as error:
+                    shard.failure = error
+        if shard.failure is not None:
+            raise shard.failure
 
     def _end(self, shard: LeasedShard) -> None:
         """Let go of a shard whose worker is gone."""

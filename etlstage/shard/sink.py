@@ -273,12 +273,13 @@ class ShardedSink(ShardSink):
 
     async def _keep_given_up(self) -> None:
         """Dead-letter, durably, what no shard would be given in the next run."""
-        async with self._settling:
-            for place, (error, message) in sorted(self._given_up.items()):
-                letters = await self._policy.keep(error, [message], place=place)
-                self._kept[place] = letters
-                del self._given_up[place]
-            await self._sync_letters()
+        if self._given_up:
+            async with self._settling:
+                for place, (error, message) in sorted(self._given_up.items()):
+                    letters = await self._policy.keep(error, [message], place=place)
+                    self._kept[place] = letters
+                    del self._given_up[place]
+        await self._sync_letters()
 
     def _note(self, shard: _Shard, messages: Run, error: EtlstageError | None) -> None:
         """
