@@ -13,12 +13,12 @@ import typer
 
 from etlstage.cli.options import Json, Yes, new_app
 from etlstage.cli.screen import columns, confirm
-from etlstage.errors import ConfigError, guess
+from etlstage.errors import ConfigError
 from etlstage.messages import counted
+from etlstage.shard import operator
 from etlstage.shard.lease import Lease
 from etlstage.shard.table import (
     LEASES_FILE,
-    NEWS,
     TABLE,
     News,
     PostgresLeases,
@@ -70,7 +70,7 @@ def _show(
     where: Where, shard: Shard, *, table: Table = None, as_json: Json = False
 ) -> int:
     with _opened(where, table) as leases:
-        lease = _found(leases.read(), shard)
+        lease = operator.find_lease(leases, shard)
         shown = _shown(lease, leases.news()[lease.shard])
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
@@ -85,8 +85,7 @@ def _show(
 def _release(where: Where, shard: Shard, *, table: Table = None) -> int:
     """Ask the owner of a shard to hand it over; its worker may commit once more."""
     with _opened(where, table) as leases:
-        lease = _owned(leases, shard)
-        _swap(leases, lease, lease._replace(claimant=""))
+        lease = operator.release(leases, shard)
     typer.echo(f"{lease.owner} is asked to hand over {lease.shard}")
     return 0
 
@@ -95,8 +94,7 @@ def _release(where: Where, shard: Shard, *, table: Table = None) -> int:
 def _take(where: Where, shard: Shard, *, table: Table = None) -> int:
     """Take a shard from its owner, who can't commit it any more."""
     with _opened(where, table) as leases:
-        lease = _owned(leases, shard)
-        _swap(leases, lease, lease._replace(owner=None, claimant=None), News(lag=0))
+        lease = operator.take(leases, shard)
     typer.echo(f"{lease.shard} is free: {lease.owner} can't commit it any more")
     return 0
 
@@ -113,9 +111,8 @@ def _reset(
 ) -> int:
     """Forget what is committed: shards begin at their beginning."""
     with _opened(where, table) as leases:
-        rows = leases.read()
-        lease = None if shard is None else _found(rows, shard)
-        chosen = rows if lease is None else [lease]
+        lease = None if shard is None else operator.find_lease(leases, shard)
+        chosen = leases.read() if lease is None else [lease]
         if not yes:
             what = counted(len(chosen), "shard") if lease is None else lease.shard
             owned = sum(row.owner is not None and not row.ended for row in chosen)
@@ -127,7 +124,7 @@ def _reset(
         if lease is None:
             leases.forget()
         else:
-            _swap(leases, lease, Lease(lease.shard, lease.parents), News(lag=0))
+            operator.reset(leases, lease.shard)
     typer.echo("the next run begins at the beginning")
     return 0
 
@@ -162,45 +159,6 @@ def _of_file(path: Path) -> tuple[str, str]:
             f"{path}: there is no key load.shards.leases, nor a stream with state"
         )
     return str(document.folder / keys.state / LEASES_FILE), shards.table
-
-
-def _found(rows: list[Lease], shard: str) -> Lease:
-    names = [row.shard for row in rows]
-    found = [row for row in rows if row.shard == shard]
-    found = found or [row for row in rows if row.shard.endswith(shard)]
-    if len(found) != 1:
-        close = guess(shard, names) or f", expected one of {', '.join(names)}"
-        text = "several shards end in" if found else "there is no shard"
-        raise ConfigError(f"{text} {shard!r}{close}")
-    return found[0]
-
-
-def _owned(leases: SQLiteLeases | PostgresLeases, shard: str) -> Lease:
-    lease = _found(leases.read(), shard)
-    if lease.owner is None or lease.ended:
-        why = "has ended" if lease.ended else "has no owner"
-        raise ConfigError(f"shard {lease.shard} {why}")
-    return lease
-
-
-def _swap(
-    leases: SQLiteLeases | PostgresLeases,
-    before: Lease,
-    after: Lease,
-    news: News = NEWS,
-) -> None:
-    """Change a lease, in whatever state a runner has it meanwhile."""
-    changed = after._replace(counter=before.counter + 1)
-    while not leases.swap(before, changed, news):
-        now = _found(leases.read(), before.shard)
-        if now.owner != before.owner:
-            raise ConfigError(
-                f"shard {now.shard} has just gone to {now.owner or 'no runner'}"
-            )
-        # It was renewed, or its checkpoint was moved, which is not undone.
-        before, changed = now, after._replace(counter=now.counter + 1)
-        if after.position is not None:
-            changed = changed._replace(position=now.position)
 
 
 def _shown(lease: Lease, news: News) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""
+What is done to leases from outside, whatever their owners do to them meanwhile.
+
+Each change is made of the lease as it is at that moment: a checkpoint that was moved
+since an operator looked stays, and so does the end of a shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from etlstage.errors import ConfigError, guess
+from etlstage.shard.lease import Lease
+from etlstage.shard.table import NEWS, LeaseTable, News
+
+__all__ = ("find_lease", "release", "reset", "take")
+
+
+def find_lease(leases: LeaseTable, shard: str) -> Lease:
+    """
+    Return the lease of a shard, by its name or the end of it.
+
+    Raises:
+        ConfigError: If there is none, or there are several.
+        TableGone: If the table can't be read.
+
+    """
+    rows = leases.read()
+    found = [row for row in rows if row.shard == shard]
+    found = found or [row for row in rows if row.shard.endswith(shard)]
+    if len(found) != 1:
+        names = [row.shard for row in rows]
+        close = guess(shard, names) or f", expected one of {', '.join(names)}"
+        text = "several shards end in" if found else "there is no shard"
+        raise ConfigError(f"{text} {shard!r}{close}")
+    return found[0]
+
+
+def release(leases: LeaseTable, shard: str) -> Lease:
+    """
+    Ask the owner of a shard to hand it over; return the lease that it has.
+
+    One that is asked already is not asked again: its lease would seem to be renewed.
+
+    Raises:
+        ConfigError: If it has no owner, or another one meanwhile, or has ended.
+        TableGone: If it may or may not have been asked.
+
+    """
+
+    def asked(lease: Lease) -> Lease:
+        return lease if lease.claimant is not None else lease._replace(claimant="")
+
+    return _of_owner(leases, shard, asked, NEWS)
+
+
+def take(leases: LeaseTable, shard: str) -> Lease:
+    """
+    Take a shard from its owner, who can't commit it any more; return the lease it had.
+
+    Raises:
+        ConfigError: If it has no owner, or another one meanwhile, or has ended.
+        TableGone: If it may or may not have been taken.
+
+    """
+    free = News(lag=0)
+    return _of_owner(
+        leases, shard, lambda lease: lease._replace(owner=None, claimant=None), free
+    )
+
+
+def reset(leases: LeaseTable, shard: str) -> Lease:
+    """
+    Forget what is committed of a shard, owned or not; return the lease that it had.
+
+    Raises:
+        ConfigError: If there is no such shard.
+        TableGone: If it may or may not be forgotten.
+
+    """
+    return _change(
+        leases, shard, lambda lease: Lease(lease.shard, lease.parents), News(lag=0)
+    )
+
+
+def _of_owner(
+    leases: LeaseTable, shard: str, change: Callable[[Lease], Lease], news: News
+) -> Lease:
+    """Change the lease of the owner that it has now."""
+    owner = find_lease(leases, shard).owner
+
+    def changed(lease: Lease) -> Lease:
+        if lease.ended or owner is None:
+            why = "has ended" if lease.ended else "has no owner"
+            raise ConfigError(f"shard {lease.shard} {why}")
+        if lease.owner != owner:
+            raise ConfigError(
+                f"shard {lease.shard} has just gone to {lease.owner or 'no runner'}"
+            )
+        return change(lease)
+
+    return _change(leases, shard, changed, news)
+
+
+def _change(
+    leases: LeaseTable, shard: str, change: Callable[[Lease], Lease], news: News
+) -> Lease:
+    """Put in the place of a lease what is made of it, if that is something else."""
+    while True:
+        lease = find_lease(leases, shard)
+        after = change(lease)
+        if after == lease:
+            return lease
+        if leases.swap(lease, after._replace(counter=lease.counter + 1), news):
+            return lease
