@@ -20,7 +20,7 @@ from etlstage.journal.run import RunFraming
 from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import JOURNALS, READER, edge_name, make_ours
-from etlstage.pipeline.delivery.holder import holder_of
+from etlstage.pipeline.delivery.holder import holder_of, unheld
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.journal_source import CUT, JournalSource
@@ -163,6 +163,8 @@ class DurableEdge:
         """
         Make the journals, or have them as they are wanted; commit what is recorded.
 
+        Also while a run of either half is under way.
+
         Raises:
             StateUnusable: If messages wait, and they are wanted otherwise; or the state
                 is of no use.
@@ -189,8 +191,12 @@ class DurableEdge:
             if READER not in {one.name for one in journals.readers()}:
                 # What it has not read is kept for it from the beginning on.
                 journals.read_committed(READER).close()
-            for journal, intent in _intents(CommitRecord.latest(self.before)):
-                journals.append(journal, bytes.fromhex(intent))
+            # A run that is under way does it by itself, and what acknowledges its last
+            # epoch, once more, takes back what it has appended behind that.
+            with unheld(self.before) as free:
+                record = CommitRecord.latest(self.before) if free else CommitRecord()
+                for journal, intent in _intents(record):
+                    journals.append(journal, bytes.fromhex(intent))
 
     def unread(self) -> Waiting:
         """Return what is committed there and not recorded to be loaded."""

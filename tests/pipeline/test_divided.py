@@ -318,6 +318,25 @@ async def test_half_behind_reads_on_while_the_other_is_run(tmp_path: Path) -> No
     assert (report.status, len(sink.messages)) == ("done", 50)
 
 
+async def test_start_of_one_half_takes_nothing_back_from_the_other(
+    tmp_path: Path,
+) -> None:
+    """It commits what is recorded only while no run is there to do it (issue 24)."""
+    count = counting("written", 3)
+
+    def at(step: str) -> None:
+        try:
+            count(step)
+        except Stopped:
+            edges_in(tmp_path, 1)[0].prepare()
+
+    report = await run(divided(tmp_path, MemorySink(), last=0, at={0: at}))
+    assert report.status == "done"
+    sink = MemorySink()
+    assert (await run(divided(tmp_path, sink, first=1))).status == "done"
+    assert plain(sink.messages) == sorted(numbers(50))
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

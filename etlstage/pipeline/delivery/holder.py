@@ -12,7 +12,8 @@ import json
 import os
 import socket
 import tempfile
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import BinaryIO, Final, NamedTuple, Self
 
 from etlstage.pipeline.delivery.folder import make_ours, opened
 
-__all__ = ("LOCK", "Claim", "Holder", "holder_of")
+__all__ = ("LOCK", "Claim", "Holder", "holder_of", "unheld")
 
 LOCK: Final = "lock"
 """The file that is locked, in the state directory."""
@@ -89,6 +90,26 @@ def holder_of(folder: Path) -> tuple[bool, Holder | None]:
             return False, holder
     except FileNotFoundError:
         return False, None
+
+
+@contextmanager
+def unheld(folder: Path) -> Iterator[bool]:
+    """
+    Yield whether no run has a state directory; while that is so, none begins.
+
+    One that wants to waits for that, for half a second: it is for what takes less.
+
+    Raises:
+        OSError: If the file of the lock can't be made, or read.
+
+    """
+    with opened(folder / LOCK, os.O_RDWR | os.O_CREAT) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 class Claim:
