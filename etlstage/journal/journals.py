@@ -513,6 +513,7 @@ class Journals:
         on_error: OnError | None = None,
         commit_every: float | None = 1.0,
         position: Checkpoint | None = None,
+        load: str = "",
     ) -> CommittedReader:
         """Return a reader of the committed messages; see :class:`CommittedReader`."""
         return CommittedReader(
@@ -525,6 +526,7 @@ class Journals:
             on_error=on_error,
             commit_every=commit_every,
             position=position,
+            load=load,
         )
 
     def read_uncommitted(

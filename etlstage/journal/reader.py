@@ -233,6 +233,8 @@ class CommittedReader:
         poll: Seconds between two looks for more, while following.
         on_error: Is given what is passed over, damage and frames that are none;
             without it such an error is raised, and the next call resumes after a frame.
+        load: Of a pipeline, what it loads: the name is taken from a run of the same,
+            which has lost its state to this one.
 
     Attributes:
         frames: How many were read, also of what is not committed.
@@ -256,9 +258,12 @@ class CommittedReader:
         position: Checkpoint | None = None,
         poll: float = 0.01,
         on_error: OnError | None = None,
+        load: str = "",
     ) -> None:
         self.name = name
         self.frames: int = 0
+        self._load = load.encode()
+        self._holder = b"%d %s" % (os.getpid(), self._load)
         self._journals = journals
         self._storage = journals.storage
         self._follow = follow
@@ -415,8 +420,11 @@ class CommittedReader:
     def _release(self) -> None:
         held, self._held = self._held, None
         if held is not None:
+            path = f"readers/{self.name}.pid"
             with suppress(OSError):
-                self._storage.remove(f"readers/{self.name}.pid")
+                # Of one who has taken the name from us it stays.
+                if self._storage.load(path) == self._holder:
+                    self._storage.remove(path)
             self._storage.let_go(held)
 
     def _hold(self) -> int:
@@ -432,12 +440,15 @@ class CommittedReader:
             )
         held = self._storage.hold(f"readers/{name}.lock")
         if held is None:
-            who = self._storage.load(f"readers/{name}.pid").decode()
+            pid, _, load = self._storage.load(f"readers/{name}.pid").partition(b" ")
+            if load and load == self._load:
+                held = self._storage.hold(f"readers/{name}.lock", take=True)
+        if held is None:
             raise ReaderBusy(
                 f"reader {name!r} of {self._journals.name} is in use"
-                f"{f' by process {who}' if who else ''}; a second one needs another name"
+                f"{f' by process {pid.decode()}' if pid else ''}; a second one needs another name"
             )
-        self._storage.replace(f"readers/{name}.pid", str(os.getpid()).encode())
+        self._storage.replace(f"readers/{name}.pid", self._holder)
         return held
 
     def _look(self) -> None:

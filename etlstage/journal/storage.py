@@ -57,8 +57,15 @@ class Storage(Protocol):
     def locked(self, path: str) -> AbstractContextManager[None]:
         """Wait for a lock, which no other thread or process has meanwhile."""
 
-    def hold(self, path: str) -> int | None:
-        """Take a lock for long, and return what releases it; None: another has it."""
+    def hold(self, path: str, *, take: bool = False) -> int | None:
+        """
+        Take a lock for long, and return what releases it; None: another has it.
+
+        Args:
+            path: Its file.
+            take: Whether it is taken from who has it, too.
+
+        """
 
     def let_go(self, held: int) -> None:
         """Release it."""
@@ -184,8 +191,10 @@ class FolderStorage:
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
 
-    def hold(self, path: str) -> int | None:
-        """Lock a file, unless it is locked."""
+    def hold(self, path: str, *, take: bool = False) -> int | None:
+        """Lock a file, unless it is locked; one who loses it has that of no name."""
+        if take:
+            self.remove(path)
         fd = self._new(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -302,17 +311,18 @@ class MemoryStorage:
         with self._locks.setdefault(path, Lock()):
             yield
 
-    def hold(self, path: str) -> int | None:
+    def hold(self, path: str, *, take: bool = False) -> int | None:
         """Take a name, unless it is taken."""
-        if path in self._held.values():
+        if path in self._held.values() and not take:
             return None
+        self._held = {held: name for held, name in self._held.items() if name != path}
         self._count += 1
         self._held[self._count] = path
         return self._count
 
     def let_go(self, held: int) -> None:
-        """Give it back."""
-        del self._held[held]
+        """Give it back, if it was not taken."""
+        self._held.pop(held, None)
 
     def close(self) -> None:
         """Keep all for the next."""

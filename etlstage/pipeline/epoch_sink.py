@@ -36,7 +36,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from etlstage.errors import EtlstageError, SinkFailed, os_reason
 from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.interfaces import Epochs
+from etlstage.pipeline.interfaces import Epochs, unfenced
 from etlstage.pipeline.worker_sink import WorkerSink, check_ends, tell
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -90,7 +90,7 @@ class EpochSink(WorkerSink):
         self._load = ""
         self._number = 1
         self._fence = 0
-        self._check: Callable[[], None] = _alone
+        self._check: Callable[[], None] = unfenced
         self._attempt = secrets.token_hex(4)
         self._open = False
         self._answered = 0
@@ -342,7 +342,3 @@ class _EpochMessages:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _alone() -> None:
-    """Do nothing: without a state directory no run can take over."""

@@ -19,7 +19,15 @@ from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.ledger import Account
 from etlstage.supervisor import AsyncSupervisor
 
-__all__ = ("DeadLetterSink", "Epochs", "Landing", "Output", "Sink", "Source")
+__all__ = (
+    "DeadLetterSink",
+    "Epochs",
+    "Landing",
+    "Output",
+    "Sink",
+    "Source",
+    "unfenced",
+)
 
 
 class Epochs(NamedTuple):
@@ -334,3 +342,7 @@ class DeadLetterSink(ABC):
 
     async def aclose(self) -> None:
         """Release what the sink holds; safe to call twice and at any time."""
+
+
+def unfenced() -> None:
+    """Do nothing: without a state directory no run can take over."""

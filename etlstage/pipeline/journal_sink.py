@@ -27,7 +27,7 @@ from etlstage.journal import Journals, Publisher, RunMessage
 from etlstage.journal.errors import JournalError
 from etlstage.journal.run import RunFraming, uuid_of
 from etlstage.messages import Run, cost_of, counted, plain, size_of
-from etlstage.pipeline.interfaces import Epochs, Output, Sink
+from etlstage.pipeline.interfaces import Epochs, Output, Sink, unfenced
 from etlstage.sequencing import (
     MAX_FRAME,
     AckIntent,
@@ -116,6 +116,7 @@ class JournalSink(Sink):
             "sync": sync,
         }
         self._once = False
+        self._check: Callable[[], None] = unfenced
         self._load, self._epoch = "", 0  # the name of the load, and what is under way
         self._intents: list[list[str]] = []
         self._open = False
@@ -133,7 +134,7 @@ class JournalSink(Sink):
 
     def begin(self, epochs: Epochs) -> None:
         """Take what was recorded with the last epoch."""
-        self._once = epochs.once
+        self._once, self._check = epochs.once, epochs.check
         self._load, self._epoch = epochs.load, epochs.done + 1
         if epochs.once:
             self._intents = [list(one) for one in _intents_of(self.name, epochs)]
@@ -243,6 +244,7 @@ class JournalSink(Sink):
             self._map = make(self._write_key, self._targets)
 
     def _acknowledge(self) -> None:
+        self._check()
         with self._failing("append to"):
             append_intents(self._journals, self._intents, stage=self.name)
 
@@ -291,6 +293,7 @@ class JournalSink(Sink):
             self.activity = ""
 
     def _write(self) -> None:
+        self._check()
         publisher = self._publisher
         publish = (
             publisher.publish_uncommitted if self._once else publisher.publish_committed

@@ -27,7 +27,7 @@ from etlstage.journal import CommittedReader, Journals, RunMessage
 from etlstage.journal.errors import JournalDamaged
 from etlstage.journal.reader import Start, checkpoint_of, plain_checkpoint
 from etlstage.messages import Position, Run, size_of
-from etlstage.pipeline.interfaces import Epochs, Source
+from etlstage.pipeline.interfaces import Epochs, Source, unfenced
 from etlstage.pipeline.journal_sink import RUN_BYTES, RUN_MESSAGES, pieces
 from etlstage.sequencing import (
     Checkpoint,
@@ -105,6 +105,8 @@ class JournalSource(Source):
         self._meter = meter
         self._unread: list[GaugeLevel] = []
         self._recorded = False
+        self._load = ""
+        self._check: Callable[[], None] = unfenced
         self._position: Checkpoint | None = None
         self._draining = anyio.Event()
         self._journals: Journals | None = None
@@ -126,6 +128,7 @@ class JournalSource(Source):
     def begin(self, epochs: Epochs) -> None:
         """Go on from the record, whatever is known under the name."""
         self._recorded = self.rereads = True
+        self._load, self._check = epochs.load, epochs.check
 
     def resume(self, position: object) -> None:
         """Begin behind a position that was recorded."""
@@ -199,8 +202,16 @@ class JournalSource(Source):
         await self._in_thread(self._reader.secure, self._checkpoint(position.value))
 
     async def acknowledge(self, position: Position) -> None:
-        """Let what is before a position be dropped."""
+        """
+        Let what is before a position be dropped.
+
+        Raises:
+            SourceFailed: If it can't be stored.
+            StateUnusable: If another run has taken over, whose position is another.
+
+        """
         if self._reader is not None and self._called is not None:
+            self._check()
             checkpoint = self._checkpoint(position.value)
             await self._in_thread(self._reader.commit, checkpoint)
 
@@ -226,6 +237,7 @@ class JournalSource(Source):
             position=position,
             commit_every=None,
             on_error=_raise if self._skips else None,
+            load=self._load,
         )
         return self._reader
 

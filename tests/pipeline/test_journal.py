@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import cycle
@@ -16,7 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import InputDamaged, SinkFailed, SourceFailed
-from etlstage.journal import CommittedReader, Journals, Publisher, RunMessage, modulo
+from etlstage.journal import (
+    CommittedReader,
+    Journals,
+    Publisher,
+    ReaderBusy,
+    RunMessage,
+    modulo,
+)
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.retry import Settled
@@ -432,6 +439,57 @@ async def test_runner_that_was_taken_over_commits_nothing(tmp_path: Path) -> Non
     assert committed(tmp_path / "set") == []
     await once(state, Numbers(20, 10), JournalSink(tmp_path / "set"))
     assert committed(tmp_path / "set") == numbers(20)
+
+
+async def test_reader_that_was_taken_over_lets_its_name_go(tmp_path: Path) -> None:
+    """Also while it is alive, as one that is stopped; its position counts no more."""
+    state, epochs = tmp_path / "state", MemoryEpochs()
+    await plainly(Numbers(20, 10), JournalSink(tmp_path / "set", sync="append"))
+
+    def source() -> JournalSource:
+        return JournalSource(tmp_path / "set", reader="r", cut=(1, 1 << 20))
+
+    class Stopping(MemoryEpochSink):
+        async def perform(self) -> None:
+            take_over(state)
+            next_run = await once(state, source(), MemoryEpochSink(epochs), messages=4)
+            assert next_run.error is None
+
+        performs = True
+
+    report = await once(state, source(), Stopping(epochs), messages=4)
+    assert "taken over" in str(report.error)
+    assert epochs.messages == numbers(20)
+    with Journals.open(tmp_path / "set", create=False) as journals:
+        (log,) = [journals.log(spec.name) for spec in journals.select()]
+        (reader,) = journals.readers()
+        assert reader.checkpoint.offsets == {log.name: log.end()}
+        with journals.read_committed("r"), pytest.raises(ReaderBusy):
+            journals.read_committed("r", load="other")
+
+
+async def test_writer_that_was_taken_over_appends_nothing_more(tmp_path: Path) -> None:
+    """At least once neither, where each run would be committed at once (issue 24)."""
+    state = tmp_path / "state"
+
+    class Taken(Numbers):
+        async def runs(self) -> AsyncGenerator[Run | Position, None]:
+            async with aclosing(super().runs()) as items:
+                async for item in items:
+                    if item == [b"3"]:
+                        take_over(state)
+                    yield item
+
+    made = Pipeline(
+        name="p",
+        source=Taken(20, 1),
+        sink=JournalSink(tmp_path / "set"),
+        delivery=Delivery(state),
+    )
+    with anyio.fail_after(15):
+        report = await made.run()
+    assert "taken over" in str(report.error)
+    assert committed(tmp_path / "set") == numbers(3)
 
 
 async def test_start_takes_back_what_one_before_it_has_appended(
