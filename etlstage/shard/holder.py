@@ -65,8 +65,8 @@ class LeaseHolder:
         names: Shards of the input; more may come with :meth:`find`.
 
     Attributes:
-        rows: Leases as they were read last.
-        over: Shards that need no runner, or not this one.
+        rows: Leases as they were read or written last. One that has ended may be reset.
+        over: Shards that have not ended, and need this runner no more.
 
     """
 
@@ -83,7 +83,6 @@ class LeaseHolder:
         self._keeper = keeper
         self._open = leases
         self._names = set(names)
-        self._ended: set[str] = set()
         self._table: LeaseTable | None = None
         self._threads = anyio.CapacityLimiter(4)
         self._events: deque[Event | FailRunner] = deque()
@@ -173,8 +172,6 @@ class LeaseHolder:
             self._events.append(FailRunner(gone))
         # Children come into the table before their parents end, by whomever.
         self._names = self._names | there
-        self._ended |= {row.shard for row in rows if row.ended}
-        self.over |= self._ended
         self.report(TableRead(rows))
 
     async def write(self, write: Write, news: News) -> None:
@@ -192,9 +189,8 @@ class LeaseHolder:
             )
             self.report(WriteFailed(number))
             return
-        if done and after.ended:
-            self._ended.add(after.shard)
-            self.over.add(after.shard)
+        if done:
+            self.rows[after.shard] = after
         self.report(Written(number) if done else WriteRefused(number))
 
     @property
@@ -204,11 +200,15 @@ class LeaseHolder:
 
     def is_over(self, shard: str) -> bool:
         """Return whether a shard needs no runner, or can't begin by this one."""
-        if shard in self.over:
+        if shard in self.over or self._has_ended(shard):
             return True
         row = self.rows.get(shard)
         parents = () if row is None else row.parents
-        return any(self.is_over(p) for p in parents if p not in self._ended)
+        return any(self.is_over(p) for p in parents if not self._has_ended(p))
+
+    def _has_ended(self, shard: str) -> bool:
+        row = self.rows.get(shard)
+        return row is not None and row.ended
 
     async def find(self, stream: ShardedSource) -> None:
         """

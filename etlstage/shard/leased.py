@@ -496,8 +496,9 @@ class LeasedSink(ShardSink):
         shard.reading.cancel()
         for faults in shard.worker.faults:
             self.account.add_faults(faults)
-        # Another worker would fail here, too.
-        over = shard.failure is not None or not shard.worker.stopping
+        # Another worker would fail here, too. A shard that has ended may be reset.
+        left = shard.worker.stopping or shard.worker.ended
+        over = shard.failure is not None or not left
         if over:
             self._holder.over.add(shard.name)
         if shard.failure is not None:

@@ -33,6 +33,7 @@ from etlstage.shard.cut import Cut, number_of
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import Lease
 from etlstage.shard.leased import LeasedSink
+from etlstage.shard.operator import reset
 from etlstage.shard.sink import CheckpointFile, ShardedSink
 from etlstage.shard.table import (
     NEWS,
@@ -288,6 +289,32 @@ async def test_database_that_is_gone_for_long() -> None:
     account = report.ledger[-1]
     assert account.done + account.unprocessed == account.received
     assert account.done == COUNT
+
+
+class Resetting(MemoryLeases):
+    """A table of which the first shard that ends is reset."""
+
+    again = ""
+
+    def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
+        """Reset it as soon as its end is stored."""
+        done = super().swap(before, after, news)
+        if after.ended and not self.again:
+            self.again = after.shard
+            reset(self, after.shard)
+        return done
+
+
+@virtually
+async def test_shard_is_reset_that_has_ended() -> None:
+    """The runner that has ended it loads it again, before it is done (issue 25)."""
+    table, processors = Resetting(), Processors()
+    (report,) = await run_all(runner(table, processors))
+    assert report.status == "done", report.error
+    assert all(row.ended for row in table.read())
+    check_whole(processors)
+    for shard, done in processors.done.items():
+        assert set(Counter(done).values()) == {1 + (shard == table.again)}
 
 
 class SlowToStart(LeasedSink):

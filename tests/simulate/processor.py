@@ -36,6 +36,7 @@ class Processor:
         self._lines: deque[Any] = deque()
         self._rest = b""
         self._shard = ""
+        self._resets = 0
         self._last = NOTHING
         self._held: set[int] = set()
         self._lost = False
@@ -56,6 +57,7 @@ class Processor:
                 return 3
             if action == "initialize":
                 self._shard = message["shardId"]
+                self._resets = self._simulation.resets(self._shard)
                 self._last = _parsed(
                     message["sequenceNumber"], message.get("subSequenceNumber")
                 )
@@ -88,7 +90,8 @@ class Processor:
             return False
         if self._lost:
             return True
-        simulation.process(shard, number)
+        if self._resets == simulation.resets(shard):
+            simulation.process(shard, number)
         commits = 1.0 if simulation.sound else simulation.scenario.commits
         if self._chance.random() < commits:
             sub = record.get("subSequenceNumber")
@@ -105,7 +108,9 @@ class Processor:
         error = answer["error"]
         if error:
             self._lost |= error == "ShutdownException"
-        elif number is not None:
+        elif number is not None and self._resets == self._simulation.resets(
+            self._shard
+        ):
             row = self._simulation.committed(self._shard)
             if number_in(row.position) < _parsed(number, sub) and not row.ended:
                 self._simulation.violate(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -20,11 +21,12 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from etlstage.errors import EtlstageError, StateUnusable
+from etlstage.errors import ConfigError, EtlstageError, StateUnusable
 from etlstage.messages import AnnotatedRun, Position, Run, StageKind
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.interfaces import Source
 from etlstage.protocol.kcl.settings import KclDialect
+from etlstage.shard import operator
 from etlstage.shard.cut import Cut
 from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.kinesis.aggregate import split
@@ -54,6 +56,13 @@ from tests.simulate.processor import Number, Processor, number_in
 
 __all__ = ("ShardScenario", "any_runners", "simulate")
 
+OPERATIONS: Final = {
+    "release": operator.release,
+    "take": operator.take,
+    "reset": operator.reset,
+}
+LOOKS: Final = 4.0  # seconds after which each runner has looked at the table again
+AGO: Final = 15.0  # where that is slow
 PASSING: Final = ("ProvisionedThroughputExceededException", "ExpiredIteratorException")
 """What the API answers at times, and then not."""
 
@@ -76,6 +85,8 @@ class ShardScenario(Scenario):
     writes of the file."""
     slow: float
     """Seconds that one takes, at most."""
+    pace: float
+    """Seconds that a record takes, at most."""
     dies: float
     """Share of records, of checkpoints and of ends at which a worker exits."""
     commits: float
@@ -86,6 +97,22 @@ class ShardScenario(Scenario):
     """Whether a record is dead-lettered that no worker survives."""
     changes: tuple[tuple[float, str], ...] = ()
     """When shards are split and merged."""
+    operations: tuple[Operation, ...] = ()
+    """What operators do to the leases."""
+    last: tuple[Operation, ...] = ()
+    """What they do when all else is well."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What an operator does, whether a runner lives or not."""
+
+    at: float
+    """Virtual seconds."""
+    what: str
+    """``release``, ``take``, ``reset``, or ``forget`` for a reset of all."""
+    looked: float
+    """Seconds since the table was read of which it is done."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +175,7 @@ def any_runners(draw: random.Random) -> ShardScenario:
         lives=tuple(lives),
         unread=draw.choice((0.0, 0.02, 0.3)),
         slow=draw.choice((0.0, 0.05, 2.0)),
+        pace=draw.choice((0.03, 0.03, 1.0)),
         dies=draw.choice((0.0, 0.01, 0.1)),
         commits=draw.choice((0.1, 0.5, 1.0)),
         poisoned=frozenset(poisoned),
@@ -156,6 +184,21 @@ def any_runners(draw: random.Random) -> ShardScenario:
             (draw.uniform(0, 15), draw.choice(("split", "split", "merge")))
             for _ in range(draw.randint(0, 3) if stream else 0)
         ),
+        operations=_operations(draw, (0, 1, 3, 10), 20.0) if leases else (),
+        last=_operations(draw, (0, 1, 3), 10.0) if leases else (),
+    )
+
+
+def _operations(
+    draw: random.Random, counts: Sequence[int], until: float
+) -> tuple[Operation, ...]:
+    return tuple(
+        Operation(
+            draw.uniform(0, until),
+            draw.choice(("release", "release", "take", "take", "reset", "forget")),
+            draw.choice((0.0, 0.0, draw.uniform(0, 3))),
+        )
+        for _ in range(draw.choice(counts))
     )
 
 
@@ -235,6 +278,7 @@ class Runner:
     simulation: ShardSimulation
     life: Life
     owner: str
+    begun: float
     dead: bool = False
     letters: MemoryDeadLetters = field(default_factory=MemoryDeadLetters)
     report: Report | None = None
@@ -281,6 +325,32 @@ class Table(MemoryLeases):
             raise TableGone("lease table: gone")
 
 
+class Forgetful(MemoryLeases):
+    """The one table."""
+
+    def forget(self) -> None:
+        """Remove all leases, as those in a database."""
+        self._rows.clear()
+
+
+class Looked(MemoryLeases):
+    """The table as an operator has looked at it, once; then as it is."""
+
+    def __init__(self, table: MemoryLeases) -> None:
+        super().__init__()
+        self._table = table
+        self._old = table.read()
+
+    def read(self) -> list[Lease]:
+        """Return what was seen, and from then on what there is."""
+        old, self._old = self._old, []
+        return old or self._table.read()
+
+    def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
+        """Put a row in the place of another."""
+        return self._table.swap(before, after, news)
+
+
 class ShardSimulation(simulation.Simulation[ShardScenario]):
     """One seed, run once."""
 
@@ -290,7 +360,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         super().__init__(draw, seed, **options)
         self.chance: random.Random = self._draw
         self.messages: Sequence[bytes] = self.scenario.messages
-        self.table = MemoryLeases()
+        self.table = Forgetful()
         self.stored: dict[str, Any] = {}
         """The checkpoints in the file, as plain JSON."""
         self.position = 0
@@ -302,6 +372,9 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         self._cut = Cut(self.scenario.shards, "/user", sequence=numbers)
         self._stream: MemoryKinesis | None = None
         self._done: dict[str, set[Number]] = {}
+        self._resets: dict[str, list[float]] = {}
+        """When what is committed of a shard was forgotten."""
+        self._forgotten = -1.0
         self.killers: set[int] = set()
         """Records at which a worker has died."""
         self._lettered: set[int] = set()
@@ -312,7 +385,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
 
     async def pause(self) -> None:
         """Take some time, or none."""
-        await anyio.sleep(self.chance.choice((0.0, 0.001, 0.03)))
+        await anyio.sleep(self.chance.choice((0.0, 0.001, self.scenario.pace)))
 
     def fails(self) -> bool:
         """Return whether a request to the table fails."""
@@ -361,6 +434,8 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
                 f"{runner.owner} commits {after.shard} {after.position}"
                 f"{' ended' * after.ended}"
             )
+            if not before.owner == after.owner == runner.owner:
+                self.violate(f"{runner.owner} commits a shard of {before.owner}")
             self._check_commit(after, number_in(before.position))
         return done
 
@@ -374,7 +449,8 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
     def committed(self, shard: str) -> Lease:
         """Return what is committed of a shard."""
         if self.scenario.leases:
-            return next(row for row in self.table.read() if row.shard == shard)
+            rows = {row.shard: row for row in self.table.read()}
+            return rows.get(shard, Lease(shard))
         stored = self.stored.get(shard)
         return Lease(shard, position=None if stored is None else json.dumps(stored))
 
@@ -388,6 +464,43 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         for n in range(position):
             if n not in processed and n not in self._safe():
                 self.violate(f"{position} is stored, and {n} was not processed")
+
+    async def _operate(self, operation: Operation) -> None:
+        """Do what an operator does, and judge that it is that alone."""
+        await anyio.sleep(operation.at)
+        looked = Looked(self.table)
+        await anyio.sleep(operation.looked)
+        rows = {row.shard: row for row in self.table.read()}
+        if operation.what == "forget":
+            self.tell("all shards are reset")
+            self.table.forget()
+            self._forgotten = anyio.current_time()
+            for shard in rows:
+                self._forget(shard)
+            return
+        if not rows:
+            return
+        shard = self.chance.choice(sorted(rows))
+        with suppress(ConfigError):
+            OPERATIONS[operation.what](looked, shard)
+        before, after = rows[shard], self.committed(shard)
+        if before == after:
+            return
+        self.tell(f"{operation.what} of {shard}: {after}")
+        kept = (before.position, before.ended)
+        if operation.what == "reset":
+            kept = (None, False)
+            self._forget(shard)
+        if (after.position, after.ended) != kept:
+            self.violate(f"{operation.what} has moved {shard} to {after.position}")
+
+    def _forget(self, shard: str) -> None:
+        self._resets.setdefault(shard, []).append(anyio.current_time())
+        self._done.pop(shard, None)
+
+    def resets(self, shard: str) -> int:
+        """Return how often a shard has been reset."""
+        return len(self._resets.get(shard, ()))
 
     def _check_commit(self, lease: Lease, before: Number) -> None:
         number = number_in(lease.position)
@@ -452,6 +565,8 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
                         tasks.start_soon(self._produce, self._stream)
                         for at, change in scenario.changes:
                             tasks.start_soon(self._change, self._stream, at, change)
+                    for operation in scenario.operations:
+                        tasks.start_soon(self._operate, operation)
                     for life in scenario.lives:
                         if scenario.leases:
                             tasks.start_soon(self._live, life)
@@ -460,6 +575,10 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
                 await anyio.sleep(25)  # until what is late is done
                 self.sound = True
                 self.tell("all is well from now on")
+                async with anyio.create_task_group() as tasks:
+                    for operation in scenario.last:
+                        tasks.start_soon(self._operate, operation)
+                    tasks.start_soon(self._live, Life("y", 0.0, 4000.0, "drained"))
                 last = await self._live(Life("z", 0.0, 4000.0, "drained"))
                 self._tasks.cancel_scope.cancel()
         if patience.cancelled_caught:
@@ -500,7 +619,8 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
     async def _live(self, life: Life) -> Runner:
         await anyio.sleep(life.start)
         start = f"{len(self._runners)}"
-        runner = Runner(self, life, f"{life.name}/{start}")
+        owner = f"{life.name}/{start}"
+        runner = Runner(self, life, owner, anyio.current_time())
         self._runners.append(runner)
         self._begin = self.position
         self.tell(f"{runner.owner} starts")
@@ -574,7 +694,7 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         booked = account.done + account.unprocessed + account.dead
         if report.status != "failed" and booked != account.received:
             self.violate(f"{account.received} records were read, {booked} are booked")
-        if report.status == "failed" and not self._may_fail(report.error):
+        if report.status == "failed" and not self._may_fail(runner, report.error):
             self.violate(f"{runner.owner} failed: {report.error!r}")
         lettered = [letter.message for letter in runner.letters.kept]
         # A shard that is lost and taken again is given again what was not committed.
@@ -583,9 +703,24 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         rows = self.table.read()
         if not self.scenario.unread and any(r.owner == runner.owner for r in rows):
             self.violate(f"{runner.owner} is over, and has leases")
+        ago = self._ago
+        for row in rows:
+            open_ = not row.ended and not self._reset_since(row.shard, ago)
+            if report.status == "done" and self._stream is None and open_:
+                self.violate(f"{runner.owner} is done, and {row.shard} has not ended")
 
-    def _may_fail(self, error: BaseException | None) -> bool:
+    def _may_fail(self, runner: Runner, error: BaseException | None) -> bool:
+        if self.sound and self._forgotten > runner.begun:
+            return "is gone from the lease table" in str(error)
         return not self.sound and isinstance(error, EtlstageError)
+
+    @property
+    def _ago(self) -> float:
+        """The time that no runner has not looked at the table since."""
+        return anyio.current_time() - (LOOKS if self.sound else AGO)
+
+    def _reset_since(self, shard: str, time: float) -> bool:
+        return any(at > time for at in self._resets.get(shard, ()))
 
     def _check_whole(self, last: Runner) -> None:
         report = last.report
@@ -618,11 +753,14 @@ class ShardSimulation(simulation.Simulation[ShardScenario]):
         """Judge where a worker begins."""
         row = self.committed(shard)
         self.tell(f"{runner.owner}: a worker of {shard} begins behind {position}")
-        if position > number_in(row.position) and not row.ended:
+        ours = row.owner == runner.owner or not self.resets(shard)
+        if ours and position > number_in(row.position) and not row.ended:
             self.violate(f"{shard} begins behind {position}, which is not committed")
         for parent in row.parents:
             of = next((one for one in self.table.read() if one.shard == parent), None)
-            if of is not None and not of.ended:
+            ago = self._ago
+            late = self._reset_since(parent, ago)
+            if of is not None and not of.ended and not late:
                 self.violate(f"{shard} begins before its parent {parent} has ended")
 
     def process(self, shard: str, number: Number) -> None:
