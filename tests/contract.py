@@ -7,7 +7,8 @@ DDL = (
     "i int, bt byte, title string, s struct<a: int, b: array<int>>, l array<int>, "
     "m map<string,long>, deep array<struct<x: double>>, "
     "bts map<string, array<struct<x: byte not null>>>, n timestamp_ntz, "
-    "ts array<timestamp>, texts map<string, array<string>>, ds array<decimal(3,1)>"
+    "ts array<timestamp>, texts map<string, array<string>>, ds array<decimal(3,1)>, "
+    "big decimal(38,18), bigs map<string, array<struct<x: decimal(38,18)>>>"
 )
 NOT_NULL = (
     "id long not null, s struct<a: int not null>, "
@@ -29,7 +30,12 @@ FITS = [
     '{"id":1,"d":1.2300}',
     '{"id":1,"d":-999.9}',
     '{"id":1,"d":"1.23"}',
+    '{"id":1,"big":1.123456789012345678,"bigs":{"a":[{"x":1e-18},null,{}],"b":null}}',
+    '{"id":1,"big":"-1.50000000000000000000000e3","d":1e1}',
+    '{"id":1,"big":0E-18,"d":"0.00000000000000000000000000000000000000000000000"}',
     '{"id":1,"t":"2020-01-01T00:00:00Z"}',
+    '{"id":1,"t":"1880-01-01 00:00:00.123456+00:53:28","ts":["2020-01-01"]}',
+    '{"id":1,"t":"2020-01-01T00:00:00+05","n":"2020-01-01 00:00:00.1"}',
     '{"id":1,"t":null,"n":"2020-01-01T00:00:00","ts":["2020-01-01T00:00:00Z",null]}',
     '{"id":1,"dt":"2020-02-29"}',
     '{"id":1,"f":1e300,"r":1}',
@@ -101,6 +107,26 @@ UNFIT = {
     '{"id":1,"d":"x"}': "field 'd' is a string that is no decimal(5,2)",
     '{"id":1,"t":"nope"}': "field 't' is a string that is no timestamp",
     '{"id":1,"t":"2020-02-31T00:00:00Z"}': "field 't' is a string that is no timestamp",
+    '{"id":1,"t":"12:30:00"}': "field 't' is a string that is no timestamp",
+    '{"id":1,"t":"2020-1-1"}': "field 't' is a string that is no timestamp",
+    '{"id":1,"t":"2020"}': "field 't' is a string that is no timestamp",
+    '{"id":1,"t":" 2020-01-01"}': "field 't' is a string that is no timestamp",
+    '{"id":1,"t":"2020-01-01T00:00Z"}': "field 't' is a string that is no timestamp",
+    '{"id":1,"t":"2020-01-01T00:00:00.1234567Z"}': "field 't' is a string that is no",
+    '{"id":1,"t":"2020-01-01T00:00:00 Europe/Paris"}': "field 't' is a string that is",
+    '{"id":1,"n":"2020-01-01T00:00:00+05:00"}': "field 'n' is a string that is no time",
+    '{"id":1,"n":"2020-01-01T00:00:00Z"}': "field 'n' is a string that is no timestamp",
+    '{"id":1,"dt":"20200102"}': "field 'dt' is a string that is no date",
+    '{"id":1,"dt":"2020"}': "field 'dt' is a string that is no date",
+    '{"id":1,"dt":"2020-1-2"}': "field 'dt' is a string that is no date",
+    '{"id":1,"dt":"2020-01-02T25:99"}': "field 'dt' is a string that is no date",
+    '{"id":1,"dt":"2020-01-02 or so"}': "field 'dt' is a string that is no date",
+    '{"id":1,"big":1.1234567890123456789}': "a value in it does not fit",
+    '{"id":1,"big":"1.1234567890123456789"}': "a value in it does not fit",
+    '{"id":1,"big":1e-19}': "a value in it does not fit",
+    '{"id":1,"bigs":{"a":[{"x":1},{"x":0.0012345678901234567}]}}': "a value in it does",
+    '{"id":1,"d":0.000000000000000000000000000000000000001}': "a value in it does not",
+    '{"id":1,"d":" 1.23"}': "",
     '{"id":1,"dt":"2020-13-01"}': "field 'dt' is a string that is no date",
     '{"id":1,"dt":7}': "field 'dt' is a number that is no date",
     '{"id":1,"s":3}': "field 's' is a number that is no struct<a:int,b:array<int>>",

@@ -44,10 +44,12 @@ _SIMPLE: Final = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
+_OFFSET: Final = r"(Z|[+-]\d\d(:?\d\d(:?\d\d)?)?)"
 _TIME: Final = re.compile(
-    r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?"
+    rf"{_DATE.pattern}([T ]\d\d:\d\d(:\d\d(\.\d{{1,6}})?{_OFFSET}?)?)?"
 )
-_ZONE: Final = re.compile(r":\d\d(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$")
+_ZONE: Final = re.compile(rf":\d\d(\.\d+)?{_OFFSET}$")
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _DIGITS: Final = 38  # of a decimal, at most
 _BLOCK: Final = 1 << 20
 _MOST: Final = (1 << 31) - 1  # bytes that Arrow reads as one block
@@ -113,8 +115,8 @@ class Fitting:
             ``NULL``: ``dead_letter``, or ``null``, as if it had null there.
         extra: What becomes of one with a field that is no column: ``dead_letter``, or
             ``ignore``.
-        strict: Whether a time must have its zone, and one of the type without zones
-            none; the reason why a message does not fit is more exact than Spark's then.
+        strict: Whether a time of the type with zones must have one; the reason why a
+            message does not fit is more exact than Spark's then.
 
     Attributes:
         schema: Of the rows.
@@ -423,6 +425,8 @@ def _whole(value: object, bits: int) -> int:
 def _decimal(value: object, precision: int, scale: int) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | str | Decimal | float):
         raise _Unmade
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        raise _Unmade
     try:
         number = (
             Decimal(value) if not isinstance(value, float) else Decimal(repr(value))
@@ -477,10 +481,10 @@ def _moment(value: object) -> datetime:
 
 
 def _local(value: object) -> datetime:
-    """Return a time without a zone."""
+    """Return a time of the type that has no zone."""
     try:
-        if _TIME.fullmatch(_of(str, value)):
-            return datetime.fromisoformat(str(value)).replace(tzinfo=None)
+        if _TIME.fullmatch(_of(str, value)) and not _ZONE.search(str(value)):
+            return datetime.fromisoformat(str(value))
     except ValueError:
         pass
     raise _Unmade
@@ -490,12 +494,6 @@ def _with_zone(value: object) -> datetime:
     if not isinstance(value, str) or not _ZONE.search(value):
         raise _Unmade
     return _moment(value)
-
-
-def _without_zone(value: object) -> datetime:
-    if isinstance(value, str) and _ZONE.search(value):
-        raise _Unmade
-    return _local(value)
 
 
 def _binary(value: object) -> bytes:
@@ -517,8 +515,4 @@ _SCALARS: Final[Mapping[str, Read]] = {
     "timestamp": _moment,
     "timestamp_ntz": _local,
 }
-_STRICT: Final[Mapping[str, Read]] = {
-    **_SCALARS,
-    "timestamp": _with_zone,
-    "timestamp_ntz": _without_zone,
-}
+_STRICT: Final[Mapping[str, Read]] = {**_SCALARS, "timestamp": _with_zone}

@@ -8,14 +8,15 @@ message, whose values are of the types of the schema, with a value for every NOT
 field and for at least one field of all. Beyond that a :class:`Contract` decides which
 columns must be there, if only with null, and whether there may be others.
 
-A string is a JSON string, a time is one in ISO 8601, a decimal a number or a string
-with no more digits than its scale. Of a field that is there twice the last counts.
+A string is a JSON string, a date or a time is one in ISO 8601, to the microsecond, and
+without a zone where the type has none; a decimal is a number or a string with no more
+digits than its scale. Of a field that is there twice the last counts, in a map, too.
 All that is decided for all messages of a DataFrame before anything is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import reduce
 from operator import and_, or_
 from typing import Final, NamedTuple, Self
@@ -27,6 +28,7 @@ from pyspark.sql.types import (
     BinaryType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -63,9 +65,24 @@ _OPTIONS: Final = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
-_AS_TEXT: Final = (StringType, TimestampType, TimestampNTZType)
-"""What is a JSON string, and nothing else."""
+_DATE: Final = r"([+-]\d{4,6}|\d{4})-\d\d-\d\d"
+_TIME: Final = r"\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
+_ZONE: Final = r"(Z|[+-]\d\d(:?\d\d(:?\d\d)?)?)?"
+_TEXTS: Final[Mapping[type[DataType], str]] = {
+    StringType: "",
+    DateType: f"^{_DATE}$",
+    TimestampType: rf"^{_DATE}([T ]{_TIME}{_ZONE})?$",
+    TimestampNTZType: rf"^{_DATE}([T ]{_TIME})?$",
+}
+"""
+What is a JSON string, and nothing else, and of which form.
+
+A cast takes more: ``12:30`` as a time of today, ``20200102`` as a year, anything behind
+a date; and it drops what is below a microsecond, or a zone.
+"""
 _DIGITS: Final = 38  # of a decimal, at most
+_NUMBER: Final = r"^[+-]?(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?$"
+"""Digits in front of the point and behind it, and the exponent."""
 
 
 class Contract(NamedTuple):
@@ -131,6 +148,7 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
         _has_tail(value),
         reduce(and_, [field.isNull() for field in fields]),
         _flaw(row, schema),
+        _rounded(value, schema),
         *_other_columns(value, dict(zip(schema.names, fields, strict=True)), contract),
     ]
     unfit = sf.coalesce(reduce(or_, flaws), sf.lit(True))
@@ -173,9 +191,9 @@ def _wide(kind: DataType) -> DataType:
             # As tinyint Spark takes 128 to 255, too, and makes -128 to -1 of them.
             return ShortType()
         case DecimalType():
-            # As many digits in front, and more behind the point: they are not rounded.
+            # As many digits in front, and more behind the point.
             return DecimalType(_DIGITS, _DIGITS - kind.precision + kind.scale)
-    return VariantType() if isinstance(kind, _AS_TEXT) else kind
+    return VariantType() if type(kind) in _TEXTS else kind
 
 
 def _differs(kind: DataType) -> bool:
@@ -186,8 +204,8 @@ def _differs(kind: DataType) -> bool:
         case ArrayType():
             return _differs(kind.elementType)
         case MapType():
-            return _differs(kind.valueType)
-    return isinstance(kind, (ByteType, DecimalType, *_AS_TEXT))
+            return True
+    return type(kind) in (ByteType, DecimalType, *_TEXTS)
 
 
 def _narrow(column: Column, kind: DataType) -> Column:
@@ -204,12 +222,94 @@ def _narrow(column: Column, kind: DataType) -> Column:
             return sf.transform(column, lambda item: _narrow(item, kind.elementType))
         case MapType():
             return sf.transform_values(
-                column, lambda _, item: _narrow(item, kind.valueType)
+                _last_of_each(column), lambda _, item: _narrow(item, kind.valueType)
             )
         case DecimalType() | ByteType():
             return column.try_cast(kind)
     text = sf.when(sf.schema_of_variant(column) == "STRING", column.cast("string"))
+    if form := _TEXTS[type(kind)]:
+        text = sf.when(text.rlike(form), text)
     return text if kind == StringType() else text.try_cast(kind)
+
+
+def _last_of_each(column: Column) -> Column:
+    """Return a map in which each key is once: ``from_json`` makes one with them all."""
+    keys, entries = sf.map_keys(column), sf.map_entries(column)
+    last = sf.map_from_entries(
+        sf.filter(
+            entries,
+            lambda entry, at: (
+                sf.array_position(sf.reverse(keys), entry.getField("key"))
+                == sf.size(keys) - at
+            ),
+        )
+    )
+    return sf.when(sf.size(sf.array_distinct(keys)) == sf.size(keys), column).otherwise(
+        last
+    )
+
+
+def _rounded(value: Column, schema: StructType) -> Column:
+    """
+    Return whether a decimal in a message has more digits than its scale.
+
+    ``from_json`` rounds to the digits that its type has, and there may be more behind
+    these, however wide it is. So they are read once more as what they are, and their
+    digits counted.
+
+    """
+    pruned = _decimals(schema)
+    if pruned is None:
+        return sf.lit(False)
+    assert isinstance(pruned, StructType)
+    return _has_more(sf.from_json(value, pruned, _OPTIONS), schema)
+
+
+def _decimals(kind: DataType) -> DataType | None:
+    """Return a type with nothing but the decimals in it, each as a variant, if any."""
+    match kind:
+        case StructType():
+            fields = [(field.name, _decimals(field.dataType)) for field in kind]
+            some = [StructField(name, inner) for name, inner in fields if inner]
+            return StructType(some) if some else None
+        case ArrayType():
+            inner = _decimals(kind.elementType)
+            return inner and ArrayType(inner)
+        case MapType():
+            inner = _decimals(kind.valueType)
+            return inner and MapType(kind.keyType, inner)
+        case DecimalType():
+            return VariantType()
+    return None
+
+
+def _has_more(column: Column, kind: DataType) -> Column:
+    """Return whether a variant in ``column`` has more digits than its decimal."""
+    more = sf.lit(False)
+    match kind:
+        case StructType():
+            for field in kind:
+                if _decimals(field.dataType) is not None:
+                    more |= _has_more(column.getField(field.name), field.dataType)
+        case ArrayType():
+            more = sf.exists(column, lambda item: _has_more(item, kind.elementType))
+        case MapType():
+            more = _has_more(sf.map_values(column), ArrayType(kind.valueType))
+        case DecimalType():
+            more = ~_exact(column.try_cast("string"), kind.scale)
+    return sf.coalesce(more, sf.lit(False))
+
+
+def _exact(text: Column, scale: int) -> Column:
+    """Return whether a number has no digits but zeros beyond a scale."""
+    short = text.rlike(rf"^-?\d+(\.\d{{0,{scale}}}0*)?$")
+    whole, part, written = (sf.regexp_extract(text, _NUMBER, n) for n in (1, 2, 3))
+    exponent = sf.when(written == "", 0).otherwise(written.try_cast("int"))
+    digits = sf.rtrim(sf.concat(whole, part), sf.lit("0"))
+    behind = sf.length(digits) - sf.length(whole) - exponent
+    # Of an exponent that is no int nothing is known.
+    fits = (digits == "") | sf.coalesce(behind <= scale, sf.lit(False))
+    return short | (text.rlike(_NUMBER) & fits)
 
 
 def _has_tail(value: Column) -> Column:
@@ -257,7 +357,7 @@ def _flaw(column: Column, kind: DataType) -> Column:
             flaw = column.isNotNull() & _narrow(column, kind).isNull()
         case DecimalType():
             flaw = ~column.eqNullSafe(_narrow(column, kind))
-        case StringType() | TimestampType() | TimestampNTZType():
+        case _ if type(kind) in _TEXTS:
             # There is null of JSON's, and null of Spark's where nothing is.
             void = sf.coalesce(sf.is_variant_null(column), sf.lit(True))
             there = column.isNotNull() & ~void

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from etlstage.spark.dataframe.schema import (
@@ -136,3 +137,33 @@ async def test_field_that_is_no_column_may_be_refused(spark: SparkSession) -> No
     assert await unfit(spark, messages, Contract.of("id long")) == []
     found = await unfit(spark, messages, Contract.of("id long", extra="dead_letter"))
     assert found == [(1, "it has 2 fields that the schema does not have")]
+
+
+@pytest.mark.any_client
+def test_key_that_a_map_has_twice_counts_once(spark: SparkSession) -> None:
+    """The last, as of a field; ``from_json`` makes a map that has both (issue 23)."""
+    messages = [
+        b'{"m":{"y":0,"x":1,"x":2,"z":3,"y":null}}',
+        b'{"l":[{"x":{"a":1,"a":2},"x":{"b":1,"b":2}}]}',
+    ]
+    contract = lenient("m map<string,int>, l array<map<string,map<string,int>>>")
+    rows = rows_of(fit(spark, messages, contract), contract)
+    texts = rows.select(sf.to_json(sf.struct("*")).alias("text")).collect()
+    assert [row["text"] for row in texts] == [
+        '{"m":{"x":2,"z":3,"y":null}}',
+        '{"l":[{"x":{"b":2}}]}',
+    ]
+
+
+@pytest.mark.any_client
+def test_years_of_five_digits_are_times(spark: SparkSession) -> None:
+    """As Spark itself writes them, with a sign (issue 23)."""
+    ddl = "d date, t timestamp, n timestamp_ntz"
+    contract = Contract.of(ddl)
+    written = (
+        b'{"d":"+12020-01-01","t":"-0044-01-01T00:00:00Z","n":"+12020-01-01T00:00:00"}'
+    )
+    frame = fit(spark, [written], contract)
+    assert frame.where("unfit").count() == 0
+    texts = rows_of(frame, contract).select(sf.col("d").cast("string").alias("d"))
+    assert [row["d"] for row in texts.collect()] == ["+12020-01-01"]
