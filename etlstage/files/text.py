@@ -2,7 +2,7 @@
 Values of Arrow as the text that Spark writes for them, in JSON and in CSV.
 
 What can be is done for a whole column at once. Times are those of this machine's zone,
-as a Spark session has them by default, to the millisecond; or of UTC, as they are.
+as a Spark session has them by default; or of UTC. They are written to the microsecond.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, tzinfo
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +36,7 @@ class _Style(NamedTuple):
     nulls: bool = True
     """Whether fields that are null are, and not left out."""
     utc: bool = False
-    """Whether times are those of UTC, to the microsecond."""
+    """Whether times are those of UTC."""
 
 
 def objects(
@@ -48,7 +48,7 @@ def objects(
     Args:
         table: The rows.
         nulls: Whether what is null is written, and not left out.
-        utc: Whether times are those of UTC, to the microsecond.
+        utc: Whether times are those of UTC.
 
     """
     style = _Style(nulls, utc)
@@ -178,11 +178,8 @@ def _text(value: Any, kind: pa.DataType, style: _Style) -> str:  # noqa: ANN401
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         items = (_text(item, kind.value_type, style) for item in value)
         return f"[{','.join(items)}]"
-    if style.utc and isinstance(value, datetime):
-        zone = "" if value.tzinfo is None else "Z"
-        value = value if value.tzinfo is None else value.astimezone(UTC)
-        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
-        return f'"{text}{zone}"'
+    if isinstance(value, datetime):
+        return _moment(value, UTC if style.utc else None)
     return _WRITTEN[type(value)](value, kind)
 
 
@@ -210,14 +207,14 @@ def _shortest(value: float, kind: pa.DataType) -> str:
     return next(t for t in texts if struct.pack("f", float(t)) == packed)
 
 
-def _moment(value: datetime, _: pa.DataType) -> str:
-    zone = ""
+def _moment(value: datetime, zone: tzinfo | None) -> str:
+    """Return a time, if it has a zone of this one; None: of this machine's."""
     if value.tzinfo is not None:
-        value = value.astimezone()
-        zone = value.strftime("%z")
-        zone = "Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:5]}"
-    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
-    return f'"{text}{zone}"'
+        value = value.astimezone(zone)
+    text = value.isoformat(timespec="microseconds")
+    if text.endswith("+00:00"):
+        text = f"{text[:-6]}Z"
+    return f'"{text}"'
 
 
 _WRITTEN: Final[Mapping[type, Callable[[Any, pa.DataType], str]]] = {
@@ -227,6 +224,5 @@ _WRITTEN: Final[Mapping[type, Callable[[Any, pa.DataType], str]]] = {
     float: _number,
     Decimal: lambda value, _: str(value),
     date: lambda value, _: f'"{value.isoformat()}"',
-    datetime: _moment,
     bytes: lambda value, _: f'"{base64.b64encode(value).decode()}"',
 }

@@ -308,13 +308,11 @@ class SparkSinkKeys(RowSinkKeys):
 
     def rows_in(self, folder: Path, site: Site) -> list[bytes]:
         """Return the rows of that Parquet."""
-        from etlstage.spark import read_frame
+        from etlstage.spark.dataframe.read import objects_of, read_frame
 
         path = str(folder / "rows")
         frame = read_frame(site.session().start(), format="parquet", path=path)
-        names = frame.columns
-        rows = frame.selectExpr(f"to_json(struct({', '.join(names)})) AS row").collect()
-        return [row["row"].encode() for row in rows]
+        return objects_of(frame)
 
     @property
     def _far(self) -> bool:

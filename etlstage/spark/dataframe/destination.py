@@ -24,6 +24,7 @@ from etlstage.errors import ConfigError, guess, os_reason
 from etlstage.pipeline.interfaces import Output
 from etlstage.settings.units import local_path, of_files
 from etlstage.spark.dataframe.database import option
+from etlstage.spark.dataframe.read import TIMES
 from etlstage.spark.errors import text_of
 from etlstage.spark.session.job import over_connect
 
@@ -41,6 +42,8 @@ _MODES: Final = {
 
 _BUILT_IN: Final = ("csv", "jdbc", "json", "orc", "parquet", "text", "xml")
 """Formats that Spark has always."""
+_WITH_TIMES: Final = ("csv", "json", "xml")
+"""Those that write times as text."""
 _FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 _ELSEWHERE: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
 """Spark settings that may place a path without a scheme on another machine."""
@@ -57,7 +60,7 @@ class Destination:
         format: As Spark calls it.
         mode: What the first epoch does about what is there: ``append``,
             ``overwrite`` or ``error``. Later epochs append.
-        options: Options of the format.
+        options: Options of the format; by default text has times to the microsecond.
         partition_by: Columns that become directories. When a run has no messages
             Spark then writes nothing but the marker.
 
@@ -106,7 +109,9 @@ class Destination:
         """
         if first:
             self._unmark()
-        writer = frame.write.options(**self.options).format(self.format)
+        times = TIMES if self.format.lower() in _WITH_TIMES else {}
+        writer = frame.write.options(**times).options(**self.options)
+        writer = writer.format(self.format)
         writer = writer.mode(_MODES[self.mode] if first else "append")
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)

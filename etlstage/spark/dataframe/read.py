@@ -23,16 +23,30 @@ from etlstage.messages import AnnotatedRun, Run
 from etlstage.spark.errors import explain
 
 __all__ = (
+    "TIMES",
     "MessageColumn",
     "column_of",
     "message_column",
     "messages_of",
+    "objects_of",
     "read_frame",
     "run_of",
 )
 
+TIMES: Final[Mapping[str, str]] = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""How times are written, as options of Spark's, which by default drops microseconds."""
 # A worker finds every column in every message: what it can't find may be misspelt.
-_WHOLE_ROW: Final = "to_json(struct(*), map('ignoreNullFields', 'false'))"
+_OPTIONS: Final = {"ignoreNullFields": "false", **TIMES}
+_WHOLE_ROW: Final = "to_json(struct(*), map({}))".format(
+    ", ".join(
+        "'{}'".format(text.replace("'", r"\'"))
+        for option in _OPTIONS.items()
+        for text in option
+    )
+)
 
 
 class MessageColumn(NamedTuple):
@@ -91,7 +105,7 @@ def messages_of(
         frame: Any DataFrame.
         expression: Spark SQL that makes a message of a row. By default the only
             column if that is string or binary, else ``to_json(struct(*))``, with null
-            where there is null.
+            where there is null, and times to the microsecond.
         key: Spark SQL for what sets messages apart that need not keep their order.
             Its hash becomes the second column; without it there is none.
         sort: Spark SQL that rows are sorted by.
@@ -137,6 +151,12 @@ def message_column(frame: DataFrame, expression: str | None) -> MessageColumn:
             f"binary: write 'cast({expression} as string)' or 'to_json(...)'"
         )
     return MessageColumn(expression, isinstance(kind, StringType))
+
+
+def objects_of(frame: DataFrame) -> list[bytes]:
+    """Return each row as a JSON object, without what is null; blocks."""
+    row = sf.to_json(sf.struct("*"), dict(TIMES)).alias("row")
+    return [found["row"].encode() for found in frame.select(row).collect()]
 
 
 def _default(schema: StructType) -> str:

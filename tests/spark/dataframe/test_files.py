@@ -12,7 +12,7 @@ from etlstage.files.sink import FileSink
 from etlstage.files.source import FileSource
 from etlstage.messages import Position
 from etlstage.settings.ddl import spark_ddl
-from etlstage.spark import read_frame
+from etlstage.spark import Destination, read_frame
 from etlstage.spark.dataframe.read import messages_of
 
 pytestmark = pytest.mark.spark
@@ -137,7 +137,8 @@ async def test_what_one_writes_the_other_reads(
     ours = str(tmp_path / "ours")
     frame = read_frame(spark, format=kind, path=ours, schema=schema["schema"])
     assert await messages_in(tmp_path / "ours", kind, **schema) == theirs
-    frame.coalesce(1).write.format(kind).save(str(tmp_path / "theirs"))
+    there = Destination(str(tmp_path / "theirs"), format=kind)
+    there.write(frame.coalesce(1), first=True, last=True)
     again = await messages_in(tmp_path / "theirs", kind, **schema)
     assert again == theirs
 

@@ -115,6 +115,26 @@ async def test_row_of_several_columns_is_json(spark: SparkSession) -> None:
 
 
 @pytest.mark.any_client
+async def test_times_keep_their_microseconds(spark: SparkSession) -> None:
+    """By default ``to_json`` drops them; the time and its offset stay (issue 23)."""
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        frame = spark.sql(
+            "SELECT timestamp'2020-07-01 00:00:00.123456Z' t,"
+            " array(timestamp'1880-01-01 00:00:00.5') old,"
+            " timestamp_ntz'2020-01-01 00:00:00.000001' n"
+        )
+        assert await messages(DataFrameSource(frame)) == [
+            (
+                b'{"t":"2020-07-01T02:00:00.123456+02:00",'
+                b'"old":["1880-01-01T00:00:00.500000+00:53:28"],'
+                b'"n":"2020-01-01T00:00:00.000001"}'
+            )
+        ]
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+
+
 async def test_only_column_that_is_a_number_is_json(spark: SparkSession) -> None:
     """A number is no message by itself."""
     assert await messages(DataFrameSource(spark.range(1))) == [b'{"id":0}']
