@@ -371,6 +371,7 @@ class Builder:
             shipment=site.shipment(),
             delivery=self._delivery(),
             of=digest({"of": [keys.extract, *keys.transform]}),
+            drain_limit=keys.drain,
         )
 
     def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:
@@ -389,6 +390,7 @@ class Builder:
             every=keys.extract.every,
             staging=keys.spark.staging,
             shipment=site.shipment(),
+            drain_limit=keys.drain,
         )
 
     def _origin(self) -> Origin:

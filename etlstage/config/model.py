@@ -204,7 +204,8 @@ class PipelineKeys(Keys):
     drain: Duration | None = None
     """How long messages that were read are still processed when a run is to end; then
     only what workers have. By default 30s where the next run reads the rest again, else
-    no limit. On engine local."""
+    no limit. On engines spark and streaming a load, or a batch, that takes longer is
+    broken off; by default it may take any time."""
     spark: SessionKeys = field(default_factory=SessionKeys)
     """The Spark session; without it a local one on all cores."""
     extract: Annotated[ExtractKeys, stage_section(ExtractKeys)]

@@ -137,11 +137,6 @@ def _letters(keys: PipelineKeys) -> Iterator[Problem]:
         yield broken(("dead_letters",), text)
 
 
-def _drain(keys: PipelineKeys) -> Iterator[Problem]:
-    if keys.engine != "local" and keys.drain is not None:
-        yield broken(("drain",), f"is for engine local, not for engine {keys.engine}")
-
-
 def _sink(keys: PipelineKeys) -> Iterator[Problem]:
     yield from keys.load.end.wrong(keys.load, keys)
 
@@ -208,7 +203,6 @@ _RULES: Final = (
         _source,
         _durable,
         _letters,
-        _drain,
         _sink,
         _delivery,
         _shipped,

@@ -126,6 +126,7 @@ class Pipeline(Runner):
             dead_letter_sink=dead_letter_sink,
             release=release,
             delivery=delivery,
+            drain_limit=drain_limit,
         )
         self._source = source
         self._input, self._reads_on = source.input, source.goes_on
@@ -136,7 +137,6 @@ class Pipeline(Runner):
         self._judged_of = judged_of
         self._note = note
         self._left = math.inf if limit is None else limit  # messages to extract
-        self._drain_limit = drain_limit
         self._scope: anyio.CancelScope
         self._extracting: anyio.CancelScope | None = None
         self._watching: anyio.CancelScope
@@ -185,9 +185,9 @@ class Pipeline(Runner):
     @property
     def drain_limit(self) -> float:
         """Seconds of draining in which workers are given messages that were read."""
-        if self._drain_limit is not None:
-            return self._drain_limit
-        return _DRAIN if self._source.rereads else math.inf
+        if self._drain_limit is None and self._source.rereads:
+            return _DRAIN
+        return super().drain_limit
 
     def complete(self, *, whole: bool = True) -> None:
         """

@@ -59,6 +59,8 @@ class Runner(ABC):
         release: Called behind all else, with the error of the run if there is one:
             lets go of what its parts have in common, as a Spark session.
         delivery: What is to be ours alone during the run, if anything outlives it.
+        drain_limit: Seconds of draining in which what is under way is completed, and not
+            broken off; None: as the engine has it.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -77,6 +79,7 @@ class Runner(ABC):
         dead_letter_sink: DeadLetterSink | None,
         release: Callable[[Exception | None], Awaitable[None]] | None = None,
         delivery: Delivery | None = None,
+        drain_limit: float | None = None,
     ) -> None:
         self.name = name
         names = [stage.name for stage in stages]
@@ -98,6 +101,7 @@ class Runner(ABC):
         self._letter_sink = dead_letter_sink
         self.release = release
         self._delivery = delivery
+        self._drain_limit = drain_limit
         self._held = ExitStack()  # until the load is over
         self._completed = False  # and not over
         self._check()
@@ -130,8 +134,8 @@ class Runner(ABC):
 
     @property
     def drain_limit(self) -> float:
-        """Seconds of draining in which workers are given messages that were read."""
-        return math.inf
+        """Seconds of draining in which what is under way is completed."""
+        return math.inf if self._drain_limit is None else self._drain_limit
 
     @abstractmethod
     def drain(self) -> None:

@@ -54,6 +54,8 @@ class ExecutorPipeline(Runner):
         shipment: What was sent to the executors for the stages.
         delivery: Where it is recorded that all is loaded.
         of: Identifies what is read, and what the stages are.
+        drain_limit: Seconds for which a run that is drained goes on to load; then what
+            was staged is loaded by the next start. None: without limit.
 
     """
 
@@ -71,6 +73,7 @@ class ExecutorPipeline(Runner):
         shipment: Shipment | None = None,
         delivery: Delivery | None = None,
         of: str = "",
+        drain_limit: float | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -81,6 +84,7 @@ class ExecutorPipeline(Runner):
             dead_letter_sink=dead_letter_sink,
             release=session.release,
             delivery=delivery,
+            drain_limit=drain_limit,
         )
         self.ledger.awaited = "the tasks on Spark's executors"
         self._origin = origin
@@ -91,6 +95,7 @@ class ExecutorPipeline(Runner):
         self._letters = dead_letters
         self._session = session
         self._transforming: anyio.CancelScope | None = None
+        self._loading: anyio.CancelScope | None = None
         self._drained = False
         self._of = of
 
@@ -99,11 +104,13 @@ class ExecutorPipeline(Runner):
         Stop, unless all has passed the stages; :meth:`run` returns then.
 
         A DataFrame is read as a whole or not at all: before that there is nothing to
-        load.
+        load. Loading is broken off behind ``drain_limit``.
         """
         self._drained = True
         if self._transforming is not None:
             self._transforming.cancel()
+        if self._loading is not None:
+            self._loading.deadline = anyio.current_time() + self.drain_limit
 
     async def _run(self) -> Status:
         self._transforming = stopped = anyio.CancelScope()
@@ -131,7 +138,17 @@ class ExecutorPipeline(Runner):
                     await anyio.to_thread.run_sync(staging.keep)
                     delivery.check()
                     delivery.at("begin")
-                await self._load(staging, made, starts)
+                with anyio.CancelScope() as self._loading:
+                    if self._drained:
+                        self.drain()
+                    await self._load(staging, made, starts)
+                if self._loading.cancelled_caught:
+                    self._cut = True
+                    _log.warning(
+                        "draining took too long: loading is broken off",
+                        seconds=self.drain_limit,
+                    )
+                    return "drained"
                 if delivery is not None:
                     await self._commit(delivery)
                     staging.whole = False

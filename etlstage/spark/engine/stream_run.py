@@ -7,6 +7,7 @@ of a batch is in ``micro_batch.py``. Asked to stop, it ends after the batch unde
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -70,6 +71,9 @@ class StreamingPipeline(Runner):
         staging: Folder, or URL of one, that all executors see; see
             :class:`ExecutorPipeline`.
         shipment: What was sent to the executors for the stages.
+        drain_limit: Seconds for which the batch under way goes on in a run that is
+            drained; then it is broken off, and run again by the next. None: without
+            limit.
 
     """
 
@@ -87,6 +91,7 @@ class StreamingPipeline(Runner):
         every: float | None = None,
         staging: str | None = None,
         shipment: Shipment | None = None,
+        drain_limit: float | None = None,
     ) -> None:
         self._landed = _Landed(sink, session, dead_letters)
         super().__init__(
@@ -98,6 +103,7 @@ class StreamingPipeline(Runner):
             dead_letter_sink=None,
             release=session.release,
             delivery=Delivery(state.absolute(), exactly_once=exactly_once, whole=True),
+            drain_limit=drain_limit,
         )
         self.ledger.awaited = "the first batch"
         self._origin = origin
@@ -119,7 +125,11 @@ class StreamingPipeline(Runner):
         )
 
     def drain(self) -> None:
-        """End behind the batch that is under way; the next run goes on from there."""
+        """
+        End behind the batch that is under way; the next run goes on from there.
+
+        Behind ``drain_limit`` that batch is broken off.
+        """
         self._drained = True
         self._batches.stop()
 
@@ -136,7 +146,9 @@ class StreamingPipeline(Runner):
             else:
                 await self._run_batches()
             delivery.reread()
-            delivery.end()
+            if not self._cut:
+                # Else it may have been broken off behind the sink's commit.
+                delivery.end()
         finally:
             self._book()
         return "drained" if self._drained else "done"
@@ -209,6 +221,7 @@ class StreamingPipeline(Runner):
         return writer.queryName(self.name).start()
 
     async def _watch(self, query: StreamingQuery) -> None:
+        limit = math.inf  # by the clock
         while True:
             try:
                 ended = await anyio.to_thread.run_sync(
@@ -228,6 +241,18 @@ class StreamingPipeline(Runner):
                 status = await anyio.to_thread.run_sync(lambda: query.status)
                 if not status["isTriggerActive"]:
                     return
+                now = anyio.current_time()
+                limit = min(limit, now + self.drain_limit)
+                if now >= limit and not self._cut:
+                    self._break_off()
+
+    def _break_off(self) -> None:
+        """Call off the batch under way; the next run has it again."""
+        self._cut = True
+        self._batches.stop(at_once=True)
+        _log.warning(
+            "draining took too long: the batch is broken off", seconds=self.drain_limit
+        )
 
     def _failure(self, error: Exception) -> StageError:
         failure = self._batches.failure()

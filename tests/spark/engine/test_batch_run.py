@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from pyspark.sql import SparkSession
 
@@ -15,6 +16,7 @@ from etlstage.errors import SinkFailed, SourceFailed, StageError
 from etlstage.pipeline import DeadLetter, Pipeline, Report
 from etlstage.pipeline.dead_letter.store import letter_files, read_letters
 from etlstage.spark.dataframe import sink as sink_module
+from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
@@ -31,6 +33,12 @@ def clean(message):
 
 DIES = int(sys.argv[1])
 worker.transform(clean)
+"""
+LOAD = """\
+import os, sys
+from etlstage import worker
+file = open(f"{sys.argv[1]}/loaded-{os.getpid()}", "ab", buffering=0)
+worker.load(lambda message: file.write(message + b"\\n") and None)
 """
 FILE = """\
 name: p
@@ -268,6 +276,39 @@ async def test_drained_run_loads_nothing(
     assert report.status == "drained"
     assert not (tmp_path / "out-spark").exists()
     assert "nothing was written to" in report.landed
+
+
+async def test_load_is_broken_off_behind_the_drain_limit(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """And the next start loads what was staged; no stage runs again (issue 23)."""
+    path = write()
+    front = path.read_text().partition("load:")[0]
+    load = "load: {worker: {command: [python, load.py, pids]}}"
+    path.write_text(f"{front}{load}\nstate: state\ndrain: 10ms\n")
+    (tmp_path / "load.py").write_text(HANGING)
+    (tmp_path / "pids").mkdir()
+    runner = Pipeline.from_yaml(path, spark=spark)
+    reports = []
+
+    async def start() -> None:
+        reports.append(await runner.run())
+
+    with anyio.fail_after(150):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start)
+            pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
+            runner.drain()
+    (report,) = reports
+    assert (report.status, report.error) == ("drained", None)
+    assert await anyio.to_thread.run_sync(are_gone, pids[1:])
+    (tmp_path / "load.py").write_text(LOAD)
+    (tmp_path / "worker.py").write_text("raise SystemExit(3)")
+    report = await run(path, spark)
+    assert (report.status, report.error) == ("done", None)
+    rows = [path.read_text() for path in (tmp_path / "pids").glob("loaded-*")]
+    ids = Counter(json.loads(line)["id"] for row in rows for line in row.splitlines())
+    assert ids == Counter({n: n % 3 for n in range(3000) if n % 3})
 
 
 async def test_drained_before_its_start_it_reads_nothing(

@@ -273,6 +273,37 @@ async def test_stream_stops_at_once_and_runs_its_batch_again(
     assert loaded(spark, tmp_path) == Counter([1, 2, 3])
 
 
+async def test_batch_is_broken_off_behind_the_drain_limit(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """And the next run has it again, though its worker never answers (issue 23)."""
+    path = write(every="every: 100ms")
+    path.write_text(path.read_text() + "drain: 10ms\n")
+    (tmp_path / "worker.py").write_text(HANGING.replace("sys.argv[1]", "'pids'"))
+    (tmp_path / "pids").mkdir()
+    feed(tmp_path, "a", 1, 2, 3)
+    runner = Pipeline.from_yaml(path, spark=spark)
+    reports = []
+
+    async def start() -> None:
+        reports.append(await runner.run())
+
+    with anyio.fail_after(150):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start)
+            pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
+            runner.drain()
+    (report,) = reports
+    assert (report.status, report.error) == ("drained", None)
+    assert await anyio.to_thread.run_sync(are_gone, pids[1:])
+    assert CommitRecord.latest(tmp_path / "state").epoch == 0
+    assert not (tmp_path / "out").exists()
+    report = await run(write(), spark)
+    assert (report.status, report.error) == ("done", None)
+    assert report.ledger[2].done == 3
+    assert loaded(spark, tmp_path) == Counter([1, 2, 3])
+
+
 async def test_program_that_was_sent_runs(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
