@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -51,6 +51,7 @@ _TIME: Final = re.compile(
 _ZONE: Final = re.compile(rf":\d\d(\.\d+)?{_OFFSET}$")
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _DIGITS: Final = 38  # of a decimal, at most
+_WIDE: Final = Context(prec=_DIGITS + 1)  # one more, where it is rounded up
 _BLOCK: Final = 1 << 20
 _MOST: Final = (1 << 31) - 1  # bytes that Arrow reads as one block
 
@@ -369,7 +370,9 @@ def reader_of(kind: Type, scalars: Mapping[str, Read] | None = None) -> Read:
         return lambda value: [read(item) for item in _of(list, value)]
     if kind.name == "map":
         read = _inner(kind.inner[1], scalars)
-        return lambda value: [(k, read(v)) for k, v in _of(dict, value).items()]
+        return lambda value: [
+            (_string(k), read(v)) for k, v in _of(dict, value).items()
+        ]
     if kind.name == "struct":
         fields = [(column.name, _inner(column, scalars)) for column in kind.inner]
         return lambda value: {
@@ -433,11 +436,12 @@ def _decimal(value: object, precision: int, scale: int) -> Decimal:
         )
     except InvalidOperation:
         raise _Unmade from None
-    if not number.is_finite() or abs(number) >= 10 ** (precision - scale):
+    if not number.is_finite() or (number and number.adjusted() >= precision - scale):
         raise _Unmade
-    if number != round(number, scale):
+    made = number.quantize(Decimal((0, (1,), -scale)), context=_WIDE)
+    if made != number:
         raise _Flawed
-    return round(number, scale)
+    return made
 
 
 def _double(value: object, limit: float = math.inf) -> float:

@@ -49,6 +49,24 @@ def test_what_is_read_at_once_is_judged_alike(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    ['{"d":1e999999999}', '{"d":"1e999999999"}', '{"d":-1e-999999999}'],
+)
+def test_number_that_no_decimal_has(text: str) -> None:
+    """It is one message that does not fit, and the run goes on (issue 23)."""
+    found = rows_of(Fitting("d decimal(38,18)"), b'{"d":1}', text.encode())
+    assert [place for place, _, _ in found.unfit] == [1]
+    assert found.table.to_pylist() == [{"d": Decimal("1.000000000000000000")}]
+
+
+def test_key_of_a_map_that_is_no_text() -> None:
+    """A half of a surrogate pair is none, as in a value (issue 23)."""
+    message = b'{"m":{"\\ud800":1}}'
+    ((_, _, why),) = rows_of(Fitting("m map<string,int>"), message).unfit
+    assert why == "a value in it does not fit its type"
+
+
+@pytest.mark.parametrize(
     ("messages"),
     [
         (b'{"id":1}\n{"id":2}', b""),
