@@ -16,7 +16,7 @@ All that is decided for all messages of a DataFrame before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import reduce
 from operator import and_, or_
 from typing import Final, NamedTuple, Self
@@ -83,6 +83,10 @@ a date; and it drops what is below a microsecond, or a zone.
 _DIGITS: Final = 38  # of a decimal, at most
 _NUMBER: Final = r"^[+-]?(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?$"
 """Digits in front of the point and behind it, and the exponent."""
+_ENDLESS: Final = r"[eE][+-]?\d{4,}$"
+_LONG: Final = r"[:\[,]\s*-?\d[\d.]*[eE][+-]?\d{4,}\s*[,\]}]"
+"""An exponent with which no number is a decimal, of a number among others of JSON."""
+_NOTHING: Final = ("0.0", "-0.0", "Infinity", "-Infinity")
 
 
 class Contract(NamedTuple):
@@ -139,7 +143,9 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
     wide = _wide(schema)
     assert isinstance(wide, StructType)
     with_corrupt = StructType(list(wide.fields)).add(_CORRUPT, "string")
-    parsed = frame.withColumn("row", sf.from_json(value, with_corrupt, _OPTIONS))
+    endless, rounded = _of_decimals(value, schema)
+    made = sf.from_json(sf.when(~endless, value), with_corrupt, _OPTIONS)
+    parsed = frame.withColumn("row", made)
     row = sf.col("row")
     fields = [_narrow(row.getField(f.name), f.dataType) for f in schema.fields]
     flaws = [
@@ -148,7 +154,7 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
         _has_tail(value),
         reduce(and_, [field.isNull() for field in fields]),
         _flaw(row, schema),
-        _rounded(value, schema),
+        rounded,
         *_other_columns(value, dict(zip(schema.names, fields, strict=True)), contract),
     ]
     unfit = sf.coalesce(reduce(or_, flaws), sf.lit(True))
@@ -249,20 +255,31 @@ def _last_of_each(column: Column) -> Column:
     )
 
 
-def _rounded(value: Column, schema: StructType) -> Column:
+def _of_decimals(value: Column, schema: StructType) -> tuple[Column, Column]:
     """
-    Return whether a decimal in a message has more digits than its scale.
+    Return whether a decimal in a message can't be parsed, and whether it is rounded.
 
     ``from_json`` rounds to the digits that its type has, and there may be more behind
     these, however wide it is. So they are read once more as what they are, and their
-    digits counted.
+    digits counted. It also writes all zeros that an exponent stands for: with
+    ``1e99999999`` it is busy for minutes.
 
     """
     pruned = _decimals(schema)
     if pruned is None:
-        return sf.lit(False)
+        return sf.lit(False), sf.lit(False)
     assert isinstance(pruned, StructType)
-    return _has_more(sf.from_json(value, pruned, _OPTIONS), schema)
+    # Of a number with such an exponent a variant has nothing but 0, or infinity.
+    suspect = value.rlike(_LONG)
+
+    def is_endless(text: Column, _: DecimalType) -> Column:
+        return text.rlike(_ENDLESS) | (suspect & text.isin(*_NOTHING))
+
+    def is_rounded(text: Column, kind: DecimalType) -> Column:
+        return ~_exact(text, kind.scale)
+
+    found = sf.from_json(value, pruned, _OPTIONS)
+    return _any(found, schema, is_endless), _any(found, schema, is_rounded)
 
 
 def _decimals(kind: DataType) -> DataType | None:
@@ -283,21 +300,23 @@ def _decimals(kind: DataType) -> DataType | None:
     return None
 
 
-def _has_more(column: Column, kind: DataType) -> Column:
-    """Return whether a variant in ``column`` has more digits than its decimal."""
-    more = sf.lit(False)
+def _any(
+    column: Column, kind: DataType, test: Callable[[Column, DecimalType], Column]
+) -> Column:
+    """Return whether a test holds for the text of any decimal, each a variant."""
+    found = sf.lit(False)
     match kind:
         case StructType():
             for field in kind:
                 if _decimals(field.dataType) is not None:
-                    more |= _has_more(column.getField(field.name), field.dataType)
+                    found |= _any(column.getField(field.name), field.dataType, test)
         case ArrayType():
-            more = sf.exists(column, lambda item: _has_more(item, kind.elementType))
+            found = sf.exists(column, lambda item: _any(item, kind.elementType, test))
         case MapType():
-            more = _has_more(sf.map_values(column), ArrayType(kind.valueType))
+            found = _any(sf.map_values(column), ArrayType(kind.valueType), test)
         case DecimalType():
-            more = ~_exact(column.try_cast("string"), kind.scale)
-    return sf.coalesce(more, sf.lit(False))
+            found = test(column.try_cast("string"), kind)
+    return sf.coalesce(found, sf.lit(False))
 
 
 def _exact(text: Column, scale: int) -> Column:
@@ -371,13 +390,14 @@ def reason(message: bytes, row: dict[str, object] | None, contract: Contract) ->
 
     Args:
         message: The message.
-        row: What Spark made of it.
+        row: What Spark made of it; None: it was not asked.
         contract: What it should have fitted.
 
     """
+    names = contract.schema.names
     return invalid.reason(
         message,
-        [name for name, value in (row or {}).items() if value is not None],
+        names if row is None else [n for n in names if row.get(n) is not None],
         [
             invalid.WantedColumn(
                 field.name, field.nullable, field.dataType.simpleString()
