@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from etlstage.errors import ConfigError
 from etlstage.protocol.base import Limits, Side
@@ -21,6 +21,14 @@ __all__ = ("open_session",)
 
 # How large a message may be is the supervisor's to set.
 _UNLIMITED = Limits(sys.maxsize, sys.maxsize)
+
+_MADE_WITH: Final = {
+    Mode.PLAIN: "extract()",
+    Mode.CYCLIC: "extract_cycle()",
+    Mode.SINGLE: "transform() or load()",
+    Mode.BATCH_SUPERVISOR: "transform_batch() or load_batch()",
+    Mode.BATCH_WORKER: "transform_batch() or load_batch(), with driver='worker'",
+}
 
 
 def open_session(
@@ -43,6 +51,14 @@ def open_session(
         _refuse(
             f"eop is eom ({escape(markers.eom)}), so each reply must be one message;"
             " a load stage, and on_error='skip', have none: choose another eop"
+        )
+    # Else it waits for what never comes, or fails at each message.
+    asked = Mode(os.environ.get("ETLSTAGE_MODE", mode.value))
+    if asked is not mode:
+        _refuse(
+            f"the stage has mode {asked.value}, this worker {mode.value}: change the"
+            " keys batch and dialect of the stage, or make the worker with"
+            f" {_MADE_WITH[asked]}"
         )
     try:
         descriptors = take_over()

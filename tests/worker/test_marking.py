@@ -166,3 +166,37 @@ def test_worker_refuses_markers_in_one_line(
     assert stage.read_to_end() == (b"", 2)
     assert stage.stderr.startswith(f"etlstage.worker: {complaint}")
     assert stage.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "asked", "complaint"),
+    [
+        (
+            "transform(f)",
+            "supervisor-driven batch",
+            (
+                "the stage has mode supervisor-driven batch, this worker single: change"
+                " the keys batch and dialect of the stage, or make the worker with"
+                " transform_batch() or load_batch()"
+            ),
+        ),
+        ("transform_batch(f)", "single", "make the worker with transform() or load()"),
+        (
+            "load_batch(f)",
+            "worker-driven batch",
+            "load_batch(), with driver='worker'",
+        ),
+        ("extract(f)", "cyclic", "make the worker with extract_cycle()"),
+        ("extract_cycle(f)", "plain", "make the worker with extract()"),
+    ],
+)
+def test_worker_of_another_mode_than_its_stage_refuses(
+    start: Start, call: str, asked: str, complaint: str
+) -> None:
+    """It would wait for what never comes, or die of each message."""
+    stage = start(
+        f"def f(*_):\n    return []\nworker.{call}", env={"ETLSTAGE_MODE": asked}
+    )
+    assert stage.read_to_end() == (b"", 2)
+    assert complaint in stage.stderr
+    assert stage.stderr.count("\n") == 1

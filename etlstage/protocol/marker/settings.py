@@ -163,8 +163,8 @@ class MarkerDialect(Definition, Dialect):
         )
 
     def variables(self) -> Mapping[str, str | None]:
-        """Return the markers, escaped."""
-        return self.markers.to_text()
+        """Return the markers, escaped, and the mode."""
+        return {**self.markers.to_text(), "mode": self.mode.value}
 
     def silence(self, received: int, *, ready: bool = True) -> str:
         if not received:

@@ -79,14 +79,15 @@ def test_session_frames_messages_as_they_are_held() -> None:
     assert b"".join(session.data_to_send()) == b"a<m>b<m>c<m>"
 
 
-def test_worker_is_given_the_markers() -> None:
-    """Escaped."""
+def test_worker_is_given_the_markers_and_the_mode() -> None:
+    """Markers escaped."""
     assert ODD.variables() == {
         "eom": "<m>",
         "eop": r"\000\377",
         "eob": r"\027",
         "bnc": r"\005",
         "err": r"\025",
+        "mode": "supervisor-driven batch",
     }
 
 
