@@ -191,7 +191,8 @@ class InvalidState(EtlstageError):
     """
     Raised when a supervisor is used outside its ``async with`` block.
 
-    That is before it was entered, or behind its end; or it is entered once more.
+    That is before it was entered, or behind its end; or it is entered once more. In
+    another thread than that of its event loop it is used outside, too.
     """
 
 

@@ -7,6 +7,7 @@ and what it started is gone when its block ends, however it ends.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -103,7 +104,7 @@ class AsyncSupervisor:
         ValueError: If several workers would have one share.
         WorkerStartFailed: On entering, if the program can't be run, or the script that
             it is to interpret is not there.
-        InvalidState: By methods, outside the block.
+        InvalidState: By methods, outside the block or in another thread.
 
     """
 
@@ -141,6 +142,7 @@ class AsyncSupervisor:
         self._intakes: set[Intake] = set()
         self._withheld = False
         self._tasks: TaskGroup | None = None
+        self._thread: int | None = None
         self._ended = False
 
     def __repr__(self) -> str:
@@ -166,6 +168,7 @@ class AsyncSupervisor:
                 stage=self.stage.name,
                 dialect=self.stage.dialect.name,
             )
+        self._thread = threading.get_ident()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
@@ -640,5 +643,11 @@ class AsyncSupervisor:
         if self._tasks is None or self._ended:
             raise InvalidState(
                 f"{self!r} is not running; use it as `async with AsyncSupervisor(...)`"
+            )
+        # Nothing here is locked: what is woken belongs to one event loop.
+        if threading.get_ident() != self._thread:
+            raise InvalidState(
+                f"{self!r} is used in another thread than that of its event loop;"
+                " use anyio.from_thread.run(), or asyncio.run_coroutine_threadsafe()"
             )
         return self._tasks

@@ -23,6 +23,7 @@ from etlstage import (
 )
 from etlstage.errors import (
     InvalidMessage,
+    InvalidState,
     LocalProtocolError,
     Overloaded,
     StageFailed,
@@ -209,6 +210,26 @@ def test_properties_are_read_in_any_thread(backend: Backend) -> None:
         )
 
     # A virtual clock does not wait for threads: hours would pass while one reads.
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_methods_are_refused_in_another_thread(backend: Backend) -> None:
+    """What two event loops change at once would be in disorder, and replies astray."""
+    supervisor = service()
+
+    def elsewhere() -> None:
+        with pytest.raises(InvalidState, match="another thread than that of its event"):
+            supervisor.scale(2)
+        with pytest.raises(InvalidState, match=r"use anyio\.from_thread\.run\(\)"):
+            anyio.run(supervisor.ask, b"1")
+
+    async def main() -> None:
+        async with supervisor:
+            await anyio.to_thread.run_sync(elsewhere)
+            assert await supervisor.ask(b"0") == (b"0", b"slept")
+
+    # A virtual clock does not wait for threads: hours would pass while one works.
     anyio.run(main, backend=backend)
 
 
