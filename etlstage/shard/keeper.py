@@ -412,7 +412,7 @@ class LeaseKeeper:
         self._grow_old(rows, looked)
         for held in [*self._held.values()]:
             self._compare(held, rows.get(held.lease.shard))
-        if twin is not None:
+        if twin is not None and not self._comes_before(twin):
             self._over = True
             self._out.append(
                 FailRunner(
@@ -452,6 +452,11 @@ class LeaseKeeper:
             ):
                 return row
         return None
+
+    def _comes_before(self, twin: Lease) -> bool:
+        """Return whether it is that start which fails: of two with leases one stays."""
+        ours = any(one.phase is not Phase.LOST for one in self._held.values())
+        return ours and self.owner < str(twin.owner)
 
     def _compare(self, held: _Held, row: Lease | None) -> None:
         """Look at what has become of a lease of ours."""

@@ -602,6 +602,42 @@ def test_second_runner_of_a_name_is_refused() -> None:
     assert list(first.workers) == ["s0"]
 
 
+def test_of_two_starts_at_once_one_is_refused() -> None:
+    """Where each has got some of the leases; the other has all then (issue 25)."""
+    world = World(shards(4))
+    first, second = (world.begin("blue") for _ in range(2))
+    for runner in (first, second):
+        world.do(runner)
+        world.hear(runner)
+    for _ in range(2):
+        world.do(first)
+        world.do(second, -1)
+        world.hear(first)
+        world.hear(second)
+    assert first.workers
+    assert second.workers
+    world.go_on(2 * FAILOVER)
+
+    assert "is running" in second.refused
+    assert not first.refused
+    assert len(first.workers) == 4
+
+
+def test_a_start_that_was_stopped_is_refused_when_it_is_continued() -> None:
+    """Whichever comes first: what it had is the other's (issue 25)."""
+    world = World(shards(2))
+    first = world.begin("blue")
+    world.go_on(1)
+    first.stopped = True
+    second = world.begin("blue")
+    world.go_on(FAILOVER)
+    first.stopped = False
+    world.go_on(FAILOVER)
+
+    assert "s0 was renewed by blue/1" in first.refused
+    assert len(second.workers) == 2
+
+
 def test_a_runner_of_a_fixed_name_is_back_soon() -> None:
     """It need not wait as others do."""
     world = World(shards(1))
