@@ -99,6 +99,9 @@ class ShardKeys(Keys):
     """Name of the table of the leases; each pipeline has its own."""
     failover: Duration = 10.0
     """Time without a sign of life after which others take a runner's shards."""
+    outage: Duration = 300.0
+    """Time for which the leases may be out of reach, at the start or later: then the
+    run ends. What it had is taken by others, or by the next run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from etlstage.errors import StateUnusable
-from etlstage.shard.keeper import LeaseKeeper
+from etlstage.shard.keeper import LeaseKeeper, out_of_reach
 from etlstage.shard.lease import (
     Answer,
     Event,
@@ -90,27 +90,56 @@ class LeaseHolder:
 
     async def open(self, of: Callable[[], str], stream: ShardedSource | None) -> None:
         """
-        Open the table, with the shards that there are.
+        Open the table, with the shards that there are, as soon as it can be had.
 
         Args:
             of: Returns what the input is; called in a thread.
             stream: Where shards come from; None: those that were named are all.
 
+        Raises:
+            EtlstageError: If the input or the table is not what it is to be.
+            StateUnusable: If the table is out of reach for too long.
+            TableGone: If it is when the run is drained.
+
         """
 
         def begin() -> None:
-            self._table = self._open(of())
+            if self._table is None:
+                self._table = self._open(of())
             if stream is not None:
                 self._add(stream)
             else:
                 self._table.add(map(Lease, sorted(self._names)))
 
+        limit = anyio.current_time() + self._keeper.outage
+
+        def over() -> bool:
+            return bool(self._events) or anyio.current_time() >= limit
+
         try:
-            await self._in_thread(begin)
-        except BaseException:
+            await self._when_there(begin, over)
+        except BaseException as error:
             if self._table is not None:
                 self._table.close()
+            if isinstance(error, TableGone) and not self._events:
+                text = out_of_reach(self._keeper.outage, str(error))
+                raise StateUnusable(f"stage {self._stage}: {text}") from error
             raise
+
+    async def _when_there(
+        self, what: Callable[[], object], over: Callable[[], bool]
+    ) -> None:
+        """Do something with the table, once it can be had."""
+        while True:
+            try:
+                await self._in_thread(what)
+            except TableGone as error:
+                _log.warning("leases not read", stage=self._stage, error=str(error))
+                if over():
+                    raise
+                await anyio.sleep(_AGAIN)
+            else:
+                return
 
     async def close(self) -> None:
         """Free what a run still has that has failed: there are no workers any more."""
@@ -163,7 +192,7 @@ class LeaseHolder:
             rows = await self._in_thread(self._leases.read)
         except TableGone as error:
             _log.warning("leases not read", stage=self._stage, error=str(error))
-            self.report(ReadFailed())
+            self.report(ReadFailed(str(error)))
             return
         self.rows = {row.shard: row for row in rows}
         there = set(self.rows)
@@ -218,14 +247,8 @@ class LeaseHolder:
             EtlstageError: If they can't be had, or one is gone.
 
         """
-        while True:
-            try:
-                await self._in_thread(partial(self._add, stream))
-            except TableGone as error:
-                _log.warning("leases not read", stage=self._stage, error=str(error))
-                await anyio.sleep(_AGAIN)
-            else:
-                return
+        # What is out of reach for too long ends the run where the leases are read.
+        await self._when_there(partial(self._add, stream), lambda: False)
 
     def _add(self, stream: ShardedSource) -> None:
         """Add leases of shards that have come; blocks."""

@@ -55,10 +55,18 @@ from etlstage.shard.lease import (
     Written,
 )
 
-__all__ = ("LeaseKeeper", "Phase")
+__all__ = ("LeaseKeeper", "Phase", "out_of_reach")
 
 _RENEWALS: Final = 3  # in a failover
 _GIVE_UP: Final = 5 / 6  # of a failover
+
+
+def out_of_reach(seconds: float, why: str) -> str:
+    """Return why a runner ends that has not had the table for so long."""
+    return (
+        f"the leases were out of reach for {seconds:g} s, the limit that"
+        f" load.shards.outage sets: {why}"
+    )
 
 
 class Phase(Enum):
@@ -140,6 +148,7 @@ class LeaseKeeper:
         failover: Seconds without a move after which a lease is taken.
         max_steal: Leases that are claimed of a living runner at once.
         hand_over: Seconds that a worker has which may commit once more.
+        outage: Seconds for which the table may be out of reach.
         alone: Whether other starts of the name have ended, by a lock: what they
             have at the first look is taken at once. One that lives all the same can't
             commit any more, and finds that this one has its name.
@@ -155,8 +164,10 @@ class LeaseKeeper:
         failover: float = 10.0,
         max_steal: int = 1,
         hand_over: float = 30.0,
+        outage: float = 300.0,
     ) -> None:
         self.owner: Final = f"{name}/{start}"
+        self.outage: Final = outage
         self._name = name
         self._alone = alone
         self._failover = failover
@@ -179,6 +190,8 @@ class LeaseKeeper:
         self._read_due = 0.0
         self._read_begun: float | None = None
         self._read_done: float | None = None
+        self._out_since: float | None = None
+        """When the first read was begun of those that have failed one after another."""
         self._leaving = self._over = False
 
     def __repr__(self) -> str:
@@ -232,9 +245,8 @@ class LeaseKeeper:
         match event:
             case TableRead(leases):
                 self._take_table({lease.shard: lease for lease in leases})
-            case ReadFailed():
-                self._read_begun = None
-                self._read_due = self._now + self._every / 2
+            case ReadFailed(why):
+                self._fail_read(why)
             case Written(number):
                 self._confirm(number)
             case WriteRefused(number) | WriteFailed(number):
@@ -246,6 +258,18 @@ class LeaseKeeper:
             case LeaveAsked():
                 self._leave()
         # TimerRang needs no more: what is due is looked at with every event.
+
+    def _fail_read(self, why: str) -> None:
+        if self._out_since is None:
+            self._out_since = self._read_begun
+        self._read_begun = None
+        self._read_due = self._now + self._every / 2
+        if self._out_since is not None and self._now >= self._out_since + self.outage:
+            self._fail_runner(out_of_reach(self.outage, why))
+
+    def _fail_runner(self, text: str) -> None:
+        self._over = True
+        self._out.append(FailRunner(text))
 
     def _ask(self, shard: str, event: CheckpointAsked) -> None:
         held = self._held.get(shard)
@@ -403,6 +427,7 @@ class LeaseKeeper:
     def _take_table(self, rows: dict[str, Lease]) -> None:
         begun, done = self._read_begun, self._read_done
         self._read_begun, self._read_done = None, self._now
+        self._out_since = None
         self._read_due = self._now + self._every
         looked = 0.0
         if begun is not None and done is not None:
@@ -413,12 +438,9 @@ class LeaseKeeper:
         for held in [*self._held.values()]:
             self._compare(held, rows.get(held.lease.shard))
         if twin is not None and not self._comes_before(twin):
-            self._over = True
-            self._out.append(
-                FailRunner(
-                    f"runner {self._name!r} is running: {twin.shard} was renewed by"
-                    f" {twin.owner}; stop it, or give this one another name"
-                )
+            self._fail_runner(
+                f"runner {self._name!r} is running: {twin.shard} was renewed by"
+                f" {twin.owner}; stop it, or give this one another name"
             )
         elif not self._leaving:
             self._balance(rows)

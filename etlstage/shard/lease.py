@@ -66,6 +66,8 @@ class TableRead(NamedTuple):
 class ReadFailed(NamedTuple):
     """It could not be read."""
 
+    why: str = ""
+
 
 class Written(NamedTuple):
     """A row has taken the place of the one before, in answer to :class:`Write`."""

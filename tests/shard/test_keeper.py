@@ -11,8 +11,12 @@ import pytest
 from etlstage.shard.keeper import LeaseKeeper, Phase
 from etlstage.shard.lease import (
     CheckpointAsked,
+    Event,
+    FailRunner,
     Lease,
     LeaveAsked,
+    Read,
+    ReadFailed,
     TableRead,
     TimerRang,
     WorkerEnded,
@@ -141,6 +145,24 @@ def test_work_stops_in_time_when_the_table_is_gone() -> None:
     assert owner.keeper.phases == {"s0": Phase.LOST}
     world.go_on(FAILOVER)
     assert list(owner.workers) == ["s0"]
+
+
+def test_a_table_that_comes_and_goes() -> None:
+    """It is out of reach since the last look (issue 25)."""
+    keeper = LeaseKeeper("a", "0", failover=FAILOVER, outage=20.0)
+    assert keeper.handle(TimerRang(), 0.0) == [Read()]
+    now, out = 0.0, list[object]()
+    answers: list[Event] = [ReadFailed("gone"), TableRead([])]
+    for answer in (*answers, *[ReadFailed("gone")] * 20):
+        now += 1.5
+        out += keeper.handle(answer, now)
+        now = max(now, keeper.due() or 0.0)
+        if keeper.handle(TimerRang(), now) != [Read()]:
+            break
+    (failed,) = out
+    assert isinstance(failed, FailRunner)
+    assert failed.text.endswith("load.shards.outage sets: gone")
+    assert 28 <= now < 32  # the first of them was begun at 8
 
 
 def test_a_table_that_is_gone_is_not_asked_all_the_time() -> None:

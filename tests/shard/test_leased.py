@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -92,6 +92,11 @@ class Gone(MemoryLeases):
     """A table whose database is gone at times."""
 
     gone = False
+
+    def add(self, leases: Iterable[Lease]) -> int:
+        """Fail if it is gone."""
+        self._check()
+        return super().add(leases)
 
     def read(self) -> list[Lease]:
         """Fail if it is gone."""
@@ -289,6 +294,75 @@ async def test_database_that_is_gone_for_long() -> None:
     account = report.ledger[-1]
     assert account.done + account.unprocessed == account.received
     assert account.done == COUNT
+
+
+async def run_without(
+    table: Gone,
+    gone: float,
+    back: float,
+    **settings: Any,  # noqa: ANN401
+) -> tuple[Report, float]:
+    """Return the report of a runner whose table is gone for a time, and when it came."""
+    begun = anyio.current_time()
+
+    async def fail() -> None:
+        await anyio.sleep(gone)
+        table.gone = True
+        await anyio.sleep(back - gone)
+        table.gone = False
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fail)
+        await anyio.sleep(0.01)
+        (report,) = await run_all(runner(table, Processors(), **settings))
+        tasks.cancel_scope.cancel()
+    return report, anyio.current_time() - begun
+
+
+@virtually
+async def test_database_that_is_gone_when_a_runner_starts() -> None:
+    """It is asked again, as it is later (issue 25)."""
+    table = Gone()
+    report, _ = await run_without(table, 0.0, 60.0)
+    assert report.status == "done", report.error
+    assert all(row.ended for row in table.read())
+
+
+@pytest.mark.parametrize("gone", [0.0, 2.0])
+def test_database_that_is_gone_for_too_long(
+    gone: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends, with the limit and the reason, at the start or later (issue 25)."""
+
+    @virtually
+    async def test() -> None:
+        keeper = LeaseKeeper("a", "start", failover=3.0, outage=30.0)
+        report, seconds = await run_without(Gone(), gone, 999.0, keeper=keeper)
+        assert isinstance(report.error, StateUnusable)
+        expected = "stage load: the leases were out of reach for 30 s, the limit"
+        assert str(report.error).startswith(expected)
+        assert str(report.error).endswith("load.shards.outage sets: lease table: gone")
+        assert gone + 30 <= seconds < gone + 34
+
+    test(monkeypatch)
+
+
+@virtually
+async def test_run_is_drained_while_the_database_is_gone() -> None:
+    """It waits no longer."""
+    table = Gone()
+    table.gone = True
+    one = runner(table, Processors())
+
+    async def drain() -> None:
+        await anyio.sleep(10)
+        one.drain()
+
+    with anyio.fail_after(12):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drain)
+            (report,) = await run_all(one)
+    assert isinstance(report.error, TableGone)
 
 
 class Resetting(MemoryLeases):

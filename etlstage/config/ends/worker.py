@@ -282,7 +282,7 @@ def _unshared(keys: ShardKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
                 (*at, name), "is not for a stream, which has shards of its own"
             )
     elif keys.leases is None:
-        for name in keys.given("table", "failover"):
+        for name in keys.given("table", "failover", "outage"):
             yield broken((*at, name), "needs leases")
     else:
         end = pipeline.extract.end if pipeline.extract is not None else None
@@ -342,6 +342,7 @@ def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
             token_hex(4),
             alone=alone,
             failover=keys.failover,
+            outage=keys.outage,
             hand_over=max(_HAND_OVER, stage.timeout.farewell or 0.0),
         ),
         leases=opened,
