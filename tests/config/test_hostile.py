@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import random
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,18 +35,21 @@ WRONG: Final = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
 
 def problems_of(path: Path) -> list[str]:
     """Return what is wrong with a file; none takes a second of the processor."""
-    problems: list[str] = []
     begun = time.process_time()
+    problems = read(path)
+    assert time.process_time() - begun < MOST
+    return problems
+
+
+def read(path: Path) -> list[str]:
+    """Return what is wrong with a file."""
     try:
         keys, document = examine(path)
         cases_of(keys, document)
         plan_of(keys, document)
     except ConfigError as error:
-        problems = [
-            problem.replace(f"{path.parent}/", "") for problem in error.problems
-        ]
-    assert time.process_time() - begun < MOST
-    return problems
+        return [problem.replace(f"{path.parent}/", "") for problem in error.problems]
+    return []
 
 
 @pytest.mark.parametrize(
@@ -81,11 +86,13 @@ def test_small_file_that_stands_for_a_large_one(text: str, tmp_path: Path) -> No
 
 def test_many_unknown_keys(tmp_path: Path) -> None:
     """The first are reported one by one; to compare all takes too long (issue 23)."""
-    text = "".join(f"key{i}: 1\n" for i in range(5000))
+    text = "".join(f"key{i}: 1\n" for i in range(1000))
     (tmp_path / "p.yaml").write_text(f"name: p\n{ENDS}{text}")
-    problems = problems_of(tmp_path / "p.yaml")
+    with patch("difflib.get_close_matches", wraps=difflib.get_close_matches) as compare:
+        problems = read(tmp_path / "p.yaml")
+    assert compare.call_count <= 20
     assert len(problems) == 21
-    assert problems[-1].endswith("unknown key, like 4,979 others")
+    assert problems[-1].endswith("unknown key, like 979 others")
 
 
 @pytest.mark.parametrize(
