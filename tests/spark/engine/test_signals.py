@@ -163,10 +163,10 @@ def test_workers_go_with_a_run_that_is_killed(
 ) -> None:
     """Kill -9, after which no code of ours runs; and so does Spark."""
     process = start(*write(engine))
-    host, own, child = wait_for_pids(tmp_path / "pids")
-    spark = parent(parent(host))
+    pids = wait_for_pids(tmp_path / "pids")  # of engine spark, of one task or of both
+    spark = parent(parent(pids[0]))
     process.kill()
-    assert are_gone([spark, host, own, child])
+    assert are_gone([spark, *pids])
 
 
 @pytest.mark.parametrize("engine", ["spark", "streaming"])
@@ -175,7 +175,7 @@ def test_spark_that_is_killed_is_reported(
 ) -> None:
     """As the kernel does when memory runs out: in one line, and nothing is left."""
     process = start(*write(engine))
-    pids = wait_for_pids(tmp_path / "pids")  # of engine spark, of one task or of both
+    pids = wait_for_pids(tmp_path / "pids")
     os.kill(parent(parent(pids[0])), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
