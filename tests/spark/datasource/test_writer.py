@@ -217,7 +217,12 @@ def test_programs_make_a_write_final_or_undo_it(
     undone = [json.loads(s) for s in (tmp_path / "undone").read_text().splitlines()]
     assert [one["partition"] for one in undone] == [0, 1, 2]
     assert (undone[2]["attempt"], undone[2]["messages"]) == (None, None)
-    assert (tmp_path / undone[0]["attempt"]).read_text() == "a\n"
+    # One of the others was over before the third had a core; perhaps not both.
+    over = [one for one in undone if one["attempt"] is not None]
+    assert over
+    for one in over:
+        row = (tmp_path / one["attempt"]).read_text()
+        assert (row, one["messages"]) == (f"{'ab'[one['partition']]}\n", 1)
 
 
 @pytest.mark.any_client
