@@ -20,10 +20,11 @@ from etlstage.testing import (
     SessionCase,
     WorkerUnderTest,
 )
-from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, session_cases
+from etlstage.testing.fuzzing.fuzz import Found, Fuzzer, session_cases
 from etlstage.testing.fuzzing.oracle import CaseFailed, FailureKind, Oracles, converse
 from etlstage.testing.fuzzing.steps import has_sessions
 from tests.testing.check.sessions import Worker
+from tests.testing.fuzzed import searched
 
 pytestmark = pytest.mark.core
 
@@ -116,11 +117,9 @@ def search(worker: type[Worker], examples: int = 100, **oracles: Any) -> list[Fo
         Stage(name="worker", worker=("no-such-program",), dialect=dialect),
         session_cases(dialect),
         Oracles(**oracles),
-        timeout=0.1,
         launch=ScriptedLaunch(worker.script),
     )
-    with fuzzer.running():
-        return fuzzer.search(Budget(examples, seconds=30, seed=1))
+    return searched(fuzzer, examples)
 
 
 @pytest.mark.parametrize(
