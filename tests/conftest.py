@@ -130,11 +130,10 @@ def pytest_collection_modifyitems(
         said = [group for group in GROUPS if item.get_closest_marker(group)]
         if len(said) > 1:
             raise pytest.UsageError(f"{item.nodeid} is in {' and '.join(said)}")
-        path = item.path.relative_to(HERE)
         if not said:
-            item.add_marker(_group(path))
+            item.add_marker(_group(item.path))
         dear = item.get_closest_marker("no_cover")
-        if any(map(path.is_relative_to, MEASURED)) and not dear:
+        if _is_in(MEASURED, item.path) and not dear:
             item.add_marker(pytest.mark.measured)
         for name in (*GROUPS, "slow"):
             if item.get_closest_marker(name) and name not in _may_have(item.path):
@@ -168,7 +167,7 @@ def _may_have(path: Path) -> frozenset[str]:
     marks = re.findall(r"\bmark\.(\w+)", text := path.read_text())
     if "in_memory" in text:  # the mark core, by tests/supervisor/acts.py
         marks.append("core")
-    return frozenset({*marks, _group(path.relative_to(HERE))})
+    return frozenset({*marks, _group(path)})
 
 
 def _is_for_its_loop(item: pytest.Item) -> bool:
@@ -177,14 +176,18 @@ def _is_for_its_loop(item: pytest.Item) -> bool:
     if call is None or call.params.get("anyio_backend") != "trio":
         return True
     # What a process does is the same to both, but for who starts, reads and stops it.
-    return not item.get_closest_marker("process") or any(
-        map(item.path.relative_to(HERE).is_relative_to, ON_BOTH_LOOPS)
-    )
+    return not item.get_closest_marker("process") or _is_in(ON_BOTH_LOOPS, item.path)
+
+
+@lru_cache  # a file has up to thousands of tests
+def _is_in(names: tuple[str, ...], path: Path) -> bool:
+    """Whether a file is one of those, or in one of those folders."""
+    return any(map(path.relative_to(HERE).is_relative_to, names))
 
 
 def _group(path: Path) -> str:
-    if any(map(path.is_relative_to, OF_PROCESSES)):
-        return "core" if any(map(path.is_relative_to, WITHOUT)) else "process"
+    if _is_in(OF_PROCESSES, path):
+        return "core" if _is_in(WITHOUT, path) else "process"
     return "core"
 
 
