@@ -274,11 +274,13 @@ class DividedPipeline(Runner):
         inner = range(self._first, self._last)
         self._before = {number: self._edges[number].unread() for number in inner}
         record = CommitRecord.latest(self._edges[0].before)
-        if self._first or (record.resumes and not record.pending):
+        # Without an epoch nothing is recorded as read: what waits is of a run that was
+        # drained, at least once, or of one half that was interrupted.
+        if self._first or (record.resumes and not record.pending) or not record.epoch:
             return True
         # Also dead letters of that load, which were retried: the next is another, and
         # may replace the output.
-        if record.pending or (record.load and any(e.waits for e in self._edges)):
+        if record.pending or any(edge.waits for edge in self._edges):
             _log.info(
                 "not read again: what was read before is not all loaded yet",
                 stage=self.ledger[0].stage,

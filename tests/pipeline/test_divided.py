@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -33,7 +33,7 @@ from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.stage import Order, Stage, WorkerProgram
-from etlstage.testing import MemorySink, ScriptedLaunch, ScriptedWorker
+from etlstage.testing import MemorySink, MemorySource, ScriptedLaunch, ScriptedWorker
 from tests.pipeline.test_journal import committed, counting
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
 
@@ -301,6 +301,33 @@ async def test_halves_are_drained_together(tmp_path: Path) -> None:
     report = await run(divided(tmp_path, rest, count=300))
     assert report.status == "done"
     assert plain(sink.messages + rest.messages) == sorted(numbers(300))
+
+
+@pytest.mark.parametrize("once", [True, False])
+async def test_what_was_not_read_is_read_by_the_next_run(
+    once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one was drained before its first position, and the half behind it failed."""
+
+    class Failing(MemorySink):
+        async def __aenter__(self) -> Self:
+            raise Stopped
+
+    async def waiting(_: Drained) -> AsyncGenerator[Run | Position, None]:
+        await anyio.sleep_forever()
+        yield []
+
+    made = divided(tmp_path, Failing(), once=once)
+    with monkeypatch.context() as patched:
+        patched.setattr(Drained, "drain", MemorySource.drain)
+        patched.setattr(Drained, "runs", waiting)
+        made.drain()
+        assert (await run(made)).status == "failed"
+    record = CommitRecord.latest(tmp_path)
+    assert (record.ended, record.epoch) == (True, 0)
+    sink = MemorySink()
+    assert (await run(divided(tmp_path, sink, once=once))).status == "done"
+    assert plain(sink.messages) == sorted(numbers(50))
 
 
 async def test_half_behind_reads_on_while_the_other_is_run(tmp_path: Path) -> None:
