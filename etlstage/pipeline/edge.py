@@ -142,8 +142,10 @@ class DurableEdge:
 
     def renew(self) -> None:
         """Have the half behind it begin another load with what is appended next."""
-        with Delivery(self.behind) as delivery:
-            delivery.renew()
+        # Where nothing was loaded there is nothing to do: that half may be under way.
+        if CommitRecord.latest(self.behind).epoch:
+            with Delivery(self.behind) as delivery:
+                delivery.renew()
 
     def changed(self) -> Changed | None:
         """Return what can't be changed now, and why, if anything is to be."""

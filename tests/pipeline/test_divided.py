@@ -266,6 +266,13 @@ async def test_first_half_goes_on_without_the_other(tmp_path: Path) -> None:
     assert (edge.appended, edge.messages) == (50, 50)
 
 
+async def test_first_half_begins_while_the_other_is_run(tmp_path: Path) -> None:
+    """Which has loaded nothing yet, and waits (issue 24)."""
+    with Delivery(tmp_path / "edge-0"):
+        report = await run(divided(tmp_path, MemorySink(), last=0))
+    assert report.status == "done", report.error
+
+
 async def test_first_half_ends_at_the_limit_without_the_other(tmp_path: Path) -> None:
     """It does not wait for a reader that is gone, and all is loaded later."""
     made = divided(
