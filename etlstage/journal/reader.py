@@ -448,7 +448,11 @@ class CommittedReader:
                 f"reader {name!r} of {self._journals.name} is in use"
                 f"{f' by process {pid.decode()}' if pid else ''}; a second one needs another name"
             )
-        self._storage.replace(f"readers/{name}.pid", self._holder)
+        try:
+            self._storage.replace(f"readers/{name}.pid", self._holder)
+        except BaseException:
+            self._storage.let_go(held)
+            raise
         return held
 
     def _look(self) -> None:

@@ -12,6 +12,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Protocol
@@ -254,8 +255,8 @@ class MemoryStorage:
         self.faults: deque[tuple[str, OSError, int]] = deque()
         self.synced: dict[str, int] = {}
         self._locks: dict[str, Lock] = {}
-        self._held: dict[int, str] = {}
-        self._count = 0
+        self._held: dict[str, int] = {}
+        self._numbers = count()
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
@@ -313,16 +314,15 @@ class MemoryStorage:
 
     def hold(self, path: str, *, take: bool = False) -> int | None:
         """Take a name, unless it is taken."""
-        if path in self._held.values() and not take:
+        if path in self._held and not take:
             return None
-        self._held = {held: name for held, name in self._held.items() if name != path}
-        self._count += 1
-        self._held[self._count] = path
-        return self._count
+        self._held[path] = next(self._numbers)
+        return self._held[path]
 
     def let_go(self, held: int) -> None:
         """Give it back, if it was not taken."""
-        self._held.pop(held, None)
+        for path in [path for path, number in self._held.items() if number == held]:
+            del self._held[path]
 
     def close(self) -> None:
         """Keep all for the next."""

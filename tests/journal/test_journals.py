@@ -659,3 +659,13 @@ def test_spec_is_plain_json(tmp_path: Path) -> None:
         "limit": "1GiB",
         "segment": 64 << 20,
     }
+
+
+def test_name_is_let_go_where_it_can_not_be_noted_who_has_it() -> None:
+    """Or this process, which tries again, would be refused as its own other."""
+    storage = MemoryStorage()
+    with Journals.open(storage=storage) as journals:
+        storage.faults.append(("replace", OSError("full"), 0))
+        with pytest.raises(OSError, match="full"):
+            journals.read_committed("r")
+        journals.read_committed("r").close()
