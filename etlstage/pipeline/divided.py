@@ -254,10 +254,10 @@ class DividedPipeline(Runner):
             await anyio.sleep(_LOOK)
 
     async def _complete_later(self) -> None:
-        """End where there is no more once the part before is not running."""
+        """End where there is no more once the part before is not running, and committed."""
         edge = self._edges[self._first - 1]
         while self._first in self._running:
-            if not await anyio.to_thread.run_sync(edge.held):
+            if await anyio.to_thread.run_sync(edge.acknowledge):
                 self._parts[0].complete()
                 return
             await anyio.sleep(_LOOK)

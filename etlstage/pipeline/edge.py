@@ -20,7 +20,7 @@ from etlstage.journal.run import RunFraming
 from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import JOURNALS, READER, edge_name, make_ours
-from etlstage.pipeline.delivery.holder import holder_of, unheld
+from etlstage.pipeline.delivery.holder import unheld
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.journal_sink import JournalSink
 from etlstage.pipeline.journal_source import CUT, JournalSource
@@ -124,10 +124,6 @@ class DurableEdge:
         """Whether anything was ever appended, or is about to be."""
         return (self.path / "spec.json").exists()
 
-    def held(self) -> bool:
-        """Whether a run of the half before it is under way, in whatever process."""
-        return holder_of(self.before)[0]
-
     @property
     def waits(self) -> bool:
         """Whether the half behind it has something to load, or was interrupted."""
@@ -193,12 +189,25 @@ class DurableEdge:
             if READER not in {one.name for one in journals.readers()}:
                 # What it has not read is kept for it from the beginning on.
                 journals.read_committed(READER).close()
-            # A run that is under way does it by itself, and what acknowledges its last
-            # epoch, once more, takes back what it has appended behind that.
-            with unheld(self.before) as free:
-                record = CommitRecord.latest(self.before) if free else CommitRecord()
-                for journal, intent in _intents(record):
-                    journals.append(journal, bytes.fromhex(intent))
+        self.acknowledge()
+
+    def acknowledge(self) -> bool:
+        """
+        Commit what the half before it has recorded, unless that is under way.
+
+        It does so by itself then; and what acknowledges its last epoch, once more, takes
+        back what it has appended behind that.
+
+        Returns:
+            Whether no run of that half is under way, in whatever process.
+
+        """
+        with unheld(self.before) as free:
+            if free and (intents := _intents(CommitRecord.latest(self.before))):
+                with Journals.open(self.path, create=False) as journals:
+                    for journal, intent in intents:
+                        journals.append(journal, bytes.fromhex(intent))
+        return free
 
     def unread(self) -> Waiting:
         """Return what is committed there and not recorded to be loaded."""

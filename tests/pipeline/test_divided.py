@@ -371,6 +371,33 @@ async def test_start_of_one_half_takes_nothing_back_from_the_other(
     assert plain(sink.messages) == sorted(numbers(50))
 
 
+async def test_half_behind_loads_what_the_other_has_recorded_last(
+    tmp_path: Path,
+) -> None:
+    """And had not acknowledged when it was killed: else the load would be over."""
+    at = counting("recorded", 5)
+    report = await run(divided(tmp_path, MemorySink(), last=0, at={0: at}))
+    assert isinstance(report.error, Stopped)
+    loading = anyio.Event()
+
+    class Heard(MemorySink):
+        async def write(self, run: Run) -> None:
+            await super().write(run)
+            loading.set()
+
+    sink, reports = Heard(), list[Report]()
+
+    async def behind() -> None:
+        reports.append(await run(divided(tmp_path, sink, first=1)))
+
+    async with anyio.create_task_group() as tasks:
+        with Delivery(tmp_path):
+            tasks.start_soon(behind)
+            await loading.wait()
+    assert reports[0].status == "done"
+    assert plain(sink.messages) == sorted(numbers(50))
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
