@@ -16,7 +16,7 @@ from tests.spark.processes import HANGING, TELL, are_gone, parent, wait_for_pids
 
 __all__ = ("start",)
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 FIRST = f"""{TELL}
 from etlstage import worker
@@ -105,7 +105,7 @@ def test_one_signal_calls_off_what_loads_nothing(
     process = start(*write("spark"))
     pids = wait_for_pids(tmp_path / "pids")
     send(process.pid, number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 4, err
     assert "draining: press Ctrl-C again to stop at once\n" in err
     assert "p: drained after a signal in" in out
@@ -130,7 +130,7 @@ def test_one_signal_ends_a_stream_behind_its_batch(
     send(process.pid, number)
     wait_for(process.stderr, "draining: press Ctrl-C again to stop at once")
     (tmp_path / "go on").touch()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 4, err
     assert "p: drained after a signal in" in out
     assert "wrote 2 messages in 2 epochs to" in out
@@ -149,7 +149,7 @@ def test_two_signals_stop_at_once(
     to_group(process.pid, signal.SIGINT)
     wait_for(process.stderr, "draining: press Ctrl-C again to stop at once")
     to_group(process.pid, signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 5, err
     assert "p: stopped by force in" in out
     assert "Traceback" not in err
@@ -177,7 +177,7 @@ def test_spark_that_is_killed_is_reported(
     process = start(*write(engine))
     pids = wait_for_pids(tmp_path / "pids")
     os.kill(parent(parent(pids[0])), signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 1, err
     *_, line = err.splitlines()
     assert line.startswith("etlstage: error: ")
