@@ -29,7 +29,7 @@ from tests.examples.languages import ANY_MARKERS
 from tests.manual.fences import FENCES, PAGES, ROOT, SECTIONS, run, write
 from tests.reference import commands
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.process
 
 WITH_SPARK: Final = {
     name
@@ -159,9 +159,7 @@ def _folder(
 @pytest.mark.parametrize(
     "section",
     [
-        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(120)])
-        if name in SLOW
-        else name
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
         for name in SECTIONS
         if name not in WITH_SPARK
     ],
