@@ -234,7 +234,9 @@ class ReportFile:
     def __init__(self, path: Path) -> None:
         try:
             # A link stays a link; what it points to is replaced.
-            self._path = path.resolve()
+            self._path = Path(os.path.realpath(path))
+            if self._path.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             if self._path.exists() and not self._path.is_file():
                 raise ConfigError(f"report {path} is not a regular file")
             handle, self._part = tempfile.mkstemp(
@@ -243,9 +245,6 @@ class ReportFile:
             os.close(handle)
         except OSError as error:
             raise ConfigError(_unwritten(path, error)) from None
-        except RuntimeError:
-            loop = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            raise ConfigError(_unwritten(path, loop)) from None
 
     def __enter__(self) -> Self:
         return self
