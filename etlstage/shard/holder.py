@@ -39,8 +39,8 @@ from etlstage.shard.lease import (
 )
 from etlstage.shard.stream import AT_END, ShardedSource
 from etlstage.shard.table import LeaseTable, News, TableGone
-from etlstage.supervisor.stream import Signal
 from etlstage.telemetry.log import Log
+from etlstage.transport.process import Signal
 
 __all__ = ("Duty", "LeaseHolder")
 

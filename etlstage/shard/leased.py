@@ -61,8 +61,8 @@ from etlstage.shard.worker import LeasedShard, ShardSink
 from etlstage.stage import Stage
 from etlstage.supervisor import CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.stream import Signal
 from etlstage.telemetry.log import Log
+from etlstage.transport.process import Signal
 
 __all__ = ("LeasedSink",)
 

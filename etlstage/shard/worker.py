@@ -43,10 +43,10 @@ from etlstage.supervisor import Assignment, AsyncSupervisor, CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.lifecycle.worker import wait_time
 from etlstage.supervisor.pool import StoreCommit
-from etlstage.supervisor.stream import Signal
 from etlstage.telemetry import Meter, StageMetrics
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
+from etlstage.transport.process import Signal
 
 __all__ = ("LeasedShard", "ShardSink", "ShardWorker")
 

@@ -40,13 +40,13 @@ from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.round import Dialogue, Repeat, Round
 from etlstage.supervisor.exchange.submission import AnyOrder, InputOrder, Submission
 from etlstage.telemetry.trace import Span
+from etlstage.transport.process import Signal
 
 if TYPE_CHECKING:
     from etlstage.supervisor.pool import WorkerPool
 
 __all__ = (
     "Intake",
-    "Signal",
     "WorkerSession",
     "as_run",
     "extraction",
@@ -65,28 +65,6 @@ _RUN_BYTES: Final = 1024 * 1024  # which is about as many bytes, unless one has 
 
 _T = TypeVar("_T")
 _to_result = partial(tuple.__new__, Result)
-
-
-class Signal:
-    """An event that is there again once it was waited for."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._event: anyio.Event | None = None
-
-    def set(self) -> None:
-        """Wake who waits, or the next who will."""
-        self._is_set = True
-        if self._event is not None:
-            self._event.set()
-
-    async def wait(self) -> None:
-        """Wait until set since the last time."""
-        if not self._is_set:
-            self._event = anyio.Event()
-            await self._event.wait()
-            self._event = None
-        self._is_set = False
 
 
 class Intake:

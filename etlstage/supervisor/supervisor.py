@@ -54,7 +54,6 @@ from etlstage.supervisor.pool import Commits, StoreCommit, WorkerPool
 from etlstage.supervisor.process import command_line, missing
 from etlstage.supervisor.stream import (
     Intake,
-    Signal,
     WorkerSession,
     as_run,
     extraction,
@@ -66,6 +65,7 @@ from etlstage.telemetry import Meter, StageMetrics
 from etlstage.telemetry.log import Log
 from etlstage.telemetry.trace import Span
 from etlstage.transport import Launch, launch_worker
+from etlstage.transport.process import Signal
 
 __all__ = ("AsyncSupervisor",)
 

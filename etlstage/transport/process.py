@@ -5,11 +5,11 @@ The pipes are raw and do not block: reading and writing are tried first and wait
 only when the pipe is ready. That is faster than the streams of either event loop, and
 needs no thread.
 
-Lock-step waits for two things more, which are done without anyio where the event loop
+Lock-step waits for three things more, which are done without anyio where the event loop
 is asyncio's. An exchange asks for the time once: there the clock is a method of the
-loop. And it waits for a reply once: there the loop can call who takes it, and need not
-wake a task for that, nor register the descriptor anew. On any other loop nothing is
-different.
+loop. It waits for a reply once: there the loop can call who takes it, and need not
+wake a task for that, nor register the descriptor anew. And its caller waits once: there
+for a bare future. On any other loop nothing is different.
 
 The end of a process is waited for without reaping it: until :meth:`PipeChild.kill` its
 pid can't be another's.
@@ -46,6 +46,7 @@ __all__ = (
     "PipeReader",
     "PipeWire",
     "Puller",
+    "Signal",
     "clock",
     "descendants",
     "launch_over_pipes",
@@ -566,6 +567,34 @@ class Puller:
         """Wake who waits on asyncio; others are woken by ``anyio.notify_closing``."""
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
+
+
+class Signal:
+    """An event that is there again once it was waited for, by one task."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._future: asyncio.Future[None] | None = None
+        self._event: anyio.Event | None = None
+
+    def set(self) -> None:
+        """Wake who waits, or the next who will."""
+        self._is_set = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+        elif self._event is not None:
+            self._event.set()
+
+    async def wait(self) -> None:
+        """Wait until set since the last time."""
+        if not self._is_set:
+            if _is_ours():
+                self._future = asyncio.get_running_loop().create_future()
+                await self._future
+            else:
+                self._event = anyio.Event()
+                await self._event.wait()
+        self._is_set = False
 
 
 def _is_ours() -> bool:
