@@ -303,7 +303,7 @@ class WorkerPool:
 
     def handle(self, event: Event) -> None:
         """Handle what happened, and perform what follows."""
-        self._instructions.extend(self.state.handle(event, anyio.current_time()))
+        self._instructions.extend(self.state.handle(event, self.time()))
         self._perform_all()
 
     def publish(self, event: WorkerSilent) -> None:

@@ -36,6 +36,7 @@ from etlstage.messages import counted
 from etlstage.protocol.base import Shape
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
+    AliveSeen,
     DemandSeen,
     Event,
     GiveUp,
@@ -146,6 +147,8 @@ class PoolState:
                 self.forced = self.forced or not patient
                 for life in self._lives.values():
                     life.handle(event, now)
+            case AliveSeen(worker):  # of all that happens, the most often
+                self._lives[worker].handle(event, now)
             case DemandSeen(waiting):
                 self._grow(waiting)
             case ScaleRequested(workers):
@@ -243,6 +246,7 @@ class PoolState:
             life.dismiss(now)
         for _ in range(workers - len(self._wanted())):
             self._start_one()
+        self._retire_one(now)  # one that was missing may have been let go
 
     # --- what concerns several ----------------------------------------------
 

@@ -411,6 +411,20 @@ def test_retirement_is_not_forgotten() -> None:
     assert Retire("t-1") in d.handle(StartFailed("t-2", OSError("gone")))
 
 
+def test_worn_worker_is_replaced_when_who_was_missing_is_let_go() -> None:
+    """Nothing else need happen to it: it may be idle, and send no sign of life."""
+    d = driver(workers=2, restart=RestartPolicy(max=2, delay=1.0))
+    d.start("t-1")
+    d.start("t-2")
+    d.end("t-2")
+    d.start("t-2")
+    d.end("t-2")
+    assert d.state["t-2"] is WorkerState.BACKOFF
+    assert d.handle(WorkerWorn("t-1", "was old")) == []
+
+    assert Retire("t-1") in d.handle(ScaleRequested(1))
+
+
 def test_forced_stop_is_not_patient() -> None:
     """Who is cancelled does not wait for the end of a worker's input."""
     d = driver()
