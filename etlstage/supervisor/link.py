@@ -377,9 +377,7 @@ class Link:
 
     def _write(self, chunks: list[bytes]) -> None:
         self._unsent.extend(map(memoryview, chunks))
-        self._flush_unsent()
-        if self._unprompted:
-            self._flush()
+        self._flush()
 
     def _flush(self) -> None:
         # What the pipe has no room for stays in the session, where control overtakes.

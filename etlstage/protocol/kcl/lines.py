@@ -341,7 +341,7 @@ def read_reply(line: bytes) -> StatusReply | Ask | None:
 
 
 def _ask(fields: dict[str, Any]) -> Ask:
-    member = next((name for name in (_NUMBER, _OLD) if name in fields), "")
+    member = next(filter(fields.__contains__, (_NUMBER, _OLD)), "")
     sequence = fields.get(member)
     try:
         sub = whole_of(fields.get(_SUB))
@@ -392,7 +392,7 @@ class Lines:
         self.offset += len(data) - len(rest)
         if rest:
             self._keep(rest)
-        return [line for line in (raw.rstrip(b"\r\n") for raw in lines) if line]
+        return [line for raw in lines if (line := raw.rstrip(b"\r\n"))]
 
     def rest(self) -> list[bytes]:
         """Return, once, the line that the end of the stream has ended, if any."""

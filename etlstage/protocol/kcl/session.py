@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from etlstage.errors import (
     LocalProtocolError,
@@ -93,6 +93,10 @@ class State(Enum):
     """It is to exit."""
     ERROR = "error"
     """It broke the protocol, or closed stdout."""
+
+    # Members are single objects: the hash of their names, in Python, costs more.
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
 
 
 _RANK: Final = {why: rank for rank, why in enumerate(FarewellReason)}

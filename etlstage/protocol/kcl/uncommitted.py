@@ -52,6 +52,7 @@ class Uncommitted:
         self._shard = shard
         self._given: deque[_Given] = deque()
         self._last: Rank = rank(stored)
+        self._stored: Rank = self._last
         self.largest: ShardPosition = stored
         """The last record that was given; before the first one where it begins."""
         self.stored: ShardPosition = stored
@@ -85,7 +86,7 @@ class Uncommitted:
 
     def covers(self, ranks: Sequence[Rank]) -> int:
         """Return how many of some records are committed already."""
-        return bisect_right(ranks, rank(self.stored))
+        return bisect_right(ranks, self._stored)
 
     def give(self, first: int, messages: Run, ranks: list[Rank]) -> None:
         """Add records that are given as exchanges from ``first`` on."""
@@ -101,8 +102,8 @@ class Uncommitted:
 
     def commit(self, position: ShardPosition) -> tuple[int, int]:
         """Forget what a position covers; return the first exchange, and how many."""
-        self.stored = position
-        place, first, count = rank(position), self.last + 1, 0
+        self.stored, self._stored = position, rank(position)
+        place, first, count = self._stored, self.last + 1, 0
         while self._given:
             given = self._given[0]
             covered = bisect_right(given.ranks, place)
@@ -123,7 +124,7 @@ class Uncommitted:
         return first, count
 
     def _risen(self, sequences: Iterable[Any], subs: Iterable[Any]) -> list[Rank]:
-        stored, last = rank(self.stored), self._last
+        stored, last = self._stored, self._last
         ranks: list[Rank] = []
         for place, (sequence, sub) in enumerate(zip(sequences, subs, strict=False)):
             found = rank_of(str(sequence), sub or 0)
