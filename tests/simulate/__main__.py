@@ -14,7 +14,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
-from tests.simulate import edge, shards
+from tests.simulate import divided, edge, shards
 from tests.simulate.pipelines import any_pipeline
 from tests.simulate.run import simulate, simulate_all
 
@@ -23,6 +23,7 @@ __all__ = ("main", "run_seeds")
 RUNS: Final = {
     "pipelines": partial(simulate, any_pipeline),
     "edges": partial(edge.simulate, edge.any_halves),
+    "divided": partial(divided.simulate, divided.any_divided),
     "shards": partial(shards.simulate, shards.any_runners),
 }
 _PIECE: Final = 100  # seeds that a process takes at once
@@ -41,6 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_const",
         const="edges",
         help="run two pipelines for each seed, with journals between them",
+    )
+    what.add_argument(
+        "--divided",
+        dest="what",
+        action="store_const",
+        const="divided",
+        help="run a pipeline for each seed that is cut at a durable edge, by processes"
+        " that are killed, taken over, or run one half each",
     )
     what.add_argument(
         "--shards",

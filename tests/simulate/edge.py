@@ -46,7 +46,17 @@ from tests.simulate.pipelines import BREAKS, any_faults, any_stage, any_work
 from tests.simulate.run import Crashed
 from tests.simulate.scenario import Scenario
 
-__all__ = ("EdgeScenario", "EdgeSimulation", "any_halves", "halves", "simulate")
+__all__ = (
+    "EdgeScenario",
+    "EdgeSimulation",
+    "Files",
+    "Half",
+    "Unheard",
+    "any_halves",
+    "halves",
+    "inline",
+    "simulate",
+)
 
 ONCE: Final = ((True, False), (False, True), (False, False))
 STEPS: Final = (
@@ -173,7 +183,10 @@ class Files(MemoryStorage):
         super().__init__()
         self._half = half
         self.__dict__.update(
-            {name: shared.__dict__[name] for name in ("files", "synced", "_locks")}
+            {
+                name: shared.__dict__[name]
+                for name in ("files", "synced", "_locks", "_held", "_numbers")
+            }
         )
 
     def append(self, path: str, *parts: bytes) -> None:
@@ -221,7 +234,9 @@ class Unheard:
 class EdgeSink(JournalSink):
     """Appends to journals in memory."""
 
-    def __init__(self, half: Half, storage: MemoryStorage) -> None:
+    def __init__(
+        self, half: Half, storage: MemoryStorage, *, most: int | None = None
+    ) -> None:
         runs = half.scenario
         super().__init__(
             Path("edge"),
@@ -231,9 +246,15 @@ class EdgeSink(JournalSink):
             partitions=runs.partitions,
             keep=runs.keep,
             limit=runs.limit,
+            most=most,
         )
         self._settings |= {"storage": storage, "segment": runs.segment}  # type: ignore[dict-item]
         self._half = half
+
+    async def flush(self) -> None:
+        """Take some time before the epoch is recorded, or none."""
+        await super().flush()
+        await self._half.pause()
 
     def _enter(self) -> None:
         super()._enter()
@@ -372,13 +393,15 @@ class Half:
             "launch": simulation._launch,
             "flush_every": self.scenario.flush_every,
         }
-        if self.once:
-            options["delivery"] = SimulatedDelivery(self, self.disk, self.at)
+        if self.once or self.simulation.most:
+            options["delivery"] = SimulatedDelivery(
+                self, self.disk, self.at, once=self.once
+            )
         if not number:
             source = SimulatedSource(self, self.scenario)
-            if not self.once:
+            if not self.once and not self.simulation.most:
                 source.resume(self._position)
-            sink = EdgeSink(self, files)
+            sink = EdgeSink(self, files, most=self.simulation.most)
             return Pipeline(source=source, sink=sink, **options)
         self.source = EdgeSource(self, files)
         self._sink = (
@@ -471,13 +494,16 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
         self.storage = MemoryStorage()
         self.entered: anyio.Event
         self.complete = False
+        self.most: int | None = None
+        """Of a pipeline that is cut there: to how many journals the edge appends."""
         self._halves = [Half(self, number) for number in range(2)]
+        self.disks: list[Disk] = [half.disk for half in self._halves]
 
     async def _main(self) -> None:
         self.entered = anyio.Event()
         first, second = self._halves
         with (
-            patch.object(anyio.to_thread, "run_sync", _inline),
+            patch.object(anyio.to_thread, "run_sync", inline),
             patch.object(sequencer, "_LOG", Unheard()),
             anyio.move_on_after(self.scenario.seconds) as patience,
         ):
@@ -505,10 +531,13 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
                 if any(state.begin >= 0 for state in reader.checkpoint.states):
                     raise Violation(f"{reader.name} needs what is never committed")
 
-    def lose_power(self) -> None:
-        """End both halves, and drop some of what was not forced to the disk."""
+    def _die(self) -> None:
         for half in self._halves:
             half.die("loses power")
+
+    def lose_power(self) -> None:
+        """End both halves, and drop some of what was not forced to the disk."""
+        self._die()
         for path, file in self.storage.files.items():
             if path.endswith(".log"):
                 synced = self.storage.synced.get(path, 0)
@@ -530,7 +559,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
     def check_loaded(self, loaded: Sequence[bytes], *, whole: bool) -> None:
         """Assert that it is what the stages make, each once, if that is promised."""
         wanted = self._wanted(whole=whole)
-        exact = all(half.once or half.starts == 1 for half in self._halves)
+        exact = self._exact
         if exact and (many := Counter(loaded) - Counter(wanted)):
             raise Violation(f"{[*many]} is loaded too often")
         if whole and (few := Counter(wanted) - Counter(loaded)):
@@ -538,6 +567,11 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
         if exact:
             given = {*loaded}
             self._check_order(loaded, [one for one in wanted if one in given])
+
+    @property
+    def _exact(self) -> bool:
+        """Whether each message is to be loaded once."""
+        return all(half.once or half.starts == 1 for half in self._halves)
 
     def _check_order(self, loaded: Sequence[bytes], wanted: Sequence[bytes]) -> None:
         """Assert the order of all, or of what has one key, where that is promised."""
@@ -555,7 +589,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
         """Return what is to be loaded in all; before the end, with what may be refused."""
         dead: list[set[bytes]] = [set(), set()]
         if whole:
-            dead = [{one.message for one in h.disk.letters} for h in self._halves]
+            dead = [{one.message for one in disk.letters} for disk in self.disks]
         a, b = self.scenario.work["a"], self.scenario.work["b"]
         between = [
             m for one in self.scenario.messages if one not in dead[0] for m in a(one)
@@ -563,7 +597,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
         return [two for one in between if one not in dead[1] for two in b(one)]
 
 
-async def _inline(call: Callable[..., Any], *arguments: Any, **_: Any) -> Any:  # noqa: ANN401
+async def inline(call: Callable[..., Any], *arguments: Any, **_: Any) -> Any:  # noqa: ANN401
     """Do at once what is for a thread: one would be beyond virtual time."""
     return call(*arguments)
 

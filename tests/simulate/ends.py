@@ -51,6 +51,8 @@ class Disk:
     apart: dict[tuple[str, str], list[bytes]] = field(default_factory=dict)
     """What load workers have kept apart, by the epoch and the attempt at it."""
     record: CommitRecord = field(default_factory=CommitRecord)
+    holder: object = None
+    """Who has the lock."""
     letters: list[DeadLetter] = field(default_factory=list)
     epochs: MemoryEpochs = field(default_factory=MemoryEpochs)
 
@@ -231,22 +233,42 @@ class SimulatedDelivery(Delivery):
         watch: Who judges.
         disk: What was recorded, and is.
         at: Is given the steps of each commit.
+        once: Whether each epoch is loaded once, and not at least once.
 
     """
 
-    def __init__(self, watch: Watch, disk: Disk, at: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        disk: Disk,
+        at: Callable[[str], None],
+        *,
+        once: bool = True,
+    ) -> None:
         bounds = watch.scenario.epoch
-        super().__init__(Path("memory"), exactly_once=True, bounds=bounds)
+        super().__init__(Path("memory"), exactly_once=once, bounds=bounds)
         self.at = at
         self._watch = watch
         self._disk = disk
 
     def __enter__(self) -> Self:
-        """Raise the fence."""
-        found = self._disk.record
-        self.record: CommitRecord = replace(found, fence=found.fence + 1)
-        self._write(self.record, None)
+        """Raise the fence, if no run that is alive has the lock."""
+        if self._disk.holder is not None:
+            raise StateUnusable("another run uses the state directory")
+        self._disk.holder = self
+        try:
+            found = self._disk.record
+            self.record: CommitRecord = replace(found, fence=found.fence + 1)
+            self._write(self.record, None)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the lock go, if no other run has taken over."""
+        if self._disk.holder is self:
+            self._disk.holder = None
 
     def check(self) -> None:
         """Assert that no one has taken over."""
