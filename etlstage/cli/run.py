@@ -236,7 +236,8 @@ class ReportFile:
             # A link stays a link; what it points to is replaced.
             self._path = Path(os.path.realpath(path))
             if self._path.is_symlink():
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                loop = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                raise ConfigError(_unwritten(path, loop))
             if self._path.exists() and not self._path.is_file():
                 raise ConfigError(f"report {path} is not a regular file")
             handle, self._part = tempfile.mkstemp(

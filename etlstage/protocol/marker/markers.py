@@ -67,6 +67,16 @@ class Markers(_Fields):
         named = zip(MARKER_NAMES, self, strict=True)
         return {name: value for name, value in named if value is not None}
 
+    @property
+    def eob_is_apart(self) -> bool:
+        """Whether EOB can't be a part of other markers: in a reply it is found then."""
+        eob = self.eob
+        return not any(
+            x in eob or eob in x or _overlap(x, eob) or _overlap(eob, x)
+            for name, x in self.named.items()
+            if name != "eob"
+        )
+
     def without_err(self) -> Markers:
         """Return these markers without ERR: a worker can't refuse."""
         return self._replace(err=None)

@@ -34,6 +34,10 @@ __all__ = ("MarkerReader", "ReceiveBounds")
 _DUMPED = 16  # bytes shown of what the peer did wrong
 _REASON = 1000  # characters of its reason for a refusal
 _SHOWN = 64  # bytes of it that others may show
+_PASSED_ON = (
+    "sent EOB in a reply, expected no marker in a message; a worker that knows no"
+    " batches passes it on: remove batch from its stage"
+)
 
 
 class MarkerReader:
@@ -73,6 +77,12 @@ class MarkerReader:
         self._session = session
         self._batches = session.mode.batches
         self._markers = markers
+        # A worker that knows no batches passes EOB on in its replies.
+        passes_on = self._batches and side is Side.SUPERVISOR and markers.eob_is_apart
+        self._eob = markers.eob if passes_on else None
+        self._widest = max(
+            map(len, (markers.bnc, markers.err or b"", self._eob or b""))
+        )
         self.framing = LISTS
         self._buffer = ReceiveBuffer()
         replies = side is Side.SUPERVISOR and not session.mode.extracts
@@ -123,6 +133,7 @@ class MarkerReader:
             or (size > 1 and data[-2:-1] != eom)
             or bnc in data
             or (err is not None and err in data)
+            or (self._eob is not None and self._eob in data)
             or self.framing is not LISTS
             or size > self._bounds.small
             or not self._session.owed
@@ -139,12 +150,13 @@ class MarkerReader:
     def _end_of_replies(self, data: bytes) -> int:
         """Return where in ``data`` the last reply ends, or 0 if there is more to see."""
         eop, _, bnc, err = self._markers[1:]
-        err = err or b""
+        err, eob = err or b"", self._eob
         held = len(self._buffer)
         if (
-            (held and max(len(bnc), len(err)) > 1)  # which may have begun there
+            (held and self._widest > 1)  # which may have begun there
             or held + len(data) > self._smallest_limit
             or bnc in data
+            or (eob is not None and eob in data)
         ):
             return 0
         at = data.rfind(eop)
@@ -160,13 +172,15 @@ class MarkerReader:
             if mode.batches:
                 return self._parse_batches
             return partial(self._parse_before, {Token.EOB: m.eob}, self._parse_messages)
-        replies = partial(self._parse_before, bnc, self._parse_replies)
+        eob = {} if self._eob is None else {Token.EOB: self._eob}
+        replies = partial(self._parse_before, eob | bnc, self._parse_replies)
+        by_worker = self._parse_worker_driven
         parsers: dict[Mode, Callable[[], None]] = {
             Mode.PLAIN: partial(self._parse_before, eop | bnc, self._parse_output),
             Mode.CYCLIC: partial(self._parse_before, bnc, self._parse_cycles),
             Mode.SINGLE: replies,
             Mode.BATCH_SUPERVISOR: replies,
-            Mode.BATCH_WORKER: self._parse_worker_driven,
+            Mode.BATCH_WORKER: partial(self._parse_before, eob, by_worker),
         }
         return parsers[mode]
 
@@ -186,6 +200,8 @@ class MarkerReader:
         offset = self._buffer.offset + at
         self._buffer.truncate(at)
         parse()
+        if self._eob is not None and token is Token.EOB:
+            raise self._blame(_PASSED_ON, offset, marker)
         if len(self._buffer) and token is not Token.EOB:
             self._got(Token.OUTPUT)  # and not the beginning of a marker
         self._got(token, at=offset, found=marker)

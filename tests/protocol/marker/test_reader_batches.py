@@ -45,6 +45,48 @@ def test_bnc_directly_before_data_is_read(chop: Chop, echo: bool) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("mode", "before"),
+    [
+        (Mode.BATCH_SUPERVISOR, 0),
+        (Mode.BATCH_SUPERVISOR, 1),
+        (Mode.BATCH_WORKER, 0),
+    ],
+)
+@pytest.mark.parametrize("eob", [b"\x17", b"<eob>"])
+def test_end_of_a_batch_in_a_reply_is_refused(
+    chop: Chop, mode: Mode, eob: bytes, before: int
+) -> None:
+    """A worker that knows no batches passes it on: it is no part of a row."""
+    protocol = supervisor(mode, markers=Markers(eob=eob))
+    for _ in range(before + 1):
+        tell(protocol, Messages([b"1"]))
+        if mode is Mode.BATCH_WORKER:
+            assert receive(protocol, b"\x05") == []
+        tell(protocol, BatchEnd())
+    text = failure(
+        protocol,
+        chop(b"0\n\0" * before + b"1\n" + eob + b"2\n\0"),
+        *[Answers([(b"0",)])] * before,
+    )
+    at = 3 * before + (mode is Mode.BATCH_WORKER) + 2
+    assert text == (
+        "sent EOB in a reply, expected no marker in a message; a worker that knows no"
+        f" batches passes it on: remove batch from its stage (offset {at}"
+    )
+
+
+@pytest.mark.parametrize("eob", [b"\n", b"\n\n", b"x\0"])
+def test_what_may_be_other_markers_is_no_end_of_a_batch(chop: Chop, eob: bytes) -> None:
+    """Where the markers that a worker writes may be mistaken for it."""
+    markers = Markers(eom=b"\r", eob=eob, bnc=b"\n!")
+    protocol = supervisor(
+        Mode.BATCH_SUPERVISOR, Messages([b"1"]), BatchEnd(), markers=markers
+    )
+    reply = Answers([(b"\n", b"x")])
+    assert receive(protocol, *chop(b"\n\rx\r\0")) == typed([reply])
+
+
 def test_two_requests_for_one_message_are_refused(chop: Chop) -> None:
     """The second would be taken for the next message's."""
     protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]))
