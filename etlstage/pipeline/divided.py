@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +83,7 @@ class DividedPipeline(Runner):
         self._running: set[int] = set()
         self._reports: dict[int, Report] = {}
         # By the number of the edge, from the beginning and at the end.
+        self._counted: dict[int, anyio.Event] = {}
         self._before: dict[int, Waiting] = {}
         self._after: dict[int, Waiting] = {}
         super().__init__(
@@ -220,12 +222,15 @@ class DividedPipeline(Runner):
     async def _run(self) -> Status:
         again = await anyio.to_thread.run_sync(self._prepare)
         self._running = set(range(self._first + (not again), self._last + 1))
+        inner = range(self._first, self._last)
+        self._counted = {number: anyio.Event() for number in inner}
         async with anyio.create_task_group() as tasks:
             if self._first:
                 tasks.start_soon(self._complete_later)
             elif not again:
                 self._whole[1].complete()
             for number in sorted(self._running):
+                self._whole[number].when_begun = partial(self._count_waiting, number)
                 tasks.start_soon(self._run_part, number, tasks)
         self._cut = any(part._cut for part in self._parts)
         await anyio.to_thread.run_sync(self._balance)
@@ -237,12 +242,28 @@ class DividedPipeline(Runner):
     async def _run_part(self, number: int, tasks: TaskGroup) -> None:
         report = self._reports[number] = await self._whole[number].run()
         self._running.remove(number)
+        if number - 1 in self._counted:
+            self._counted[number - 1].set()
         if number < self._last:
             self._whole[number + 1].complete(whole=report.status == "done")
         if report.error is not None:
             self._fail(report.error)
             if number > self._first:
                 tasks.start_soon(self._stop_at_limit, number - 1)
+
+    async def _count_waiting(self, number: int) -> None:
+        """
+        Count what waits for a part, before the one in front of it appends to that.
+
+        Not sooner: where a part begins may be behind its record, in what its sink has
+        noted.
+        """
+        if number - 1 in self._counted:
+            edge = self._edges[number - 1]
+            self._before[number - 1] = await anyio.to_thread.run_sync(edge.unread)
+            self._counted[number - 1].set()
+        if number in self._counted:
+            await self._counted[number].wait()
 
     async def _stop_at_limit(self, number: int) -> None:
         """Have a part without a reader drain once its edge is full."""
@@ -271,8 +292,6 @@ class DividedPipeline(Runner):
         """Prepare the edges; return whether the first part is to be run."""
         for number in self._touched:
             self._edges[number].prepare()
-        inner = range(self._first, self._last)
-        self._before = {number: self._edges[number].unread() for number in inner}
         record = CommitRecord.latest(self._edges[0].before)
         # Without an epoch nothing is recorded as read: what waits is of a run that was
         # drained, at least once, or of one half that was interrupted.

@@ -91,6 +91,9 @@ class Pipeline(Runner):
             were read; None: 30 where the next run reads again what this one has not
             loaded, else as long as it takes.
 
+    Attributes:
+        when_begun: Awaited once it is known where the run begins, before it reads.
+
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
             kind transform.
@@ -137,6 +140,7 @@ class Pipeline(Runner):
         self._judged_of = judged_of
         self._note = note
         self._left = math.inf if limit is None else limit  # messages to extract
+        self.when_begun: Callable[[], Awaitable[None]] | None = None
         self._scope: anyio.CancelScope
         self._extracting: anyio.CancelScope | None = None
         self._watching: anyio.CancelScope
@@ -228,7 +232,10 @@ class Pipeline(Runner):
         self._extracting, self._watching = anyio.CancelScope(), anyio.CancelScope()
         if self._drained:
             self.drain()
-        if await self._begin():
+        loaded = await self._begin()
+        if self.when_begun is not None:
+            await self.when_begun()
+        if loaded:
             return "done"
         out, items = anyio.create_memory_object_stream[Item](0)
         with anyio.CancelScope() as self._scope:

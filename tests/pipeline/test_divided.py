@@ -67,6 +67,26 @@ class Drained(Numbers):
                     return
 
 
+class Noting(MemorySink):
+    """Keeps what it is given with an epoch, as the table of a database does."""
+
+    def __init__(self, note: str = "") -> None:
+        super().__init__()
+        self.note = note
+
+    async def flush(self) -> None:
+        """Count what an earlier start has loaded, too."""
+        self.account.done = self.account.received
+
+    async def noted(self) -> str:
+        """Return what was kept last."""
+        return self.note
+
+    async def commit(self, note: str) -> None:
+        """Keep it."""
+        self.note = note
+
+
 class SaltedEdge(DurableEdge):
     """Ends the half before it like this."""
 
@@ -350,6 +370,19 @@ async def test_half_behind_reads_on_while_the_other_is_run(tmp_path: Path) -> No
     assert (await run(divided(tmp_path, MemorySink(), last=0))).status == "done"
     report = await run(divided(tmp_path, sink, first=1))
     assert (report.status, len(sink.messages)) == ("done", 50)
+
+
+async def test_epoch_that_only_the_sink_has_noted_waits_no_more(
+    tmp_path: Path,
+) -> None:
+    """It was loaded, though the record that is found at the start is older."""
+    killed = Noting()
+    made = divided(tmp_path, killed, at={1: counting("aside", 2)})
+    assert isinstance((await run(made)).error, Stopped)
+    again = Noting(killed.note)
+    report = await run(divided(tmp_path, again))
+    assert (report.status, report.error) == ("done", None)
+    assert plain(killed.messages + again.messages) == sorted(numbers(50))
 
 
 async def test_start_of_one_half_takes_nothing_back_from_the_other(

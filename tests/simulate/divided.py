@@ -19,7 +19,7 @@ from unittest.mock import patch
 import anyio
 import anyio.to_thread
 
-from etlstage.errors import LedgerImbalance, StateUnusable
+from etlstage.errors import StateUnusable
 from etlstage.journal import Journals
 from etlstage.messages import Position
 from etlstage.pipeline import Report, edge
@@ -242,9 +242,7 @@ class Process:
         assert report is not None
         self.simulation.tell(f"{name} is over: {report.status} {report.error!r}")
         failed = any(part.failed for part in self.parts)
-        # What waits is counted before the state is held: another may load some of it.
-        refused = isinstance(report.error, (StateUnusable, LedgerImbalance))
-        refused &= not self._alone
+        refused = isinstance(report.error, StateUnusable) and not self._alone
         if report.status == "failed":
             if not (failed or refused or self._drained or self.stale):
                 raise Violation(f"{name} failed: {report.error!r}")
