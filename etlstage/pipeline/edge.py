@@ -9,12 +9,14 @@ they are spread over the journals changes only while there are none.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Any, Final, Literal, NamedTuple
 
 from etlstage.errors import EtlstageError, StateUnusable
 from etlstage.journal import Journals, RunMessage
+from etlstage.journal.errors import OffsetGone
 from etlstage.journal.reader import checkpoint_of
 from etlstage.journal.run import RunFraming
 from etlstage.messages import counted
@@ -33,6 +35,7 @@ __all__ = (
 )
 
 _LABELS: Final = ("partitions", "key", "mapping")
+_LOOKS: Final = 3
 """What journals are labelled with: how messages are spread over them."""
 
 
@@ -210,7 +213,20 @@ class DurableEdge:
         return free
 
     def unread(self) -> Waiting:
-        """Return what is committed there and not recorded to be loaded."""
+        """
+        Return what is committed there and not recorded to be loaded.
+
+        Raises:
+            JournalError: If it can't be read.
+
+        """
+        for _ in range(_LOOKS):
+            # Recorded since we looked, and removed: the half behind is under way.
+            with suppress(OffsetGone):
+                return self._unread()
+        return self._unread()
+
+    def _unread(self) -> Waiting:
         if not self.exists:
             return Waiting()
         record, messages, size, seconds = CommitRecord.latest(self.behind), 0, 0, 0.0

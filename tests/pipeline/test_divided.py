@@ -21,7 +21,8 @@ from etlstage.errors import (
     SinkFailed,
     StateUnusable,
 )
-from etlstage.journal import Journals
+from etlstage.journal import CommittedReader, Journals
+from etlstage.journal.errors import OffsetGone
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter.retry import Settled
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
@@ -429,6 +430,27 @@ async def test_half_behind_loads_what_the_other_has_recorded_last(
             await loading.wait()
     assert reports[0].status == "done"
     assert plain(sink.messages) == sorted(numbers(50))
+
+
+async def test_what_waits_is_counted_while_the_other_half_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded behind the look at the record may be removed, too (issue 24)."""
+    assert (await run(divided(tmp_path, MemorySink(), last=0))).status == "done"
+    gone = [OffsetGone("part-000", 0, 600)] * 2
+    (edge,) = edges_in(tmp_path, 1)
+    read = Journals.read_committed
+
+    def removed(journals: Journals, **settings: Any) -> CommittedReader:  # noqa: ANN401
+        if gone:
+            raise gone.pop()
+        return read(journals, **settings)
+
+    monkeypatch.setattr(Journals, "read_committed", removed)
+    assert edge.unread().messages == 50
+    gone += [OffsetGone("part-000", 0, 600)] * 9
+    with pytest.raises(OffsetGone, match="part-000"):
+        edge.unread()
 
 
 @pytest.mark.parametrize(
