@@ -156,6 +156,8 @@ class Registered(NamedTuple):
     """By journal, from where on it may read again."""
     updated: float
     """When, in seconds since 1970."""
+    load: str = ""
+    """Of a pipeline, what it loaded."""
 
 
 def registered(storage: Storage) -> list[Registered]:
@@ -174,7 +176,8 @@ def _parsed(name: str, data: bytes) -> Registered:
     try:
         value = json.loads(data)
         checkpoint = checkpoint_of(value)
-        return Registered(name, checkpoint, value["needs"], value["updated"])
+        needs, updated, load = value["needs"], value["updated"], value.get("load", "")
+        return Registered(name, checkpoint, needs, updated, load)
     except (ValueError, LookupError, TypeError) as error:
         raise JournalError(f"readers/{name}.json is no position: {error}") from None
 
@@ -200,13 +203,13 @@ def checkpoint_of(value: Any) -> Checkpoint:  # noqa: ANN401 - whatever JSON has
     return Checkpoint({name: int(at) for name, at in value["offsets"].items()}, states)
 
 
-def _stored(checkpoint: Checkpoint, now: float) -> bytes:
+def _stored(checkpoint: Checkpoint, now: float, load: str) -> bytes:
     needs = dict(checkpoint.offsets)
     for journal, _, _, begin in checkpoint.states:
         if begin >= 0:
             needs[journal] = min(needs.get(journal, begin), begin)
     value = {**plain_checkpoint(checkpoint), "needs": needs, "updated": now}
-    return json.dumps(value).encode()
+    return json.dumps({**value, "load": load} if load else value).encode()
 
 
 class CommittedReader:
@@ -234,7 +237,8 @@ class CommittedReader:
         on_error: Is given what is passed over, damage and frames that are none;
             without it such an error is raised, and the next call resumes after a frame.
         load: Of a pipeline, what it loads: the name is taken from a run of the same,
-            which has lost its state to this one.
+            which has lost its state to this one, and what is stored under it is used
+            only if it is of the same.
 
     Attributes:
         frames: How many were read, also of what is not committed.
@@ -262,8 +266,8 @@ class CommittedReader:
     ) -> None:
         self.name = name
         self.frames: int = 0
-        self._load = load.encode()
-        self._holder = b"%d %s" % (os.getpid(), self._load)
+        self._load = load
+        self._holder = f"{os.getpid()} {load}".encode()
         self._journals = journals
         self._storage = journals.storage
         self._follow = follow
@@ -277,8 +281,9 @@ class CommittedReader:
             ring = _RUNS if journals.content_type == RunFraming.content_type else 8192
         self._held = self._hold() if name is not None else None
         if position is None and name is not None:
-            known = {one.name: one.checkpoint for one in registered(self._storage)}
-            position = known.get(name)
+            known = {one.name: one for one in registered(self._storage)}
+            if (one := known.get(name)) is not None and one.load == (load or one.load):
+                position = one.checkpoint
         position = position or Checkpoint({}, [])
         self._sequencer = Sequencer(*position, ring=ring)
         self._offsets: dict[str, int] = dict(position.offsets)
@@ -386,7 +391,7 @@ class CommittedReader:
         self._due = time.monotonic() + (self._commit_every or 0)
         position = position or self._position()
         self.secure(position)
-        data = _stored(position, time.time())
+        data = _stored(position, time.time(), self._load)
         self._storage.replace(f"readers/{self.name}.json", data)
 
     def unread(self) -> tuple[int, float]:
@@ -441,7 +446,7 @@ class CommittedReader:
         held = self._storage.hold(f"readers/{name}.lock")
         if held is None:
             pid, _, load = self._storage.load(f"readers/{name}.pid").partition(b" ")
-            if load and load == self._load:
+            if load and load.decode() == self._load:
                 held = self._storage.hold(f"readers/{name}.lock", take=True)
         if held is None:
             raise ReaderBusy(

@@ -104,7 +104,6 @@ class JournalSource(Source):
         self._most = min(cut[0], CUT[0]), min(cut[1], CUT[1])
         self._meter = meter
         self._unread: list[GaugeLevel] = []
-        self._recorded = False
         self._load = ""
         self._check: Callable[[], None] = unfenced
         self._position: Checkpoint | None = None
@@ -126,8 +125,8 @@ class JournalSource(Source):
         return f"reading the journals in {self._path}"
 
     def begin(self, epochs: Epochs) -> None:
-        """Go on from the record, whatever is known under the name."""
-        self._recorded = self.rereads = True
+        """Go on from the record, whatever another load has stored under the name."""
+        self.rereads = True
         self._load, self._check = epochs.load, epochs.check
 
     def resume(self, position: object) -> None:
@@ -226,15 +225,11 @@ class JournalSource(Source):
 
     def _open(self) -> CommittedReader:
         self._journals = Journals.open(self._path, create=False)
-        position = self._position
-        if self._recorded and position is None:
-            # By the record it begins; by what is stored under the name it does not.
-            position = Checkpoint({}, [])
         self._reader = self._journals.read_committed(
             self._called,
             follow=self._follow,
             start=self._start,
-            position=position,
+            position=self._position,
             commit_every=None,
             on_error=_raise if self._skips else None,
             load=self._load,

@@ -234,6 +234,37 @@ async def test_without_a_state_the_name_has_where_to_go_on(tmp_path: Path) -> No
     assert seen == [[b"a"], [b"a"], [b"b"], [b"a", b"b"]]
 
 
+@pytest.mark.parametrize("exactly_once", [True, False])
+async def test_run_that_has_recorded_nothing_yet_begins_where_it_began(
+    tmp_path: Path, exactly_once: bool
+) -> None:
+    """At the end of that time: what has come since is not passed over (issue 24)."""
+    path, state = tmp_path / "set", tmp_path / "state"
+
+    class Broken(MemorySink):
+        async def write(self, run: Run) -> None:
+            raise Stopped
+
+    class Appended(JournalSource):
+        async def runs(self) -> AsyncGenerator[Run | Position | InputDamaged, None]:
+            async with aclosing(super().runs()) as items:
+                yield await anext(items)  # where it begins
+                await plainly(MemorySource([[b"a"]]), JournalSink(path))
+                self.complete()
+                async for item in items:
+                    yield item
+
+    await plainly(MemorySource([[b"before"]]), JournalSink(path))
+    for sink in (Broken(), MemorySink()):
+        source = Appended(path, reader="r", start="end", follow=True)
+        delivery = Delivery(state, exactly_once=exactly_once)
+        made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
+        with anyio.fail_after(15):
+            report = await made.run()
+    assert report.error is None, report.error
+    assert sink.messages == [b"a", b"a"]
+
+
 async def test_state_that_is_forgotten_begins_anew(tmp_path: Path) -> None:
     """Whatever is known under the name."""
     path = tmp_path / "set"
