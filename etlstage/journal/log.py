@@ -249,8 +249,10 @@ class JournalLog:
 
     def sync(self) -> None:
         """Return when what was appended would outlive a crash of the machine."""
-        if self._tail is not None:
-            self._storage.sync(self._path(self._tail[0]))
+        # Behind an append that has failed, too: others before it have not.
+        last = self.segments()[-1:] if self._tail is None else [self._tail[0]]
+        for segment in last:
+            self._storage.sync(self._path(segment))
 
     def secure(self, offset: int) -> None:
         """
