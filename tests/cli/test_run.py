@@ -382,9 +382,9 @@ def test_signal_leaves_what_only_waits_to_the_next_run(
     pipeline.write_text(PATIENT)
     # Its first message is longer than the test.
     reply = 'sys.stdout.write(line + "\\0"); sys.stdout.flush()'
-    slow = f"for line in sys.stdin: {reply}; time.sleep(0.3)"
     said = 'print("first message is here", file=sys.stderr, flush=True)'
-    worker(tmp_path / "slow.py", f"import sys, time\n{said}\n{slow}\n")
+    slow = f"for line in sys.stdin: {said}; {reply}; time.sleep(0.3)"
+    worker(tmp_path / "slow.py", f"import sys, time\n{slow}\n")
     process = start("run", pipeline, "--report", "r.json")
     wait_for(process.stderr, "first message is here")
     os.killpg(process.pid, signal.SIGTERM)
