@@ -4,7 +4,7 @@ import mmap
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -31,7 +31,8 @@ def started() -> Iterator[int]:
         yield process.pid
     finally:
         for pid in pids:
-            os.kill(pid, 9)
+            with suppress(ProcessLookupError):  # it ends with who it waits for
+                os.kill(pid, 9)
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
