@@ -174,13 +174,12 @@ class MarkerReader:
             return partial(self._parse_before, {Token.EOB: m.eob}, self._parse_messages)
         eob = {} if self._eob is None else {Token.EOB: self._eob}
         replies = partial(self._parse_before, eob | bnc, self._parse_replies)
-        by_worker = self._parse_worker_driven
         parsers: dict[Mode, Callable[[], None]] = {
             Mode.PLAIN: partial(self._parse_before, eop | bnc, self._parse_output),
             Mode.CYCLIC: partial(self._parse_before, bnc, self._parse_cycles),
             Mode.SINGLE: replies,
             Mode.BATCH_SUPERVISOR: replies,
-            Mode.BATCH_WORKER: partial(self._parse_before, eob, by_worker),
+            Mode.BATCH_WORKER: self._parse_worker_driven,
         }
         return parsers[mode]
 
@@ -246,7 +245,9 @@ class MarkerReader:
         self._check_rest()
 
     def _parse_worker_driven(self) -> None:
-        bnc = self._markers.bnc
+        bnc, eob = self._markers.bnc, self._eob
+        if eob is not None and self._buffer.find(eob) >= 0:
+            self._parse_before({Token.EOB: eob}, self._parse_worker_driven)
         while len(self._buffer):
             end = self._find_end()
             stray = self._buffer.find(bnc)
