@@ -1,8 +1,9 @@
 """
 What all tests share: their groups, and the option for Spark over Spark Connect.
 
-Each test is in one group. ``spark`` is marked in the test; so is ``process`` or ``core``
-where the folder is not right about it. Whoever starts a process is not in ``core``.
+Each test is in one group. ``spark`` is marked in the test; so is ``process`` or
+``core`` where the folder's group is wrong for it. A test that starts a process is not
+in ``core``.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", _JAVA)
 
 pytest.register_assert_rewrite("tests.manual.fences")
 
-# What nohup ignores our children would ignore, too. We do so on, by a handler, of which
-# nothing is left in a program that we start.
+# Signals that nohup ignores would be ignored by our children, too. So we ignore them by
+# a handler, which a program that we start does not inherit.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# ``.ci/run`` judges a commit, twice the same; pytest alone explores. On a machine that
-# others use, too, the time of an example is no property of the code.
+# ``.ci/run`` judges a commit repeatably; pytest alone explores. On a shared machine,
+# the time of an example is not a property of the code.
 settings.register_profile("exploring", deadline=None)
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("exploring")
@@ -63,29 +64,29 @@ WITHOUT: Final = (
     "supervisor/lifecycle",
     "supervisor/test_diagnostic.py",
 )
-"""Those of them that decide and do nothing."""
+"""Exceptions in these folders, which only decide and do nothing."""
 MEASURED: Final = (
     *("protocol", "sequencing", "settings", "stage"),
     *("config/test_hostile.py", "config/test_loader.py", "config/test_plan.py"),
+    "config/test_schema.py",
     *("supervisor/exchange", "supervisor/lifecycle", "supervisor/test_diagnostic.py"),
     *("supervisor/test_batches.py", "supervisor/test_commits.py"),
     *("supervisor/test_verifier.py", "pipeline/test_launch.py"),
     *("pipeline/test_ledger.py", "shard/test_keeper.py", "shard/test_table.py"),
     *("test_block.py", "test_columns.py", "test_errors.py", "test_messages.py"),
 )
-"""Where tests cover the core."""
+"""Tests by which the coverage of the core is measured."""
 ON_BOTH_LOOPS: Final = (
     "supervisor/test_stop.py",
-    "transport/test_launcher.py",
     "transport/test_process.py",
     "transport/test_socket.py",
 )
-"""Where tests of processes run on asyncio and on trio; elsewhere on asyncio alone."""
+"""Tests of processes that run on asyncio and on trio; others run on asyncio alone."""
 STARTS: Final = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
     | {"subprocess.Popen"}
 )
-"""What Python's audit calls the start of a process."""
+"""Python's audit events for the start of a process."""
 
 
 class _Audit:
@@ -105,7 +106,7 @@ sys.addaudithook(_AUDIT)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--connect``; ``tests/spark/conftest.py`` is where it counts."""
+    """Add ``--connect``, for ``tests/spark/conftest.py``, and ``--update``."""
     parser.addoption(
         "--connect",
         action="store_true",
@@ -124,7 +125,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Put each test into a group; let all take their time."""
+    """Put each test into a group."""
     left_out = []
     for item in items:
         said = [group for group in GROUPS if item.get_closest_marker(group)]
@@ -132,18 +133,17 @@ def pytest_collection_modifyitems(
             raise pytest.UsageError(f"{item.nodeid} is in {' and '.join(said)}")
         if not said:
             item.add_marker(_group(item.path))
-        dear = item.get_closest_marker("no_cover")
-        if _is_in(MEASURED, item.path) and not dear:
+        has = [name for name in (*GROUPS, "slow") if item.get_closest_marker(name)]
+        if _is_in(MEASURED, item.path) and not item.get_closest_marker("no_cover"):
             item.add_marker(pytest.mark.measured)
-        for name in (*GROUPS, "slow"):
-            if item.get_closest_marker(name) and name not in _may_have(item.path):
-                raise pytest.UsageError(
-                    f"{item.nodeid}: its file has no 'mark.{name}', and so is left out"
-                    f" by '-m {name}'"
-                )
-        if not any(map(item.get_closest_marker, ("timeout", "spark"))):
-            # A hang, and not a machine that has other things to do.
-            item.add_marker(pytest.mark.timeout(120))
+            has.append("measured")
+        else:
+            has.append("not measured")
+        if missing := {*has} - _may_have(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid}: nothing in its file shows that it is"
+                f" {' and '.join(missing)}, so '-m' leaves it out"
+            )
         if not _is_for_its_loop(item):
             left_out.append(item)
     if left_out:
@@ -154,34 +154,44 @@ def pytest_collection_modifyitems(
 def pytest_ignore_collect(
     collection_path: Path, config: pytest.Config
 ) -> Literal[True] | None:
-    """Leave out files without a test of the group that ``-m`` begins with."""
-    group = str(config.option.markexpr).partition(" ")[0]
+    """Leave out files that show that ``-m`` selects none of their tests."""
+    wanted = str(config.option.markexpr)
+    group, half = wanted.partition(" ")[0], re.search(r"(not )?measured$", wanted)
     if group not in (*GROUPS, "slow") or not collection_path.match("test_*.py"):
         return None
-    return None if group in _may_have(collection_path) else True
+    has = _may_have(collection_path)
+    return None if group in has and (half is None or half[0] in has) else True
 
 
 @lru_cache
 def _may_have(path: Path) -> frozenset[str]:
-    """Return the group of a file's folder, and the marks that the file mentions."""
+    """Return the group of a file, or of its folder, and the marks that it mentions."""
     marks = re.findall(r"\bmark\.(\w+)", text := path.read_text())
     if "in_memory" in text:  # the mark core, by tests/supervisor/acts.py
         marks.append("core")
-    return frozenset({*marks, _group(path)})
+    if measured := _is_in(MEASURED, path):
+        marks.append("measured")
+    # By name, or by tests/protocol/strategies.py.
+    if not measured or "no_cover" in marks or "unmeasured" in text:
+        marks.append("not measured")
+    whole = re.search(
+        r"^pytestmark = .*\bmark\.(core|process|spark)\b", text, re.MULTILINE
+    )
+    return frozenset({*marks, whole[1] if whole else _group(path)})
 
 
 def _is_for_its_loop(item: pytest.Item) -> bool:
-    """Whether a test is to be run on the event loop that it was made for."""
+    """Return whether a test is to be run on the event loop of its parameter."""
     call = getattr(item, "callspec", None)
     if call is None or call.params.get("anyio_backend") != "trio":
         return True
-    # What a process does is the same to both, but for who starts, reads and stops it.
+    # Processes do the same on both, except where they are started, read and stopped.
     return not item.get_closest_marker("process") or _is_in(ON_BOTH_LOOPS, item.path)
 
 
 @lru_cache  # a file has up to thousands of tests
 def _is_in(names: tuple[str, ...], path: Path) -> bool:
-    """Whether a file is one of those, or in one of those folders."""
+    """Return whether a file is one of ``names``, or in a folder among them."""
     return any(map(path.relative_to(HERE).is_relative_to, names))
 
 
@@ -193,7 +203,7 @@ def _group(path: Path) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let a test of the core fail that starts a process, fixtures included."""
+    """Fail a test of the core that starts a process, fixtures included."""
     _AUDIT.running = item.nodeid if item.get_closest_marker("core") else ""
     try:
         return (yield)
@@ -210,7 +220,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, 
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return what is made durable, in order, by the names that it had then."""
+    """Return the paths that are synced to disk, in order, by their names then."""
     paths: list[Path] = []
 
     def fsync(fd: int, real: Callable[[int], None] = os.fsync) -> None:
@@ -223,18 +233,18 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Give the process from which commands are forked."""
+    """Yield the process from which commands are forked."""
     with Forks(environment()) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
 def unconfigured() -> Iterator[None]:
-    """Leave no configuration of logs behind: what logs next would print it."""
+    """Reset the logs, so that the next tests don't print what they log."""
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
-    # As a command of ours sets it up.
+    # Undo what a command of etlstage sets up.
     logger = logging.getLogger("etlstage")
     logger.handlers.clear()
     logger.propagate, logger.disabled = True, False

@@ -1,8 +1,8 @@
 """
-A worker process and the bytes that go to and fro.
+A worker process, and the bytes exchanged with it.
 
-Raw descriptors and a deadline, nothing of the code under test. What must come is
-waited for; no one sleeps, and no test looks at a clock.
+This uses raw descriptors and a deadline, and nothing of the code under test. Expected
+bytes are waited for; no test sleeps or looks at a clock.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Self
 
 import pytest
 
-__all__ = ("Conversation",)
+from tests.patience import HANG
 
-PATIENCE = 15.0
+__all__ = ("Conversation",)
 
 
 class Conversation:
@@ -62,7 +62,7 @@ class Conversation:
     def stderr(self) -> str:
         """What the worker has written to stderr so far."""
         file = self._stderr.fileno()
-        # Where the worker writes is where we would seek to: it has the same file.
+        # A seek would move the worker's position: it writes to the same open file.
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def write(self, data: bytes) -> None:
@@ -73,11 +73,11 @@ class Conversation:
                 rest = rest[os.write(self._stdin.fileno(), rest) :]
 
     def write_blindly(self, data: bytes) -> None:
-        """Write a little, without an eye on what the worker writes."""
+        """Write a little, without reading what the worker writes."""
         assert os.write(self._stdin.fileno(), data) == len(data)
 
     def expect(self, data: bytes) -> None:
-        """Wait for ``data`` to come, and fail if it's something else, or more."""
+        """Wait for ``data``, and fail if anything else arrives, or more."""
         while len(self._unread) < len(data):
             self._wait(f"write {data[:80]!r}")
         got, self._unread = bytes(self._unread), bytearray()
@@ -90,10 +90,10 @@ class Conversation:
 
     def answer_to(self, data: bytes, *, until: bytes, times: int = 1) -> bytes:
         """
-        Write ``data`` and return all that comes up to the ``until`` that ends it.
+        Write ``data``; return everything up to the last ``until`` of ``times``.
 
-        Fails if more comes with it: a worker that writes anything before it is asked
-        is out of step.
+        Fails if more comes with it: a worker that writes anything before it is asked is
+        out of step.
         """
         self.write(data)
         while self._unread.count(until) < times:
@@ -111,7 +111,7 @@ class Conversation:
 
     def wait_for_stderr(self, text: str) -> None:
         """Wait until the worker has written ``text`` to stderr."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + HANG
         while text not in self.stderr:
             if time.monotonic() > deadline:
                 pytest.fail(f"worker did not complain of {text!r}; {self._story()}")
@@ -129,17 +129,17 @@ class Conversation:
         return bytes(self._unread), self.wait()
 
     def stop_reading(self) -> None:
-        """Be a supervisor that is gone."""
+        """Close the worker's output, as a supervisor that is gone."""
         self._stdout.close()
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
+        """Send the signal of Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
     def wait(self) -> int:
         """Return the exit status of the worker, which is about to exit."""
         try:
-            return self.process.wait(PATIENCE)
+            return self.process.wait(HANG)
         except subprocess.TimeoutExpired:
             pytest.fail(f"worker did not exit; {self._story()}")
 
@@ -150,7 +150,7 @@ class Conversation:
         poll.register(self._stdout, select.POLLIN)
         if writing:
             poll.register(self._stdin, select.POLLOUT)
-        ready = {descriptor for descriptor, _ in poll.poll(PATIENCE * 1000)}
+        ready = {descriptor for descriptor, _ in poll.poll(HANG * 1000)}
         if not ready:
             pytest.fail(f"worker did not {missing}; {self._story()}")
         if self._stdout.fileno() in ready:

@@ -1,7 +1,7 @@
 """
-What is generated of the manual: keys of the file, options of commands, kinds of faults.
+The generated parts of the manual: keys, options of commands, kinds of faults.
 
-``python -m tests.reference`` writes it anew; a test shows when that is due.
+``python -m tests.reference`` writes them anew; a test fails when that is due.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGES: Final = Path(__file__).parents[1] / "etlstage/docs"
 
 
 def schemas(schema: Mapping[str, Any], *above: str) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas of all keys, with where they stand."""
+    """Yield the schemas of all keys, with their places."""
     for form in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
         for key, inner in form.get("properties", {}).items():
             yield ".".join((*above, key)), inner
@@ -33,16 +33,16 @@ def schemas(schema: Mapping[str, Any], *above: str) -> Iterator[tuple[str, Any]]
 
 
 UNITS: Final = {
-    "|m|h)": "duration",
+    "|m|h|d)": "duration",
     "|kB|": "size",
     "^[0-9]+$|^(": "whole number or share",
     "*%$": "share",
 }
-"""What is in a pattern, and what it is about."""
+"""Parts of patterns, and the units that they show."""
 
 
 def keys() -> str:
-    """Return the table; a key that all stages have is there once."""
+    """Return the table of keys; a key that all stages have is there once."""
     known = dict(schemas(pipeline_schema()))
     lines = ["| key | type | default | example | since | |", f"|{' --- |' * 6}"]
     shown_in_pages = dict(_values(_fenced()))
@@ -116,7 +116,7 @@ OWN: Final = {
     "load.commit": "[./commit]",
     "load.abort": "[./abort]",
 }
-"""What a value may look like where a key has another form than its type's, or no page has it."""
+"""Example values for keys of a special form, or that no page shows."""
 
 EXAMPLES: Final = {
     "duration": "30s",
@@ -126,7 +126,7 @@ EXAMPLES: Final = {
     "whole number or share": "1%",
     "true, false": "true",
 }
-"""What a value may look like where no page has the key."""
+"""Example values by type, for keys that no page shows."""
 
 
 def _fenced() -> Iterator[Any]:
@@ -141,7 +141,7 @@ def _fenced() -> Iterator[Any]:
 
 
 def _values(data: Any, *above: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - YAML
-    """Yield what stands at each key, if that is short; list entries are one key."""
+    """Yield the short values by key; the entries of a list share a key."""
     parts = data.items() if isinstance(data, Mapping) else ()
     for key, value in parts:
         yield from _values(value, *above, str(key))
@@ -155,7 +155,7 @@ def _values(data: Any, *above: str) -> Iterator[tuple[str, str]]:  # noqa: ANN40
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """Return what a value is, in words; a reference may stand for any."""
+    """Return the type of a value in words, leaving out references to variables."""
     if "anyOf" in schema:
         kinds = [_type(form) for form in schema["anyOf"]]
         return " or ".join(dict.fromkeys(kind for kind in kinds if kind))
@@ -177,7 +177,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def commands() -> dict[str, Any]:
-    """Return all commands by name, as it is typed."""
+    """Return all commands by their names, as they are typed."""
 
     def below(command: Any, *names: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - Typer's own parser has no public type
         yield " ".join(names), command
@@ -215,7 +215,7 @@ def _row(option: Any) -> str:  # noqa: ANN401 - as above
 
 
 def faults() -> str:
-    """Return the table of what can go wrong with a worker."""
+    """Return the table of faults of workers."""
     lines = ["| `kind` | what happens | to workers with |", "| --- | --- | --- |"]
     for kind in FaultKind:
         whom = "a process of their own: only `hostile_worker()`" if kind.inside else ""
@@ -229,11 +229,11 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "reference/commands": options,
     "how-to/faults": faults,
 }
-"""What is generated of a page, between two comments with its name."""
+"""The generated part of a page, between two comments with its name."""
 
 
 def part(page: str) -> re.Pattern[str]:
-    """Return what finds it."""
+    """Return the pattern that finds the generated part of a page."""
     name = page.rpartition("/")[2]
     return re.compile(
         rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", re.DOTALL

@@ -27,6 +27,7 @@ from etlstage.asgi import StageService
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.manual.fences import SECTIONS
+from tests.patience import HANG
 
 pytestmark = pytest.mark.process
 
@@ -98,14 +99,14 @@ def fastapi(service: StageService) -> Starlette:
 
 
 class Server(uvicorn.Server):
-    """One that sets an event when it is up."""
+    """A server that sets an event when it is up."""
 
     def __init__(self, app: Starlette) -> None:
         super().__init__(uvicorn.Config(app, port=0, log_config=None, lifespan="on"))
         self.up = anyio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and set it."""
+        """Start, and set the event."""
         await super().startup(sockets)
         self.up.set()
 
@@ -116,7 +117,7 @@ async def serving(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     server = Server(app)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await server.up.wait()
         host, port = server.servers[0].sockets[0].getsockname()
         url = f"http://{host}:{port}"
@@ -127,7 +128,7 @@ async def serving(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.mark.parametrize("make", [starlette, fastapi])
 async def test_answers(make: Any) -> None:  # noqa: ANN401
-    """A body is a message, its outputs are the answer (issue 22)."""
+    """A body is a message, and its outputs are the response (issue 22)."""
     made = service(meter=PrometheusMeter())
     async with serving(make(made)) as client:
         reply = await client.post("/", content=b"abc")
@@ -143,7 +144,7 @@ async def test_answers(make: Any) -> None:  # noqa: ANN401
 
 @pytest.mark.parametrize("make", [starlette, fastapi])
 async def test_errors_have_a_status(make: Any) -> None:  # noqa: ANN401
-    """Who asked is shown what concerns him, and no more (issue 22)."""
+    """A client is shown what concerns it, and no more (issue 22)."""
     made = service(timeout=2)
     with capture_logs() as logs:
         async with serving(make(made)) as client:
@@ -165,7 +166,7 @@ async def test_errors_have_a_status(make: Any) -> None:  # noqa: ANN401
 
 
 async def test_too_many_requests() -> None:
-    """They are asked to come again, and the others are answered."""
+    """They are asked to retry later, and the others are answered."""
     held, free = anyio.Event(), anyio.Event()
 
     async def busy(worker: ScriptedWorker) -> int:
@@ -183,7 +184,7 @@ async def test_too_many_requests() -> None:
     made = StageService(STAGE, launch=ScriptedLaunch(busy), max_pending=1)
     async with serving(starlette(made)) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, client)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await held.wait()
         reply = await client.post("/", content=b"second")
         ready = await client.get("/ready")
@@ -195,7 +196,7 @@ async def test_too_many_requests() -> None:
 
 
 async def test_stage_that_has_failed() -> None:
-    """Both probes answer so, and so does each request."""
+    """Both probes report it, and so does each request."""
     stage = Stage(name="t", worker=["none"], window=1, restart=ONCE)
     async with serving(starlette(service(stage))) as client:
         await client.post("/", content=b"die")
@@ -207,7 +208,7 @@ async def test_stage_that_has_failed() -> None:
 
 
 async def test_application_that_does_not_serve() -> None:
-    """Without the lifespan no one runs the workers, and the error names what is missing."""
+    """Without the lifespan no workers are run, and the error names what is missing."""
     made = service()
     app = starlette(made)
     with pytest.raises(InvalidState, match="give it the lifespan of this service"):

@@ -39,7 +39,7 @@ load: {worker: {command: [python, keep.py]}}
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """Run async tests on one event loop: what they test is not the loop."""
+    """Run async tests on one event loop: they do not test the loop."""
     return "asyncio"
 
 
@@ -74,7 +74,7 @@ def etlstage(tmp_path: Path, forks: Forks) -> Etlstage:
     """
     Run the command line in a directory of its own; wait for its end.
 
-    It is forked, but where a test gives it an environment of its own.
+    The command is forked (see ``Forks``), unless the test sets PYTHONPATH.
     """
 
     def run(
@@ -82,10 +82,11 @@ def etlstage(tmp_path: Path, forks: Forks) -> Etlstage:
         env: Mapping[str, str] | None = None,
         given: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        if env is None:
-            words = [*map(str, arguments)]
-            return forks.run(words, tmp_path, environment(), given)
-        return run_in(tmp_path, *arguments, env=env, given=given)
+        # A fork has its modules imported already: PYTHONPATH would have no effect.
+        if "PYTHONPATH" in (env or {}):
+            return run_in(tmp_path, *arguments, env=env, given=given)
+        words = [*map(str, arguments)]
+        return forks.run(words, tmp_path, environment(**(env or {})), given)
 
     return run
 
@@ -101,7 +102,7 @@ def write_pipeline(folder: Path) -> Path:
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Path:
-    """Write such a pipeline into the directory of the test."""
+    """Write this pipeline into the test's directory."""
     return write_pipeline(tmp_path)
 
 
@@ -110,7 +111,7 @@ Started = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Started]:
-    """Start the command line in its own process group; kill what is left of it."""
+    """Start the command line in a session of its own; kill what is left in the end."""
     started: list[subprocess.Popen[str]] = []
 
     def run(
@@ -143,7 +144,7 @@ def worker(path: Path, text: str) -> None:
 
 
 def left_behind(folder: Path) -> list[int]:
-    """Return the ids of processes that work in ``folder``."""
+    """Return the ids of the processes whose working directory is ``folder``."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the Spark tests share: one session, one event loop, and programs to run."""
+"""Fixtures of the Spark tests: a session, an event loop, and programs to run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ PRELOAD = HERE / "preload"
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Give tests that start Spark the time it takes; select what ``--connect`` runs."""
+    """Mark the tests that may run over Connect; select those of ``--connect``."""
     for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("spark") is not None:
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(180))
-            if may_connect(item):
-                item.add_marker("connect")
+        on_spark = HERE in item.path.parents and item.get_closest_marker("spark")
+        if on_spark and may_connect(item):
+            item.add_marker("connect")
     wanted = "connect" if config.getoption("--connect") else None
     if wanted:
         repeated = {item.path for item in items if may_connect(item)}
@@ -51,8 +49,10 @@ def pytest_collection_modifyitems(
 
 
 def may_connect(item: pytest.Item) -> bool:
-    """Return whether the session of a test may be one over Connect."""
-    shared = {"session", "spark"} & set(getattr(item, "fixturenames", ()))
+    """Return whether a test may get a Connect session."""
+    # A parameter of that name is not our fixture.
+    given = getattr(getattr(item, "callspec", None), "params", ())
+    shared = {"session", "spark"} & {*getattr(item, "fixturenames", ())} - {*given}
     marked = map(item.get_closest_marker, ("any_client", "classic"))
     return bool(shared) and not any(marked)
 
@@ -66,16 +66,16 @@ def runs_with(wanted: str | None, item: pytest.Item) -> bool:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Run async tests on asyncio alone: what they test happens in Spark."""
+    """Run async tests on asyncio only, as the tested code runs in Spark."""
     return "asyncio"
 
 
 @pytest.fixture(scope="session")
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    """Give one session on two cores to all tests, over Connect with ``--connect``."""
+    """Give all tests one session on two cores, over Connect with ``--connect``."""
     where = "remote" if request.config.getoption("--connect") else "master"
     config: dict[str, object] = {"spark.sql.shuffle.partitions": 2}
-    # A JVM gets them when it is launched; the tests that need them show why there are none.
+    # A JVM gets them at launch; the tests that need them report why they are missing.
     with suppress(RuntimeError):
         config["spark.jars"] = drivers()
     session = make_session(**{where: "local[2]"}, config=config)
@@ -94,7 +94,7 @@ def spark(session: Session) -> SparkSession:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """Give a driver with two executors, each a process with one core."""
+    """Give a driver with two executors, each a process with a single core."""
     place = tmp_path_factory.mktemp("cluster")
     with Driver(place, master="local-cluster[2,1,1024]") as driver:
         driver.run()
@@ -103,7 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 
 @pytest.fixture(scope="session")
 def retrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """Give a driver on two cores where a task that fails is tried again, twice."""
+    """Give a driver on two cores that retries a failed task twice."""
     place = tmp_path_factory.mktemp("retrying")
     path = os.pathsep.join((str(PRELOAD), environment()["PYTHONPATH"]))
     with Driver(place, environ={"PYTHONPATH": path}, master="local[2,3]") as driver:
@@ -113,10 +113,11 @@ def retrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 @pytest.fixture
 def wait_for_jobs(session: Session) -> Callable[[bool], None]:
     """
-    Wait until a job runs, or none does; the server of Connect has its JVM here, too.
+    Wait until a job runs, or until none does.
 
-    There a client hears that its job was interrupted before Spark has ended it. (A
-    job that is interrupted just before Spark 4 submits it may even run to its end.)
+    The server of Connect has its JVM in this process, too. Its client learns that a
+    job was interrupted before Spark has ended it. (A job that is interrupted just
+    before Spark 4 submits it may even run to its end.)
     """
 
     def wait(active: bool) -> None:
@@ -130,7 +131,7 @@ def wait_for_jobs(session: Session) -> Callable[[bool], None]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python source in a process and an empty directory of its own."""
+    """Run Python source in a process of its own, in an empty directory."""
     place = tmp_path / "cwd"
     place.mkdir()
 
