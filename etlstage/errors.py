@@ -9,17 +9,20 @@ Everything that etlstage raises.
         * :class:`RemoteProtocolError`: the peer broke the protocol
             * :class:`PayloadTooBig`
             * :class:`ContractBroken`
-    * :class:`StageError`: one stage can't go on
+    * :class:`StageError`: one stage can't continue
         * :class:`WorkerStartFailed`
         * :class:`WorkerLost`
-        * :class:`WorkerRefusal`: it rejected one message
+        * :class:`WorkerRefusal`: a worker rejected one message
+        * :class:`NotCommitted`: a worker ended without committing a message
         * :class:`Overloaded`: too many messages wait for their results
         * :class:`StageFailed`: all workers failed
-        * :class:`RepliesDoubtful`: which reply is whose is not known
+        * :class:`RepliesDoubtful`: replies may belong to other messages
         * :class:`SourceFailed`
-        * :class:`InputDamaged`: a place of the input was passed over
+        * :class:`InputDamaged`: a part of the input was skipped
         * :class:`SinkFailed`
     * :class:`InvalidState`: a supervisor is used outside its block
+    * :class:`StateUnusable`: the state directory can't be used
+    * :class:`BlockDamaged`: messages on a disk are not what was written
     * :class:`SparkUnavailable`: no usable Java, no PySpark, no session
     * :class:`LedgerImbalance`: a message has no outcome, or two
 
@@ -46,6 +49,7 @@ __all__ = (
     "InvalidState",
     "LedgerImbalance",
     "LocalProtocolError",
+    "NotCommitted",
     "Overloaded",
     "PayloadTooBig",
     "ProtocolError",
@@ -56,6 +60,7 @@ __all__ = (
     "SparkUnavailable",
     "StageError",
     "StageFailed",
+    "StateUnusable",
     "WorkerFailure",
     "WorkerLost",
     "WorkerRefusal",
@@ -86,7 +91,7 @@ class Attempt(NamedTuple):
 
 
 class WorkerFailure(NamedTuple):
-    """A worker that failed, whatever it held."""
+    """The failure of a worker, whether it held messages or not."""
 
     time: str
     """When: ISO 8601, UTC."""
@@ -98,7 +103,7 @@ class Faults(NamedTuple):
     """Restarts and failures of a stage's workers."""
 
     restarts: int = 0
-    """Processes that were started in place of one that was gone."""
+    """Processes that were started to replace another."""
     failures: int = 0
     """Workers that were found at fault, or died."""
     last: tuple[WorkerFailure, ...] = ()
@@ -110,9 +115,9 @@ class Excerpt(NamedTuple):
 
     line: str
     number: int
-    """Of the line, counted from 1."""
+    """Number of the line, counted from 1."""
     column: int
-    """Where in it, counted from 1."""
+    """Column in the line, counted from 1."""
 
 
 class EtlstageError(Exception):
@@ -122,14 +127,14 @@ class EtlstageError(Exception):
     The text is one line: what happened, and the remedy where it can be guessed.
 
     Attributes:
-        story: What led to it, a line each: what the worker wrote to stderr, what
-            happened to it, its command. A terminal shows it below the text.
-        word: The last line of the worker's stderr, if it failed by itself; the text begins
-            with it.
-        attempts: For the error of a message: every worker that failed at it, in
-            order; the last one is what the text is about.
-        place: For the error of a message that ends a run: where the message stands
-            in the stage's input, counted from 0.
+        story: What led to the error, in lines: what the worker wrote to stderr, what
+            happened to it, its command. A terminal shows them below the text.
+        word: The last line of the worker's stderr, if it failed by itself; the text
+            begins with it.
+        attempts: For the error of a message: every worker that failed at it, in order;
+            the text is about the last one.
+        place: For the error of a message that ends a run: the index of the message in
+            the stage's input, counted from 0.
 
     """
 
@@ -145,7 +150,7 @@ class ConfigError(EtlstageError):
 
     Attributes:
         problems: One line for each thing that is wrong, all of them at once.
-        excerpts: For each of them the line of the file, where it is about one.
+        excerpts: For each problem the line of the file that it is about, or None.
 
     """
 
@@ -164,7 +169,7 @@ class ConfigError(EtlstageError):
 
 
 class ProtocolError(EtlstageError):
-    """Base of what breaks a protocol, on either side."""
+    """Base of violations of a protocol, by either side."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -178,7 +183,7 @@ class InvalidMessage(LocalProtocolError):
     Nothing of the run that holds the message has been sent.
 
     Attributes:
-        index: Place of the message in the run.
+        index: Index of the message in the run.
 
     """
 
@@ -191,8 +196,8 @@ class InvalidState(EtlstageError):
     """
     Raised when a supervisor is used outside its ``async with`` block.
 
-    That is before it was entered, or behind its end; or it is entered once more. In
-    another thread than that of its event loop it is used outside, too.
+    That is before the block was entered, after it ended, or by entering it again. Use
+    in an event loop or thread other than the supervisor's own counts as outside, too.
     """
 
 
@@ -201,7 +206,7 @@ class RemoteProtocolError(ProtocolError):
     Raised when the *peer* sent what the protocol forbids.
 
     Attributes:
-        found: The first bytes of it, where it is known which they are.
+        found: The first of the forbidden bytes, if it is known which they are.
 
     """
 
@@ -213,7 +218,7 @@ class ContractBroken(RemoteProtocolError):
     Raised when a reply is not what its stage expects.
 
     Attributes:
-        promise: The key of ``expect`` that it breaks.
+        promise: The key of ``expect`` that the reply breaks.
         ends_run: Whether the stage has ``on_mismatch: fail``.
 
     """
@@ -228,7 +233,7 @@ class PayloadTooBig(RemoteProtocolError):
 
 class StageError(EtlstageError):
     """
-    Base of what keeps one stage from going on.
+    Base of errors that keep one stage from continuing.
 
     Attributes:
         stage: Name of the stage, as the user wrote it.
@@ -250,12 +255,12 @@ class WorkerLost(StageError):
 
 class WorkerRefusal(StageError):
     """
-    Raised when a worker rejected a message, and lived on.
+    Raised when a worker rejected a message, and kept running.
 
     Attributes:
-        code: As the worker gave it.
-        reason: The worker's own words.
-        category: What the code counts, in a dialect that knows several kinds; else 0.
+        code: The code that the worker gave.
+        reason: The reason that the worker gave.
+        category: The kind of the code, in a dialect that has several; else 0.
 
     """
 
@@ -270,25 +275,25 @@ class WorkerRefusal(StageError):
 
 class NotCommitted(StageError):
     """
-    Raised when a worker has ended and committed no position that covers a message.
+    Raised when a worker ended without committing a position that covers a message.
 
-    It may have processed the message; the next run gives it again.
+    The worker may have processed the message; the next run sends it again.
     """
 
 
 class Overloaded(StageError):
-    """Raised when more messages would wait for their results than may."""
+    """Raised when more messages would wait for their results than are allowed."""
 
 
 class StageFailed(StageError):
-    """Raised when a stage has no worker left and starts none any more."""
+    """Raised when a stage has no worker left and does not start another."""
 
 
 class RepliesDoubtful(StageError):
     """
-    Raised when replies were passed on that may be those of other messages.
+    Raised when replies that were passed on may belong to other messages.
 
-    Their worker wrote one too many, or too few, and it showed when they were gone.
+    Their worker wrote a reply too many or too few, which was detected only afterwards.
     """
 
     def __init__(self, count: int, *, stage: str) -> None:
@@ -306,10 +311,10 @@ class SourceFailed(StageError):
 
 class InputDamaged(StageError):
     """
-    Stands for a place of the input that is no message, and was passed over.
+    Stands for a part of the input that is not a message, and was skipped.
 
     Attributes:
-        data: Its bytes, or as many as are kept.
+        data: The bytes of that part, or as many as are kept.
 
     """
 
@@ -323,7 +328,7 @@ class SinkFailed(StageError):
 
 
 class StateUnusable(EtlstageError):
-    """Raised when another run has the state directory, or it can't be ours."""
+    """Raised when another run holds the state directory, or it can't be used."""
 
 
 class BlockDamaged(EtlstageError):
@@ -331,7 +336,7 @@ class BlockDamaged(EtlstageError):
 
 
 class SparkUnavailable(EtlstageError):
-    """Raised when PySpark, a usable Java or the session can't be had."""
+    """Raised when PySpark, a usable Java or the session is not available."""
 
 
 class LedgerImbalance(EtlstageError):
@@ -339,17 +344,17 @@ class LedgerImbalance(EtlstageError):
 
 
 MAX_GUESSED: Final = 100
-"""Characters of a word for which others are looked up."""
+"""Maximum length of a word for which similar words are looked up."""
 
 
 def os_reason(error: OSError) -> str:
-    """Return what the system reports, as a part of a sentence."""
+    """Return the system's error text, as a part of a sentence."""
     return (error.strerror or str(error)).lower()
 
 
 def guess(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'this'?)``, or nothing if no known word is close."""
-    # Comparing takes time with the square of a word, which a file may repeat.
+    # Comparing takes quadratic time in the length of a word, which a file may repeat.
     return _guess(word, tuple(known)) if len(word) <= MAX_GUESSED else ""
 
 

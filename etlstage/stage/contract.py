@@ -1,4 +1,4 @@
-"""What a stage promises of its replies, and what is wrong with one that breaks it."""
+"""What a stage promises about its replies, and the check of replies against it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from etlstage.stage.where import condition
 __all__ = ("PROMISES", "Broken", "Checker", "ReplyContract")
 
 PROMISES: Final = ("outputs", "json", "schema", "where", "max_seconds")
-"""What is checked of each reply of a run, in this order; each is counted by its name."""
+"""The promises that are checked for each reply, in this order; counted by name."""
 
 _NOT_JSON: Final = object()
 
 
 class _JsonSchema(Kind):
-    """A JSON Schema, or the file that has it."""
+    """A JSON Schema, or the path of its file."""
 
     def read(self, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -57,7 +57,7 @@ class _Condition(Text):
 
 
 JsonSchema = Annotated[Mapping[str, Any] | Path, _JsonSchema()]
-"""A JSON Schema, or the file that has it."""
+"""A JSON Schema, or the path of its file."""
 Where = Annotated[str, _Condition()]
 """A condition, see :mod:`etlstage.stage.where`."""
 
@@ -68,21 +68,23 @@ class ReplyContract(Definition):
 
     label: ClassVar[tuple[str, ...]] = ("expect",)
     outputs: CountOrZero | None = None
-    """How many outputs there are of each message."""
+    """Number of outputs of each message."""
     json: bool = False
-    """Each output is a JSON document."""
+    """Whether each output is a JSON document."""
     schema: JsonSchema | None = None
-    """The JSON Schema of each output, or the path of its file."""
+    """JSON Schema of each output, or the path of its file."""
     where: Where | None = None
-    """What is true of each output, a JSON object: ``total >= 0``. Names are its
-    members; there are comparisons, and, or, not, arithmetic, in [...], null."""
+    """Condition that each output, a JSON object, must meet, as in ``total >= 0``. Names
+    are its members; there are comparisons, and, or, not, arithmetic, in [...], null."""
     max_seconds: Duration | None = None
-    """How long a reply may take, from when its turn came; of a worker's first that is
-    with its start, unless it reports when it is ready."""
+    """Maximum time for a reply, once its turn has come; for a worker's first reply this
+    includes its start, unless the worker reports when it is ready."""
     stateless: bool = False
-    """A message has the same outputs whatever came before; asked by tests alone."""
+    """Whether the outputs of a message do not depend on earlier messages; only checked
+    in tests."""
     order_free: bool = False
-    """Messages have the same outputs in any order; asked by tests alone."""
+    """Whether the outputs of messages do not depend on their order; only checked in
+    tests."""
 
     @property
     def given(self) -> bool:
@@ -91,7 +93,7 @@ class ReplyContract(Definition):
 
     @property
     def promised(self) -> tuple[str, ...]:
-        """Those of :data:`PROMISES` that it makes."""
+        """The :data:`PROMISES` that the stage makes."""
         made = ((name, getattr(self, name)) for name in PROMISES)
         return tuple(n for n, value in made if value is not None and value is not False)
 
@@ -102,7 +104,7 @@ class ReplyContract(Definition):
 
 
 class Broken(NamedTuple):
-    """What a reply breaks."""
+    """The promise that a reply breaks."""
 
     promise: str
     """One of :data:`PROMISES`."""
@@ -114,7 +116,7 @@ class Broken(NamedTuple):
 
 
 _Check: TypeAlias = Callable[[Any], str]
-"""Returns what is wrong with a document, an empty text: nothing."""
+"""Returns what is wrong with a document; an empty text if nothing is."""
 
 
 class Checker:
@@ -122,10 +124,10 @@ class Checker:
     Compares replies with a contract.
 
     Args:
-        contract: A schema is in it, and not the path of one.
+        contract: The contract; its schema must be a mapping, not a path.
 
     Raises:
-        ConfigError: If a schema is none, or what checks it is not installed.
+        ConfigError: If the schema is invalid, or its validator is not installed.
 
     """
 
@@ -142,10 +144,10 @@ class Checker:
             self._checks.append(("where", _where_check(contract.where)))
         self._of_json = "json" if contract.json else ""
         self.found: Counter[str] = Counter()
-        """How many replies broke each promise, since it was emptied."""
+        """How many replies broke each promise, since this was last emptied."""
 
     def __call__(self, outputs: Sequence[bytes], seconds: float = 0.0) -> Broken | None:
-        """Return the first promise that the reply to a message breaks."""
+        """Return the first promise that the reply to a message breaks, or None."""
         found, expected = len(outputs), self._outputs
         if expected is not None and found != expected:
             return Broken("outputs", f"{counted(found, 'output')}, not {expected}")
@@ -157,17 +159,17 @@ class Checker:
         elif self._is_json:
             for number, output in enumerate(outputs, 1):
                 if _parsed(output) is _NOT_JSON:
-                    return Broken("json", f"output {number} is no JSON document")
+                    return Broken("json", f"output {number} is not a JSON document")
         if self.is_slow(seconds):
             return Broken("max_seconds", f"took {seconds:.3g} s, not {self._seconds:g}")
         return None
 
     def passes(self, groups: Groups) -> bool:
         """
-        Return whether no reply breaks a promise, whatever time it took.
+        Return whether no reply breaks a promise other than ``max_seconds``.
 
-        It may return False where all are right: then each has to be looked at. Done
-        at once it costs a third.
+        It may return False although all replies are right: then check each of them.
+        Checking all at once takes a third of the time.
         """
         if self._checks:
             return False
@@ -182,7 +184,7 @@ class Checker:
         return True
 
     def allows(self, document: object) -> bool:
-        """Return whether a document is as the schema, and the condition, ask."""
+        """Return whether a document meets the schema and the condition."""
         return not any(check(document) for _, check in self._checks)
 
     def is_slow(self, seconds: float) -> bool:
@@ -190,10 +192,10 @@ class Checker:
         return self._seconds is not None and seconds > self._seconds
 
     def _flaw(self, output: bytes) -> tuple[str, str] | None:
-        """Return what an output breaks of what asks for its value."""
+        """Return the promise that the value of an output breaks, and how, or None."""
         document = _parsed(output)
         if document is _NOT_JSON:
-            return self._of_json or self._checks[0][0], "is no JSON document"
+            return self._of_json or self._checks[0][0], "is not a JSON document"
         for promise, check in self._checks:
             if text := check(document):
                 return promise, text
@@ -208,7 +210,7 @@ def _where_check(text: str) -> _Check:
 def _schema_check(schema: Mapping[str, Any]) -> _Check:
     try:
         jsonschema = import_module("jsonschema")
-        # Nothing is fetched from anywhere: only what is in the file is referred to.
+        # Nothing is fetched: references resolve within the schema, or to standard ones.
         registry = import_module("jsonschema_specifications").REGISTRY
     except ImportError:
         raise ConfigError(
@@ -221,7 +223,9 @@ def _schema_check(schema: Mapping[str, Any]) -> _Check:
     try:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ConfigError(f"expect.schema is no JSON Schema: {_brief(error)}") from None
+        raise ConfigError(
+            f"expect.schema is not a JSON Schema: {_brief(error)}"
+        ) from None
     validator = kind(schema, registry=registry)
     best = jsonschema.exceptions.best_match
 
@@ -244,7 +248,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not in JSON")
 
 
-# Python also takes NaN and Infinity, which no other reader has to.
+# Python also reads NaN and Infinity, which are not JSON.
 _JSON: Final = JSONDecoder(parse_constant=_refuse)
 
 
@@ -260,7 +264,7 @@ def _load(output: bytes) -> Any:
 
 
 def _loader() -> Callable[[bytes], Any]:
-    """Return what parses, and takes nothing but JSON; it may refuse a little of that."""
+    """Return a parser that accepts nothing but JSON, though perhaps not all of it."""
     try:
         return import_module("orjson").loads  # type: ignore[no-any-return]
     except ImportError:

@@ -1,13 +1,13 @@
 """
-Conditions such as ``total >= 0 and currency in ["EUR", "USD"]``, of a JSON document.
+Conditions on a JSON document, such as ``total >= 0 and currency in ["EUR", "USD"]``.
 
-Python's grammar is parsed, and a few of its nodes are evaluated here: names are members
-of the object (``this`` is the whole document, ``address.city`` and ``this["zip code"]``
-are members of members), and there are comparisons, ``and``, ``or``, ``not``, ``in`` a
-list, arithmetic with numbers, ``null``, ``true``, ``false``. Nothing is called, and
-nothing takes longer for larger numbers.
+Conditions are parsed with Python's grammar, of which only a few nodes are evaluated:
+names are members of the object (``this`` is the whole document, ``address.city`` and
+``this["zip code"]`` are members of members), and there are comparisons, ``and``,
+``or``, ``not``, ``in`` a list, arithmetic with numbers, ``null``, ``true`` and
+``false``. Nothing can be called, and large numbers do not take longer.
 
-What is not there is null. Arithmetic with anything but numbers is null, as is a division
+A missing member is null. Arithmetic with anything but numbers is null, as is a division
 by zero; an order between two values that are not both numbers, or both texts, is false.
 """
 
@@ -21,13 +21,13 @@ from typing import Any, Final, TypeAlias
 __all__ = ("Condition", "condition")
 
 Condition: TypeAlias = Callable[[Any], bool]
-"""Returns whether a document, as ``json`` gives it, meets it."""
+"""Returns whether a document, as parsed by ``json``, meets the condition."""
 _Value: TypeAlias = Callable[[Any], Any]
 
 _LONGEST: Final = 1000  # characters
-_DEEPEST: Final = 64  # nodes in one another, for each of which there is a call
-_NESTED: Final = "is no condition: it is nested too deeply"
-_WIDEST: Final = 256  # bits of a whole number with which it is reckoned exactly
+_DEEPEST: Final = 64  # levels of nested nodes, each of which takes a call
+_NESTED: Final = "is not a condition: it is nested too deeply"
+_WIDEST: Final = 256  # bits up to which whole numbers are calculated exactly
 _WORDS: Final[Mapping[str, object]] = {"null": None, "true": True, "false": False}
 _ARITHMETIC: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -47,10 +47,10 @@ _ORDER: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 
 def condition(text: str) -> Condition:
     """
-    Return the condition that a text holds.
+    Return the condition that a text expresses.
 
     Raises:
-        ValueError: If it holds none; with the reason.
+        ValueError: If the text is not a condition; it holds the reason.
 
     """
     if len(text) > _LONGEST:
@@ -58,7 +58,7 @@ def condition(text: str) -> Condition:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:
-        raise ValueError(f"is no condition: {error.msg}") from None
+        raise ValueError(f"is not a condition: {error.msg}") from None
     except (RecursionError, MemoryError):
         raise ValueError(_NESTED) from None
     level: list[ast.AST] = [tree.body]
@@ -71,7 +71,7 @@ def condition(text: str) -> Condition:
 
 
 def _value(node: ast.expr) -> _Value:
-    """Return what gives the value of a node for a document."""
+    """Return a function that evaluates a node for a document."""
     match node:
         case ast.Constant(value=str() | int() | float() | None as constant):
             return lambda _: constant
@@ -151,7 +151,7 @@ def _is_number(value: object) -> bool:
 
 
 def _ordered(a: object, b: object) -> bool:
-    """Return whether there is an order between two values."""
+    """Return whether two values can be ordered."""
     texts = isinstance(a, str) and isinstance(b, str)
     return texts or (_is_number(a) and _is_number(b))
 
@@ -175,7 +175,7 @@ def _among(item: object, values: object) -> bool:
 
 
 def _reckoned(do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """Return what two numbers make, or null."""
+    """Return the result of an operation on two numbers, or null."""
     if not (_is_number(a) and _is_number(b)):
         return None
     try:
@@ -185,11 +185,11 @@ def _reckoned(do: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 def _narrow(number: float) -> float:
-    # Products of products would take time with the square of their digits.
+    # With exact numbers, products of products would take quadratic time.
     wide = isinstance(number, int) and number.bit_length() > _WIDEST
     return float(number) if wide else number
 
 
 def _true(value: object) -> bool:
-    """Return whether a value is true: nothing but true is."""
+    """Return whether a value is true; no other value counts as true."""
     return value is True

@@ -1,4 +1,4 @@
-"""The contract of a stage, with the file that its schema is in."""
+"""Loads the contract of a stage, with the file of its schema."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ("checker_of", "with_schema")
 
 def with_schema(stage: Stage, folder: Path = Path()) -> Stage:
     """
-    Return a stage with the schema of its contract in place of the file's path.
+    Return the stage with the schema of its contract in place of the file's path.
 
-    Executors have it then, whatever files they have. A path is seen from ``folder``.
+    So executors have the schema without the file. A path is relative to ``folder``.
 
     Raises:
-        ConfigError: If it can't be read, or is no JSON.
+        ConfigError: If the file can't be read, or is not a JSON object.
 
     """
     path = stage.expect.schema
@@ -35,18 +35,18 @@ def with_schema(stage: Stage, folder: Path = Path()) -> Stage:
     except OSError as error:
         raise ConfigError(f"{what}: {place}: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"{what}: {place} is no JSON document: {error}") from None
+        raise ConfigError(f"{what}: {place} is not a JSON document: {error}") from None
     if not isinstance(schema, dict):
-        raise ConfigError(f"{what}: {place} is no JSON object")
+        raise ConfigError(f"{what}: {place} is not a JSON object")
     return replace(stage, expect=replace(stage.expect, schema=schema))
 
 
 def checker_of(stage: Stage) -> Checker | None:
     """
-    Return what compares replies with the contract of a stage; None if it has none.
+    Return a checker of replies against the contract of a stage; None if it has none.
 
     Raises:
-        ConfigError: If its schema is none, or what checks it is not installed.
+        ConfigError: If its schema is invalid, or the package that checks it is missing.
 
     """
     if not stage.expect.given:

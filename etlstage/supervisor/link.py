@@ -1,26 +1,26 @@
 """
-The link to one worker: the bytes both ways, and the session that gives them a meaning.
+The link to one worker: the bytes in both directions, and the session that reads them.
 
-Who owns what: the link owns the wire, the session, the dispatcher and the deadlines of
-one process, and nothing else has them. The worker (``worker.py``) owns the process and
-decides what its end means: the link reports to it what the process did wrong, and asks
-it whether the process may be given more. What concerns the stage goes to the pool: that
-a worker is ready, alive, worn or silent, and positions that it wants stored. What is
-given next, and what becomes of it, is decided by the dispatcher; what bytes mean, and
-when an exchange has ended, by the session.
+The link is the only owner of the wire, the session, the dispatcher and the deadlines of
+one process. The worker (``worker.py``) owns the process and decides what its end means:
+the link reports the process's faults to it, and asks it whether the process may be
+given more. What concerns the stage goes to the pool: that a worker is ready, alive,
+worn or silent, and positions that it wants stored. The dispatcher decides what is given
+next and what becomes of it; the session decides what bytes mean and when an exchange
+has ended.
 
-In the common case all happens in the task that reads: a reply comes in, its messages
-are delivered, the next ones are taken and written at once. Another task writes only
-while the pipe is full, so that reading never waits for writing; one rings deadlines;
-and one looks how the input of a worker drains, where only that shows whether replies
-are paired with what they answer. That look is taken in the tasks of the worker alone:
-a fault found in it must not be raised in the stack of who submits.
+In the common case everything happens in the reading task: a reply arrives, its messages
+are delivered, and the next ones are taken and written at once. Another task writes only
+while the pipe is full, so that reading never waits for writing. A third task rings
+deadlines. A fourth observes how the worker's input drains, in dialects where only this
+shows whether replies are paired with their messages. That check runs only in tasks of
+the worker: a fault that it finds must not be raised in the stack of a submitting
+caller.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
@@ -66,6 +66,7 @@ from etlstage.supervisor.lifecycle.events import (
 from etlstage.transport import Wire
 from etlstage.transport.base import Pulled
 from etlstage.transport.process import clock
+from etlstage.transport.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
     from etlstage.supervisor.pool import WorkerPool
@@ -73,9 +74,9 @@ if TYPE_CHECKING:
 
 __all__ = ("Link",)
 
-_CHUNK: Final = 65536  # bytes a read; once that many came:
-# Half of what the pipe holds: memory for all of it comes from the kernel, and goes
-# back there, with every read, and its pages are cleared each time.
+_CHUNK: Final = 65536  # bytes per read; after a read of that many:
+# Half of what the pipe holds. A buffer for all of it would be allocated from the kernel
+# and returned to it with every read, and its pages cleared each time.
 _BIG_CHUNK: Final = 512 * 1024
 _MOST: Final = 1024 * 1024  # bytes that a pipe holds
 _TURN: Final = 16  # reads in a row before other tasks get a turn
@@ -83,15 +84,15 @@ _TURN: Final = 16  # reads in a row before other tasks get a turn
 
 class Link:
     """
-    Feeds one worker, and delivers what it answers.
+    Feeds one worker and delivers its replies.
 
     Attributes:
         dispatch: The exchanges of the worker.
-        deadlines: How long it may take.
-        answered: Messages that it has answered.
-        received: Bytes that have come since the last complete reply.
+        deadlines: The deadlines for its replies.
+        answered: Number of messages that it has answered.
+        received: Bytes received since the last complete reply.
         late: Bytes that it wrote after it had failed.
-        mispaired: What was found when its replies could not be matched.
+        mispaired: Set once its replies could not be matched to messages.
 
     """
 
@@ -104,7 +105,7 @@ class Link:
         number: int = 0,
         max_messages: float = math.inf,
     ) -> None:
-        self._clock = clock()  # of all that is asked of anyio, the time most often
+        self._clock = clock()  # kept: the time is what is asked of anyio most often
         self._pool = pool
         self._worker = worker
         self._stage = stage = pool.stage
@@ -128,7 +129,7 @@ class Link:
         )
         session = self._session
         self._paired = session if isinstance(session, Paired) else None
-        self._step, self._bound = False, math.inf  # as the session has them
+        self._step, self._bound = False, math.inf  # as the session was given them
         self._in_order = session.in_order
         self._unprompted = session.unprompted and self._paired is None
         self.dispatch: Dispatcher = Dispatcher(
@@ -147,42 +148,38 @@ class Link:
         self.doubtful: int = 0
         self.mispaired: Mispaired | None = None
         self._max_messages = max_messages
-        self._reply_bytes = 0  # of replies that came and have not ended
+        self._reply_bytes = 0  # of complete replies whose exchanges have not ended
         self._batch_due = Deadline(self.pump_all)
         self._session_due = Deadline(self._ring_session)
         self._session_timer: float | None = None
-        self._unsent: deque[memoryview] = deque()  # what the pipe had no room for
-        self._full = anyio.Event()
-        self._written = 0  # bytes that the pipe took
-        self._written_before = 0  # the same, when it was given something while idle
-        self._given_end = 0  # the same, once it has all that it was given last
+        self._outgoing = WriteBuffer(wire)
+        self._written_before = 0  # `written` when it was last given messages while idle
+        self._given_end = 0  # `written` once the messages given last are all written
         self._going_on: anyio.Event | None = None  # reading waits for the consumer
         self._paused_at = 0.0
         self._storing = 0  # positions that are being stored for the worker
         self._storing_since = 0.0
-        self._worked = 0.0  # seconds at what it is at, before it asked for that
-        self._stored: anyio.Event | None = None  # who waits until all of them are
-        self._unshown = anyio.Event()  # whether replies are paired is to be shown
-        self._given: anyio.Event | None = None  # who sleeps meanwhile is to look
+        self._worked = 0.0  # seconds of work on the current message before it asked
+        self._stored: anyio.Event | None = None  # set when all of them are stored
+        self._unshown = anyio.Event()  # the pairing of replies is still to be proven
+        self._given: anyio.Event | None = None  # wakes `prove` when messages are given
         self._retiring = False
-        self._identified = False  # the worker has identified itself, where it does
-        self._farewell: Farewell | None = None  # to be sent as soon as it can be
+        self._identified = False  # the worker has, if its dialect does that
+        self._farewell: Farewell | None = None  # to be sent as soon as possible
         self._all_read = self._output_ended = False
         self._chunk = _CHUNK  # bytes to read next
-        self._left = 0  # bytes in its stdin when its process was gone
-        self._unwritable = 0  # bytes for which that was closed already
-        self._concluding = False  # its process is gone, and all it wrote was read
+        self._concluding = False  # its process is gone and its output was read
 
     @property
     def owed(self) -> int:
-        """Exchanges that the worker has not answered."""
+        """Number of exchanges that the worker has not answered."""
         return self._session.owed
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything that it has to answer, or is to be given."""
+        """Whether the worker still has to answer, or is to be given, any message."""
         giving, dispatch = self.dispatch.giving, self.dispatch
-        # What one that is to go has not committed, another will be given.
+        # What an ending worker has not committed is given to another worker.
         left = dispatch.open.count and not self._worker.usable
         return bool(self._session.owed or giving.again or giving.retried or left)
 
@@ -195,12 +192,12 @@ class Link:
 
     @property
     def ahead(self) -> bool:
-        """Whether the worker has no whole message of what it was given last."""
+        """Whether the worker lacks a part of what it was given last."""
         return self._paired is not None and self._paired.ahead
 
     @property
     def unproven(self) -> int:
-        """Messages that were delivered, and may yet turn out to have others' replies."""
+        """Number of delivered messages whose replies are not yet proven theirs."""
         return 0 if self._paired is None else self._paired.unproven
 
     @property
@@ -209,26 +206,22 @@ class Link:
         return self._farewell is not None and not self._identified
 
     def exited(self) -> None:
-        """Record that the process is gone; what it wrote may still have to be read."""
-        # It can't be measured any more once its stdin is closed.
-        self._left = self._wire.unread()
+        """Record that the process is gone; its output may still have to be read."""
+        self._outgoing.exited()
         if self._extracts and self._going_on is not None:
-            self._going_on.set()  # no consumer is waited for
-
-    def _unread(self) -> int:
-        return max(self._left, self._wire.unread()) + self._unwritable
+            self._going_on.set()  # stop waiting for the consumer
 
     def unread(self, left: int) -> bool:
-        """Return whether a worker that left so many bytes has read nothing it holds."""
-        return left >= self._written - self._written_before
+        """Return whether a worker that left ``left`` bytes read nothing it holds."""
+        return left >= self._outgoing.written - self._written_before
 
-    # --- what it is given -----------------------------------------------------
+    # --- messages for the worker ----------------------------------------------
 
     def pump(self, now: float, *, many: bool = False) -> bool:
         """
         Give the worker what it may have now; return whether there was anything.
 
-        ``many``: several exchanges, where these end in any order.
+        ``many``: give several exchanges at once where exchanges end in any order.
         """
         dispatch = self.dispatch
         if dispatch.dialogues:
@@ -240,18 +233,18 @@ class Link:
             return False
         if self._commits and not self._session.room:
             return False
-        if self._unsent and not self._flush_unsent():
+        if self._outgoing.unsent and not self._flush_unsent():
             return False
         return self._give(now, many=many and not self._in_order)
 
     def pump_all(self, now: float) -> None:
         """Give the worker all that it may have now, and write what there is to send."""
-        # More than once: of what was taken, all may have been refused.
+        # More than once: none of the messages taken may have been fit to be sent.
         giving = self.dispatch.giving
         while self.pump(now, many=True):
-            # Who reads for a round that has begun now is woken in the next turn.
+            # The next turn wakes the reader for a round that has just begun.
             if giving.filled or (giving.idle and not self._extracts):
-                return  # what there was is written
+                return  # everything available is written
         self._flush()
 
     def retire(self) -> None:
@@ -270,7 +263,7 @@ class Link:
         given = False
         while True:
             room = session.room
-            # A batch that was begun is filled.
+            # A batch that was begun is filled, whatever the limit.
             if not owed or not self._batches:
                 room = min(room, self._max_messages - dispatch.given)
             if not (many or self._in_order):
@@ -289,25 +282,25 @@ class Link:
                 continue
             given = True
             if self._commits and not session.owed:
-                # All of it was committed before, and has ended already.
+                # All of it was committed earlier, so it has ended already.
                 for ended in session.events_received():
                     self._act(ended, now)
                 owed = session.owed
                 continue
             if not many or dispatch.giving.filled:
-                break  # each write is a system call, and wakes the worker
+                break  # else gather more: each write is a system call, a wake-up
             owed = session.owed
         if self._batches:
             self._batch_due.set(dispatch.giving.due)
         if not given:
             return False
         if idle:
-            self._written_before = self._written
+            self._written_before = self._outgoing.written
         self._write(session.data_to_send())
         if self._commits:
             if not session.owed:
                 self._pool.end_if_answered()
-            self._given_end = self._written + sum(map(len, self._unsent))
+            self._given_end = self._outgoing.end
         if idle or self._asks or not self._in_order:
             self._arm_deadlines(now)
             if idle and paired is not None and paired.wants_unread:
@@ -318,8 +311,9 @@ class Link:
 
     def _write_added(self) -> None:
         self._flush()
-        # What there is no room for stays with the caller, who waits then.
-        while not self._unsent and (added := self.dispatch.next_added()) is not None:
+        # What there is no room for stays with the caller, which then waits.
+        dispatch, unsent = self.dispatch, self._outgoing.unsent
+        while not unsent and (added := dispatch.next_added()) is not None:
             with suppress(LocalProtocolError):  # the farewell was sent
                 self._session.send(added, anyio.current_time())
             self._flush()
@@ -332,33 +326,33 @@ class Link:
                 self._flush()
                 self._note_wear()
         elif self.dispatch.abandoned and self._worker.usable:
-            # What it writes next would be taken for the answer to the next request.
+            # Its next output would be mistaken for the answer to the next request.
             self._worker.stop(patient=False)
         if self._going_on is not None and not self.dispatch.stalled:
             self._going_on.set()
 
     def _stop_if_retired(self) -> None:
-        # What was answered and is not committed, it may commit when it is to end.
+        # It may still commit what it has answered when it is asked to end.
         pending = self._session.owed if self._commits else self.dispatch.open.count
         if not pending and self._worker.usable:
             self._worker.stop()
 
     def start_farewell(self, why: FarewellReason) -> bool:
         """
-        Have the worker end, in its dialect; return whether there is a way to.
+        Ask the worker to end by its dialect's farewell; return whether that is sent.
 
-        One that has not identified itself is sent the farewell once it has.
+        A worker that has not identified itself is sent the farewell once it has.
         """
         if not self._session.sends_farewell:
             return False
         self._farewell = Farewell(why=why)
         now = anyio.current_time()
-        self._session.handle_timer(now)  # its own time may count from here
+        self._session.handle_timer(now)  # the session's own timeout may start here
         self._settle(now)
         return self._farewell is None or self.awaits_identity
 
     def give_whole(self) -> None:
-        """Write all of what the worker was given a part of: it gets nothing more."""
+        """Write the rest of what was sent in part: the worker gets nothing more."""
         if self._paired is None or self._worker.failed:
             return
         self._paired.give_whole()
@@ -369,46 +363,30 @@ class Link:
     async def write(self) -> None:
         """Write what the pipe had no room for, until cancelled."""
         while True:
-            await self._full.wait()
-            self._full = anyio.Event()
-            await self._wire.writable()
+            await self._outgoing.room()
             if self._flush_unsent():
                 self.pump_all(anyio.current_time())
 
     def _write(self, chunks: list[bytes]) -> None:
-        self._unsent.extend(map(memoryview, chunks))
+        self._outgoing.queue(chunks)
         self._flush()
 
     def _flush(self) -> None:
-        # What the pipe has no room for stays in the session, where control overtakes.
+        # Data that the pipe has no room for stays in the session, so that control
+        # messages can overtake it.
         while self._flush_unsent() and self._unprompted:
             if not (chunks := self._session.data_to_send()):
                 return
-            self._unsent.extend(map(memoryview, chunks))
+            self._outgoing.queue(chunks)
 
     def _flush_unsent(self) -> bool:
         """Write what the pipe takes; return whether that was all."""
-        unsent = self._unsent
         try:
-            while unsent:
-                chunk = unsent[0]
-                if not chunk:  # SEND_EOF
-                    self._wire.close_write()
-                    unsent.popleft()
-                    continue
-                written = self._wire.write(chunk)
-                self._written += written
-                if written < len(chunk):
-                    unsent[0] = chunk[written:]
-                    self._full.set()
-                    return False
-                unsent.popleft()
+            return self._outgoing.flush()
         except BrokenPipeError:
-            # The session takes it for given: what was never read has no reply.
-            self._unwritable += sum(map(len, unsent))
-            unsent.clear()
+            # The session counts it as sent: what was never read just gets no reply.
             self._worker.pipe_closed("stdin")
-        return True
+            return True
 
     # --- bytes from the worker ----------------------------------------------------
 
@@ -429,7 +407,7 @@ class Link:
                 await (wire.readable() if pull is None else pull(self._pull))
 
     def _pull(self) -> bool:
-        """Take what has come; return whether more is waited for, and nothing else."""
+        """Read what has come; return whether to wait for more, and for nothing else."""
         read = self._wire.read
         for _ in range(_TURN):
             if self.dispatch.stalled and not self._worker.exited:
@@ -443,7 +421,7 @@ class Link:
         return True
 
     async def _wait_for_consumer(self) -> None:
-        """Read no more while outputs lie unread; all that is left once it exited."""
+        """Pause reading until outputs are collected, unless the worker has exited."""
         while self.dispatch.stalled and not self._worker.exited:
             self._paused_at = now = anyio.current_time()
             self.deadlines.pause()
@@ -476,13 +454,13 @@ class Link:
 
     def _look_for_surplus(self, now: float) -> None:
         """
-        Find an answer too many, which would be taken for that to what is given next.
+        Detect a surplus answer, which would be taken for the next message's.
 
-        One that comes when the worker has read what it is given next looks like the
-        answer to that, unless the name of what it answers is another. A position that
-        it commits by its number is right all the same.
+        A surplus answer that comes after the worker has read the next message looks
+        like the answer to that message, unless it names a different one. A position
+        that is committed by its number is right even then.
         """
-        if self._written - self._wire.unread() < self._given_end:
+        if self._outgoing.written - self._wire.unread() < self._given_end:
             self._fail_protocol(
                 RemoteProtocolError(
                     "sent an answer to what it had not read yet, expected one for each;"
@@ -508,33 +486,33 @@ class Link:
             self._worked = 0.0
             self._arm_deadlines(now)
         elif self._asks and session.room >= 1:
-            self._arm_deadlines(now)  # nothing: it asks, and waits for us
+            self._arm_deadlines(now)  # disarms: it asks, and waits for us
 
     def _receive_eof(self) -> None:
         self._output_ended = True
         now = anyio.current_time()
         if self._paired is not None:
-            # Of what it dies is known only at its exit.
-            self._paired.input_unread(self._unread(), now)
+            # The message that it dies of is known only at its exit.
+            self._paired.input_unread(self._outgoing.unread(), now)
         self._session.receive_eof(now)
         self._settle(now)
 
     def conclude(self, *, clean: bool) -> None:
         """
-        Deliver what a worker has answered that is gone, where its exit shows it right.
+        Deliver the replies of a worker that is gone, as far as its exit proves them.
 
-        ``clean``: it exited as it should, with all that it had to write.
+        ``clean``: it exited as it should, after it had written everything.
         """
         if self._worker.failed:
             return
         now = anyio.current_time()
         if self._paired is not None and not self._output_ended:
-            self._paired.input_unread(self._unread(), now)
+            self._paired.input_unread(self._outgoing.unread(), now)
         self._session.peer_exited(clean, now)
         self._concluding = True
         self._settle(now)
 
-    # --- what it means --------------------------------------------------------------
+    # --- events of the session ------------------------------------------------------
 
     def _settle(self, now: float) -> None:
         """Act upon the session's events, and write what it has to send."""
@@ -546,7 +524,7 @@ class Link:
                 else:
                     self._act(event, now)
             if self._farewell is not None:
-                with suppress(LocalProtocolError):  # not yet, or it is beyond that
+                with suppress(LocalProtocolError):  # too early, or too late
                     self._session.send(self._farewell, now)
                     self._farewell = None
             self.pump_all(now)
@@ -586,7 +564,7 @@ class Link:
                     self._storing_since = now
                     self._worked += now - self.deadlines.turn_at
                 self._storing += 1
-                self._arm_deadlines(now)  # nothing: the worker waits for us
+                self._arm_deadlines(now)  # disarms: the worker waits for us
                 answer = partial(self._answer_commit, position)
                 self._pool.commit(self._worker.name, event, answer)
             case Ready():
@@ -600,7 +578,7 @@ class Link:
                     f"reported a fatal condition for all workers: {reason}", "abnormal"
                 )
             case Farewell():
-                # It exits by itself; whether that is a fault its exit status shows.
+                # It exits by itself; its exit status shows whether that is a fault.
                 self.dispatch.giving.retiring = True
             case Mispaired():
                 self._handle_mispaired(event)
@@ -614,7 +592,7 @@ class Link:
                 assert_never(event)
 
     def _end(self, event: Ended, now: float) -> None:
-        """Deliver what has ended, and count it."""
+        """Deliver the exchanges that have ended, and count them."""
         refusals, size = event.refusals, self._reply_bytes + event.overhead
         self._reply_bytes = 0
         refused = None
@@ -628,7 +606,7 @@ class Link:
         answered = self.dispatch.ended(event, size, refused)
         self.answered += answered.messages
         if not self.dispatch.open.count:
-            self._arm_deadlines(now)  # nothing, unless a status is still to come
+            self._arm_deadlines(now)  # disarms, unless a status is still to come
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._worker.name, *answered)
             if (checker := self._backlog.checker) is not None:
@@ -636,9 +614,9 @@ class Link:
         self._note_wear()
 
     def _note_wear(self) -> None:
-        """Report the worker as worn that has had as many messages as it may."""
-        # A batch that was refused, and is tried one by one, was answered all the same;
-        # and what was cancelled will not be.
+        """Report the worker as worn once it has had as many messages as it may."""
+        # What was given counts, too, once nothing is open: a refused batch was answered
+        # although it is retried in parts, and cancelled messages never will be.
         total = 0 if self.dispatch.open.count else self.dispatch.given
         if max(self.answered, total) >= self._max_messages:
             self._max_messages = math.inf
@@ -651,7 +629,7 @@ class Link:
     def _handle_mispaired(self, found: Mispaired) -> None:
         self.doubtful = found.doubtful
         if self._concluding:
-            # It may have died of the last one, behind two replies to the first.
+            # It may have died of the last message, after two replies to the first.
             self._backlog.go_in_step(self.dispatch.answered(self._session.owed))
             return
         self.mispaired = found
@@ -670,7 +648,7 @@ class Link:
             if self._stored is not None:
                 self._stored.set()
                 self._stored = None
-        # Also of a worker that is stopping, or has exited: what is stored is stored.
+        # Even if the worker is stopping, or has exited: the position is stored.
         if not self._worker.ended:
             self._session.send(CommitAnswered(position, error), now)
             self._settle(now)
@@ -681,22 +659,22 @@ class Link:
         self._settle(now)
 
     async def stored(self) -> None:
-        """Wait until all positions are stored that the worker has asked to store."""
+        """Wait until all positions that the worker asked to store are stored."""
         if self._storing:
             if self._stored is None:
                 self._stored = anyio.Event()
             await self._stored.wait()
 
-    # --- whether replies are paired ---------------------------------------------------
+    # --- the pairing of replies -------------------------------------------------------
 
     def _look(self, now: float) -> bool:
-        """Report to the session what is unread; return whether that has moved it on."""
+        """Report the unread input to the session; return whether that moved it on."""
         paired = self._paired
         assert paired is not None
-        receive = paired.input_unread(self._unread(), now)
+        receive = paired.input_unread(self._outgoing.unread(), now)
         if receive:
-            # Measured first, then read dry, then judged: what is read behind the
-            # measuring was written before the worker came back for more.
+            # Measure, then read until dry, then judge: reading after measuring finds
+            # everything that the worker wrote before it came back for more.
             while not self._worker.failed and (data := self._wire.read(_CHUNK)):
                 self._understand(data, now)
             paired.output_dry(now)
@@ -709,7 +687,7 @@ class Link:
         return True
 
     async def prove(self) -> None:
-        """Look how the worker's input drains, while that matters, until cancelled."""
+        """Observe how the worker's input drains, while it matters, until cancelled."""
         paired = self._paired
         if paired is None:
             return
@@ -729,7 +707,7 @@ class Link:
                 if not self._worker.failed and paired.wants_unread and self._look(now):
                     self._settle(now)
 
-    # --- how long it takes ------------------------------------------------------------
+    # --- deadlines --------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Ring the deadlines until cancelled."""
@@ -739,7 +717,7 @@ class Link:
             self.deadlines.close(self._clock())
 
     def _arm_deadlines(self, now: float) -> None:
-        """Give the worker all its time for what is due now."""
+        """Restart the worker's time for what is due now; disarm if nothing is."""
         session, since = self._session, None
         waits = self._storing or (self._asks and session.room >= 1)
         if session.owed and not waits:
@@ -747,7 +725,7 @@ class Link:
         self.deadlines.arm(now, since, busy=self.dispatch.open.count > 0)
 
     def progressed(self, now: float) -> None:
-        """Give the worker more time: it reports that it gets on with what it has."""
+        """Give the worker more time: it reports progress with what it has."""
         if not self._in_order:
             return
         took = self.deadlines.progressed(now)
@@ -760,8 +738,8 @@ class Link:
             self._report_silence(took, hint, progressing=True)
 
     def silence(self, now: float) -> tuple[float, int] | None:
-        """Return for how long an answer is due, and the bytes of it that have come."""
-        asked_at = self.deadlines.asked_at  # once: another thread may ask
+        """Return how many seconds an answer has been due, and its bytes so far."""
+        asked_at = self.deadlines.asked_at  # read once: any thread may call this
         return None if asked_at is None else (now - asked_at, self.received)
 
     def _look_for_answer(self, now: float) -> None:
@@ -789,8 +767,8 @@ class Link:
         what = "request" if self._extracts else what
         if self._in_order:
             wrote = self._stage.dialect.silence(self.received)
-            # One of the replies that came may have been another's: a worker that
-            # leaves out an EOP waits for us, and we for it.
+            # One of the replies may belong to another message: a worker that leaves
+            # out an EOP waits for us, and we wait for it.
             paired = not self._commits
             answered = self.dispatch.answered(self._session.owed) if paired else 0
             self._backlog.go_in_step(answered)
@@ -807,5 +785,5 @@ class Link:
             self.dispatch.lose_one(id_, *self._worker.errors.cancelled(reason))
             self._session.send(Cancelled(id_, 0, reason), now)
             self._note_wear()
-            self.pump_all(now)  # there is room for another one
+            self.pump_all(now)  # there is room for another message
         self._arm_deadlines(now)

@@ -1,13 +1,13 @@
 """
 The workers of a stage: performs what ``lifecycle/pool.py`` decides.
 
-Every event goes through :meth:`WorkerPool.handle`; what comes back is done at once, in
-order. Only what takes time runs as a task: each process until it is gone, one timer
-for each worker, and the storing of each position.
+Every event goes through :meth:`WorkerPool.handle`, and the instructions that it returns
+are performed at once, in order. Only what takes time runs as a task: each process until
+it is gone, one timer per worker, and the storing of each position.
 
-A worker may ask, in the middle of its work, to have stored how far it has come in the
-share of the input that it was started for. It is answered when that is done, or could
-not be; the next start of it resumes after what was stored last.
+A worker may ask, during its work, to store its position in the share of the input that
+it was started for. It is answered when the position is stored, or could not be; its
+next start resumes from the position that was stored last.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ __all__ = ("CommitRequest", "Commits", "StoreCommit", "WorkerPool")
 
 _log = Log()
 
-_MOST_REMAINS: Final = 16  # workers whose children still have time to end
+_MOST_REMAINS: Final = 16  # exited workers whose children still have time to end
 _LOOK: Final = 1.0  # seconds between two looks at the memory of the workers
 
 
@@ -84,29 +84,29 @@ class CommitRequest(NamedTuple):
     """A position that a worker asks to have stored."""
 
     worker: str
-    """Its name, such as ``load-1``."""
+    """Name of the worker, such as ``load-1``."""
     assignment: Assignment | None
-    """The share of the input that it was started for, with what was stored before."""
+    """The share of the input that it was started for, with the last stored position."""
     exchange: int
     """Number of the exchange, in the life of the worker, that was opened last."""
     position: object
-    """As its dialect has positions; plain JSON."""
+    """The position in the form of the dialect; plain JSON."""
     ended: bool = False
-    """It is the end of the share."""
+    """Whether the position is the end of the share."""
 
 
 StoreCommit: TypeAlias = Callable[[CommitRequest], Awaitable[None]]
-"""Stores a position, durably; what it raises is answered to the worker by its text."""
+"""Stores a position durably; the text of an error it raises is sent to the worker."""
 
 
 class Commits:
     """
-    Has positions stored, and knows where the next start goes on.
+    Stores positions, and knows where the next start resumes.
 
     Args:
-        stage: Of the workers.
+        stage: The stage of the workers.
         store: Stores a position; None: no checkpoint store is configured.
-        assignment: The share of the input that the worker has; None: all that comes.
+        assignment: The share of the input that the worker has; None: all input.
             As an attribute it has the position that was stored last.
 
     """
@@ -120,10 +120,10 @@ class Commits:
         self.assignment: Assignment | None = assignment
         self._stage = stage
         self._store = store
-        self._expected = True  # that a worker commits, until one has, or was warned of
+        self._expected = True  # no worker has committed, and no warning was logged
 
     def warn_of_none(self, worker: str, held: int) -> None:
-        """Log, once, that a worker has as much as it may and has never committed."""
+        """Log, once, that a worker has as much as it may have and never committed."""
         if self._expected:
             self._expected = False
             _log.warning(
@@ -140,7 +140,7 @@ class Commits:
         asked: CommitAsked,
         answer: Callable[[str | None], None],
     ) -> None:
-        """Store a position, then call ``answer``, with the error if it failed."""
+        """Store a position, then call ``answer`` with the error, or None."""
         self._expected = False
         if self._store is None:
             answer(f"no checkpoint store configured for stage {self._stage.name}")
@@ -148,14 +148,14 @@ class Commits:
         share, limit = self.assignment, self._stage.timeout.commit
         error: str | None = None
         try:
-            with anyio.fail_after(limit):
+            with anyio.move_on_after(limit) as scope:
                 await self._store(CommitRequest(worker, share, *asked))
-        except TimeoutError:
-            error = f"not stored within timeout.commit ({limit:g} s)"
+            if scope.cancelled_caught:
+                error = f"not stored within timeout.commit ({limit:g} s)"
         except Exception as failure:
             error = str(failure) or type(failure).__name__
         except BaseException:
-            # Cancelled: who waits until it is stored must not wait for ever.
+            # Cancelled: tasks that wait until it is stored must not wait for ever.
             answer("the run has ended")
             raise
         if error is not None:
@@ -184,49 +184,49 @@ class WorkerPool:
     ) -> None:
         self.stage = stage
         self.commits: Commits = commits or Commits(stage)
-        """Has what workers commit stored."""
+        """Stores the positions that workers commit."""
         self.farewell_reason: FarewellReason = FarewellReason.DRAIN
         """Why workers are to end, for the farewell of their dialect."""
         self.backlog: Backlog = Backlog(checker_of(stage))
-        """Where the workers take messages from."""
+        """The messages that wait for the workers."""
         self.closing: bool = False
-        """Nothing new is taken."""
+        """Whether new submissions fail."""
         self.metrics = metrics
         self.launch: Launch = launch
         self._complete = False
-        self._tasks: TaskGroup  # from the start on
+        self._tasks: TaskGroup  # set by start()
         self._observers = observers
         share = self.commits.assignment
         name = share.name if share is not None else stage.name
         self.state: PoolState = PoolState(stage, random.random, name=name)
-        """What decides; only :meth:`handle` may change it."""
+        """The lifecycle, which decides; only :meth:`handle` may change it."""
         self._running: dict[str, WorkerProcess] = {}
-        self._served: dict[WorkerProcess, None] = {}  # and what others left behind
+        self._served: dict[WorkerProcess, None] = {}  # or only their remains
         self._timers: dict[str, Deadline] = {}
         self._instructions: deque[Instruction] = deque()
         self._performing = False
         self._elastic = stage.pool.varies
-        self._kick_due = False  # what a worker had, others may take
-        self._broken: Exception | None = None  # our own fault, which ends everything
+        self._kick_due = False  # workers may take what another one had
+        self._broken: Exception | None = None  # an internal error; it ends everything
         self._gone = anyio.Event()
-        self._drained: anyio.Event | None = None  # somebody waits for the last caller
+        self._drained: anyio.Event | None = None  # set when no submission is left
         self.time: Callable[[], float] = anyio.current_time
-        """Returns the time of the event loop, in seconds, quickly."""
+        """Returns the time of the event loop, in seconds; a fast function."""
         self.clock: PoolClock = PoolClock()
         self._last_errors: dict[str, EtlstageError] = {}
         self._doubtful = 0  # of workers that have ended
         self.doubt: StageError | None = None
-        """How a load worker failed while it ended, the first that did."""
+        """The error of the first load worker that failed while it ended."""
         self.busy_time: BusyTime = BusyTime()
-        """When workers hold messages."""
+        """The time in which workers hold messages."""
         self.skipped: int = 0
         """Messages that workers report as skipped."""
 
     @property
     def doubtful(self) -> int:
-        """Messages of which the replies, or the effects, may not be what they seem."""
-        # Who is found out lives on until it is stopped.
-        running = list(self._running.values())  # in one step: another thread may ask
+        """Number of messages whose replies, or effects, may not be what they seem."""
+        # A worker that was found at fault is listed until its process has ended.
+        running = list(self._running.values())  # in one step: any thread may call this
         return self._doubtful + sum(r.link.doubtful for r in running)
 
     def running(self) -> list[WorkerStarted]:
@@ -238,8 +238,8 @@ class WorkerPool:
         Start the workers; what takes time runs in ``tasks``.
 
         Raises:
-            WorkerStartFailed: If the program can't be run; what was started until
-                then runs.
+            WorkerStartFailed: If the program can't be run; workers that were started
+                before keep running.
 
         """
         self._tasks = tasks
@@ -268,7 +268,7 @@ class WorkerPool:
             await self._gone.wait()
 
     async def close(self, *, patient: bool) -> None:
-        """Stop the workers, then end what is submitted, even if this is cancelled."""
+        """Stop the workers, then end all submissions, even if this is cancelled."""
         try:
             if patient:
                 await self.stop()
@@ -278,13 +278,13 @@ class WorkerPool:
                 self.backlog.fail(self.closed())
 
     def open(self, submission: Submission) -> None:
-        """Let the workers take what is submitted."""
+        """Let the workers take messages of a submission."""
         self.backlog.open(submission)
         if self.closing:
             submission.fail(self.closed())
 
     def drop(self, submission: Submission) -> None:
-        """Forget what was submitted: its results are not waited for any more."""
+        """Forget a submission: its results are not awaited any more."""
         self.backlog.drop(submission)
         if self._drained is not None and not self.backlog.occupied:
             self._drained.set()
@@ -297,12 +297,12 @@ class WorkerPool:
             self._drained = None
 
     def closed(self) -> WorkerLost:
-        """Return the error of what is submitted when there are no workers any more."""
+        """Return the error for messages of a closed supervisor."""
         name = self.stage.name
         return WorkerLost(f"stage {name}: the supervisor is closed", stage=name)
 
     def handle(self, event: Event) -> None:
-        """Handle what happened, and perform what follows."""
+        """Handle an event, and perform the instructions that follow."""
         self._instructions.extend(self.state.handle(event, self.time()))
         self._perform_all()
 
@@ -311,7 +311,7 @@ class WorkerPool:
         self._observers.publish(event, alive=self.state.alive)
 
     def slowest(self) -> Silence | None:
-        """Return for whose answer it is waited longest; from any thread."""
+        """Return the worker whose answer has been due longest; for any thread."""
         now = self.clock.now()
         found = [
             Silence(running.name, *silence)
@@ -321,7 +321,7 @@ class WorkerPool:
         return max(found, key=lambda silence: silence.seconds, default=None)
 
     def health(self) -> Health:
-        """Return whether the workers can do their work, and why not; from any thread."""
+        """Return whether the workers can do their work, and why not; for any thread."""
         health = self.state.health(self.clock.now())
         if health.state == "ready" and self.backlog.in_step:
             reason = (
@@ -331,17 +331,17 @@ class WorkerPool:
         return health
 
     def scale(self, workers: int) -> None:
-        """Have so many workers from now on; who is too many finishes what it has."""
+        """Change the number of workers; surplus workers finish what they have."""
         before = self.state.workers
         self.handle(ScaleRequested(workers))
         for worker in before:
-            # Who waited to be started again is gone now, without a word.
+            # A surplus worker that waited for its restart goes without any event.
             if not self.state.wanted(worker) and worker not in self._running:
                 self._leave(worker, failed=bool(self.backlog.suspects))
         self.kick()
 
     def kick(self) -> None:
-        """Let the workers take what is there, the least busy first; one alone, all."""
+        """Let the workers take what waits, the least busy first; a single one, all."""
         now = self.time()
         links = [running.link for running in self._running.values()]
         if len(links) == 1:
@@ -356,24 +356,24 @@ class WorkerPool:
     def commit(
         self, worker: str, asked: CommitAsked, answer: Callable[[str | None], None]
     ) -> None:
-        """Have :attr:`commits` store a position; ``answer`` is called later."""
+        """Let :attr:`commits` store a position; ``answer`` is called later."""
         self._tasks.start_soon(self.commits.store, worker, asked, answer)
 
     def complete(self, why: FarewellReason) -> None:
-        """Let the workers end once all is answered: nothing more will come."""
+        """Let the workers end once all is answered: nothing more is submitted."""
         self._complete = self.closing = True
         self.farewell_reason = why
         self.end_if_answered()
 
     def end_if_answered(self) -> None:
-        """Stop the workers if nothing more will come, and all is answered."""
+        """Stop the workers if nothing more is submitted, and all is answered."""
         if not self._complete or self.state.stopping or not self.backlog.exhausted:
             return
         if not any(running.link.pending for running in self._running.values()):
             self.handle(StopRequested(patient=True))
 
     def count(self, worker: str, counts: Mapping[str, int]) -> None:
-        """Add what a worker has counted, by name of the metric."""
+        """Add counts that a worker reported, by name of the metric."""
         for name, count in counts.items():
             if name == SKIPPED:
                 self.skipped += count
@@ -384,7 +384,7 @@ class WorkerPool:
 
     def _perform_all(self) -> None:
         if self._performing:
-            return  # what is performed now has led to more of it: in its turn
+            return  # called while performing: the outer call performs the rest
         self._performing = True
         try:
             while self._instructions:
@@ -428,7 +428,7 @@ class WorkerPool:
         if self.state.stopping:
             self._never_started(name)
             return
-        # One that crashes again and again must not fill the machine with its children.
+        # A worker that keeps crashing must not fill the machine with its children.
         self._clear_remains(_MOST_REMAINS)
         try:
             running = WorkerProcess(
@@ -440,7 +440,7 @@ class WorkerPool:
             )
         except WorkerStartFailed as error:
             if wanted.start == 1:
-                raise  # raised to the host, which starts nothing
+                raise  # to the host: the supervisor does not start
             self._last_errors[name] = error
             self.handle(StartFailed(name, error))
             return
@@ -454,7 +454,8 @@ class WorkerPool:
         try:
             await running.run()
         except Exception as error:
-            # Ours: nothing that a worker does is raised. Who waits must not hang.
+            # An internal error, as those of workers are not raised. Callers must not
+            # be left waiting.
             self._broken = error
             name = self.stage.name
             failed = StageFailed(f"stage {name}: internal error: {error!r}", stage=name)
@@ -469,7 +470,7 @@ class WorkerPool:
             self._gone = anyio.Event()
 
     def _clear_remains(self, most: int) -> None:
-        """Wait for no more than so many of those who have left something behind."""
+        """Wait for remains of at most ``most`` exited workers; kill the others."""
         left = [running for running in self._served if running.exited]
         for running in left[: max(0, len(left) - most)]:
             running.kill_remains()
@@ -479,7 +480,7 @@ class WorkerPool:
             self.handle(DemandSeen(demand))
 
     def _never_started(self, worker: str) -> None:
-        """Report a worker that was about to be started when all were to stop."""
+        """Report a worker that is not started because all are stopping."""
         never = WorkerStartFailed("was not started", stage=self.stage.name)
         self.handle(StartFailed(worker, never))
 
@@ -517,7 +518,7 @@ class WorkerPool:
         self._observers.publish(event, alive=self.state.alive)
 
     def _leave(self, worker: str, *, failed: bool = True) -> None:
-        """Have others do what a worker was to do; one that was let go is not missed."""
+        """Leave a worker's messages to others; ``failed``: it was not let go."""
         self.backlog.leave(_number(worker), failed=failed)
         self._kick_due = True
 
@@ -545,11 +546,11 @@ def _number(worker: str) -> int:
 
 
 class PoolClock:
-    """The time of the event loop, for other threads too."""
+    """The time of the event loop, also for other threads."""
 
     def __init__(self) -> None:
         self._thread: int | None = None
-        self._ahead = 0.0  # of the machine's clock
+        self._ahead = 0.0  # seconds by which the loop's clock is ahead of monotonic()
 
     def start(self) -> None:
         """Take the time of the loop that runs in this thread."""
@@ -559,7 +560,7 @@ class PoolClock:
     def now(self) -> float:
         """Return the time, in seconds."""
         if get_ident() == self._thread:
-            # The loop may have ended: health is asked for behind it, too.
+            # The loop may have ended: health may be asked for even then.
             with suppress(anyio.NoEventLoopError):
                 return anyio.current_time()
         return time.monotonic() + self._ahead

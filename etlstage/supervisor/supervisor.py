@@ -1,8 +1,8 @@
 """
 The supervisor of one stage, for embedding.
 
-No global state, no signal handlers, no event loop policy: it is a context manager,
-and what it started is gone when its block ends, however it ends.
+It has no global state, signal handlers or event loop policy. It is a context manager:
+everything that it started is gone when its block ends, however the block ends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from etlstage.telemetry import Meter, StageMetrics
 from etlstage.telemetry.log import Log
 from etlstage.telemetry.trace import Span
 from etlstage.transport import Launch, launch_worker
-from etlstage.transport.process import Signal
+from etlstage.transport.process import Signal, event_loop
 
 __all__ = ("AsyncSupervisor",)
 
@@ -81,30 +81,31 @@ class AsyncSupervisor:
         async with AsyncSupervisor(stage) as supervisor:
             results = await supervisor.submit([b"one", b"two"])
 
-    Any number of tasks may submit at the same time. Methods are for the event loop
-    that it was entered in; properties may be read in any thread, at any time.
+    Any number of tasks may submit at the same time. Methods may only be called in the
+    event loop in which it was entered; properties may be read in any thread, at any
+    time.
 
     Args:
         stage: What to run.
         max_messages: Messages that one :meth:`stream` may hold: read from its input
             and not yet taken by its consumer.
         max_bytes: The same in bytes, replies included.
-        max_pending: Messages that may wait for their results when :meth:`submit` or
-            :meth:`ask` comes with more; None: there is no limit. Those of a stream
-            count, but it waits.
-        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers; by default what their dialect asks for.
-        commit: Stores a position that a worker commits, in a dialect that knows of
-            it; None: such a worker is answered with an error.
-        assignment: The share of the input that the one worker is started for, and
-            where to go on in it, in such a dialect.
+        max_pending: Messages that may be pending: :meth:`submit`, :meth:`ask` and
+            :meth:`session` raise beyond it; None: no limit. Messages of a stream count,
+            but a stream never raises: ``max_messages`` and ``max_bytes`` bound it.
+        meter: Counts what happens, see :mod:`etlstage.telemetry`.
+        launch: Starts the workers; by default as their dialect requires.
+        commit: Stores a position that a worker commits, in a dialect with commits;
+            None: such a worker is answered with an error.
+        assignment: The share of the input that the single worker is started for, and
+            the position to resume from, in such a dialect.
 
     Raises:
-        TypeError: If ``stage`` is no stage.
-        ValueError: If several workers would have one share.
+        TypeError: If ``stage`` is not a stage.
+        ValueError: If several workers would have the same share.
         WorkerStartFailed: On entering, if the program can't be run, or the script that
             it is to interpret is not there.
-        InvalidState: By methods, outside the block or in another thread.
+        InvalidState: By methods, outside the block, or in another event loop or thread.
 
     """
 
@@ -143,6 +144,7 @@ class AsyncSupervisor:
         self._withheld = False
         self._tasks: TaskGroup | None = None
         self._thread: int | None = None
+        self._loop: object | None = None
         self._ended = False
 
     def __repr__(self) -> str:
@@ -154,7 +156,7 @@ class AsyncSupervisor:
                 f"{self!r} was entered already: its workers are those of one block;"
                 " make another supervisor"
             )
-        # Only real processes have a program: others may call it what they like.
+        # Only real processes need a program: other launches may use any name.
         real = self._pool.launch is launch_worker
         if real and (flaw := missing(self.stage)) is not None:
             raise WorkerStartFailed(
@@ -168,7 +170,7 @@ class AsyncSupervisor:
                 stage=self.stage.name,
                 dialect=self.stage.dialect.name,
             )
-        self._thread = threading.get_ident()
+        self._thread, self._loop = threading.get_ident(), event_loop()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
@@ -184,7 +186,8 @@ class AsyncSupervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the workers; at once when the block failed or was cancelled."""
+        """Stop the workers; at once if the block failed or was cancelled."""
+        self._in_loop()
         await self._finish(patient=kind is None)
 
     async def aclose(
@@ -193,15 +196,18 @@ class AsyncSupervisor:
         """
         Stop the workers and wait until they are gone.
 
-        What they still hold is answered with an error. Who is cancelled meanwhile has
-        them stopped at once.
+        Messages that they still hold end with an error. If this call is cancelled, the
+        workers are stopped at once.
 
         Args:
-            drain: Seconds in which what was submitted may end before. Nothing new is
-                taken then, and streams read no more of their input.
-            why: The reason that workers are sent, where their dialect has reasons.
+            drain: Seconds that submitted messages have to end before the workers are
+                stopped. Meanwhile nothing new is taken, and streams read no more of
+                their input.
+            why: The reason that is sent to workers, in dialects with reasons.
 
         """
+        if self._tasks is not None and not self._ended:
+            self._in_loop()
         self._pool.closing, self._pool.farewell_reason = True, why
         for intake in self._intakes:
             intake.scope.cancel()
@@ -212,10 +218,11 @@ class AsyncSupervisor:
 
     def finish(self, *, why: FarewellReason = FarewellReason.ENDED) -> None:
         """
-        Let the workers end when all is answered: nothing more will be submitted.
+        Let the workers end once all is answered: nothing more will be submitted.
 
-        The end of their input is sent to them, where their dialect does so, and they may
-        commit once more. What none has committed then ends with :class:`NotCommitted`.
+        The end of the input is sent to the workers, in dialects that do so, and they
+        may commit once more. Messages that remain uncommitted end with
+        :class:`NotCommitted`.
 
         Args:
             why: The reason that is sent.
@@ -226,10 +233,10 @@ class AsyncSupervisor:
 
     def withhold(self) -> None:
         """
-        Give the workers no more: what they have is finished.
+        Give the workers no more messages: they finish those that they have.
 
-        The rest of a stream, and what is read of its input from now on, is dropped: it
-        has no results, and no position behind it is yielded.
+        The rest of a stream, and anything read from its input from now on, is dropped:
+        it has no results, and no position after it is yielded.
         """
         self._withheld = True
         for intake in self._intakes:
@@ -237,13 +244,13 @@ class AsyncSupervisor:
 
     def scale(self, workers: int) -> None:
         """
-        Have so many workers from now on.
+        Change the number of workers.
 
-        Who is too many finishes what it has. The bounds of ``stage.workers``, if there
-        are any, do not count any more.
+        Surplus workers finish what they have. Any bounds in ``stage.workers`` no longer
+        apply.
 
         Raises:
-            ValueError: If there are to be none, or the stage extracts.
+            ValueError: If the number is less than 1, or the stage extracts.
 
         """
         self._running()
@@ -256,7 +263,7 @@ class AsyncSupervisor:
 
     @property
     def health(self) -> Health:
-        """Whether it can do its work: starting, ready, degraded or failed, and why."""
+        """Whether the stage can do its work: its state, and why it is not ready."""
         if self._tasks is None:
             return Health("starting", "is not entered")
         if self._pool.closing or self._ended:
@@ -265,31 +272,31 @@ class AsyncSupervisor:
 
     @property
     def workers_ready(self) -> bool:
-        """Whether all its workers run; messages may go one at a time for all that."""
+        """Whether all workers run, even if messages are sent one at a time."""
         pool = self._pool
         health = pool.state.health(pool.clock.now())
         return self._tasks is not None and health.state == "ready"
 
     @property
     def faults(self) -> Faults:
-        """Restarts and failures of the workers, with the last of these."""
+        """Restarts and failures of the workers, with the latest failures."""
         return self._observers.faults
 
     @property
     def busy(self) -> float:
-        """Seconds in which any of its workers held a message."""
+        """Seconds during which any of its workers held a message."""
         return self._pool.busy_time.until(self._pool.clock.now())
 
     @property
     def slowest(self) -> Silence | None:
-        """For whose answer it is waited longest, how long, and what has come of it."""
+        """The worker whose answer has been due for longest; None if none is due."""
         if self._tasks is None or self._ended:
             return None
         return self._pool.slowest()
 
     @property
     def answered(self) -> bool:
-        """Whether a worker has ever answered a message; others may never do."""
+        """Whether any worker has ever answered a message."""
         return self._pool.backlog.answered
 
     @property
@@ -297,35 +304,35 @@ class AsyncSupervisor:
         """
         Messages that workers report as skipped.
 
-        Those are done, without output; see ``on_error="skip"`` of ``etlstage.worker``.
+        They are done, without output; see ``on_error="skip"`` of ``etlstage.worker``.
         """
         return self._pool.skipped
 
     @property
     def unknown_outcomes(self) -> int:
         """
-        How often it is unknown what a worker has done with a message.
+        How often it is unknown whether a worker has processed a message.
 
-        The worker was lost before it had answered it, or it was cancelled; or it was
-        refused with others of a batch, of which some may be processed.
+        The worker was lost before it had answered the message; or the message was
+        cancelled, or refused with its batch, some of which may have been processed.
         """
         return self._pool.backlog.unknown_outcomes
 
     @property
     def mismatches(self) -> Mapping[str, int]:
-        """Replies that broke ``expect``, by the first key that they broke."""
+        """Number of replies that broke ``expect``, by the first key that they broke."""
         checker = self._pool.backlog.checker
         return {} if checker is None else dict(checker.found)
 
     @property
     def doubtful(self) -> int:
         """
-        Messages whose results were returned and may be those of others.
+        Number of messages whose returned results may be wrong.
 
-        Their worker wrote one reply too many, or too few, and it showed only later. Or
-        it is a load worker that failed while it ended: what it had answered may not be
-        loaded. All of them are known once the supervisor has ended; :attr:`doubt` has
-        why.
+        Their worker wrote one reply too many, or too few, which showed only later, so
+        the results may belong to other messages. Or a load worker failed while it
+        ended, and what it had answered may not be loaded. The number is final once the
+        supervisor has ended; :attr:`doubt` has the reason.
         """
         return self._pool.doubtful
 
@@ -340,11 +347,11 @@ class AsyncSupervisor:
         """
         Pass messages through the workers and return their results in input order.
 
-        Never raises for what a worker does: see :attr:`Result.error`.
+        It never raises for what a worker does: see :attr:`Result.error`.
 
         Raises:
-            TypeError: If one of the messages is not bytes; none has been passed then.
-            Overloaded: If there are too many with those that are pending; likewise.
+            TypeError: If one of the messages is not bytes; none is passed then.
+            Overloaded: If these and the pending messages are too many; none is passed.
 
         """
         self._running()
@@ -374,19 +381,19 @@ class AsyncSupervisor:
         timeout: float | None = None,  # noqa: ASYNC109 - the error names what
     ) -> tuple[bytes, ...]:
         """
-        Pass one message through the workers and return what was made of it.
+        Pass one message through the workers and return its outputs.
 
         Args:
             message: The message.
-            timeout: Seconds after which it is abandoned. A worker that
-                has it goes on; a deadline for that is ``stage.timeout.message``.
+            timeout: Seconds after which the message is abandoned. A worker that has it
+                keeps working on it; ``stage.timeout.message`` is a deadline for that.
 
         Raises:
             TimeoutError: If there is no result in time.
             Overloaded: If too many messages are pending.
-            EtlstageError: Why there is none: the error of a :class:`Result`.
-            LocalProtocolError: If the stage answers batches, of which no message has
-                its own outputs.
+            EtlstageError: If the message failed: the error of its :class:`Result`.
+            LocalProtocolError: If the stage answers in batches: outputs then can't be
+                attributed to single messages.
 
         """
         self._running()
@@ -398,7 +405,7 @@ class AsyncSupervisor:
         with anyio.move_on_after(timeout):
             (result,) = await self.submit([message])
             if result.error is not None:
-                # It may be that of others, too: without their tracebacks.
+                # Other messages may share the error: drop their tracebacks.
                 raise result.error.with_traceback(None)
             return result.outputs
         raise TimeoutError(
@@ -411,10 +418,10 @@ class AsyncSupervisor:
         """
         Pass messages through the workers and yield the results.
 
-        They come in the order of the input, or as ``stage.order`` has it. The input is
-        read ahead within ``max_messages`` and ``max_bytes``. What it raises is raised
-        here, behind the results of what came before; so is a TypeError for what is
-        not bytes.
+        They come in input order, or as ``stage.order`` determines. The input is read
+        ahead within ``max_messages`` and ``max_bytes``. An error that it raises is
+        raised here after the results of the messages before it; so is a TypeError for
+        an item that is not bytes.
         """
         async with aclosing(self.answers(in_runs(messages))) as outcomes:
             async for outcome in outcomes:
@@ -442,15 +449,16 @@ class AsyncSupervisor:
         on_failure: Callable[[Outcome], None] | None = None,
     ) -> AsyncGenerator[Collected, None]:
         """
-        Do as :meth:`stream`, a run at a time: for who moves millions of messages.
+        Do as :meth:`stream`, a run at a time: for callers with millions of messages.
 
         A position among the runs is yielded when all messages before it have ended,
         whatever the order of the others; no position overtakes another.
 
         Args:
             items: The runs, and positions among them.
-            on_failure: Called with what ends with an error as soon as it does. It is
-                yielded in its turn, which a worker that commits may put off for long.
+            on_failure: Called with an outcome that has an error as soon as it ends. The
+                outcome is still yielded in its turn, which can be much later if the
+                worker commits.
 
         """
         tasks = self._running()
@@ -475,7 +483,7 @@ class AsyncSupervisor:
             finally:
                 self._intakes.remove(intake)
                 intake.scope.cancel()
-                # Who closes the stream may close its input next: leave it alone.
+                # The caller may close the input next: don't touch it any more.
                 with anyio.CancelScope(shield=True):
                     await intake.ended.wait()
 
@@ -485,20 +493,20 @@ class AsyncSupervisor:
         """
         Yield the messages of one round of extraction.
 
-        In plain mode a round is one run of the program.
-        In cyclic mode it is one request, which carries ``start`` and ``end`` when
-        they are given: offsets at the supervisor's side.
+        In plain mode a round is one run of the program. In cyclic mode it is one
+        request, which carries ``start`` and ``end`` if they are given: offsets that the
+        supervisor keeps.
 
-        When a worker is lost another is asked, as ``restart`` allows. Of a range what
-        was yielded before is left out then; where the worker keeps the offsets, it is
-        yielded again if the worker gives it again.
+        When a worker is lost, the request goes to another one, as ``restart`` allows.
+        Messages of a range that were yielded before are then left out; if the worker
+        keeps the offsets, they are yielded again if the worker gives them again.
 
         Raises:
-            WorkerLost: If the worker died, did not answer in time, or, in plain
-                mode, failed, and is not restarted, or had yielded something in plain
-                mode; what was yielded before stays valid.
-            RemoteProtocolError: If it broke the protocol, likewise.
-            SourceFailed: If a range that is asked for again gives other messages.
+            WorkerLost: If the worker died, did not answer in time, or, in plain mode,
+                failed, and is not restarted or, in plain mode, had yielded something;
+                what was yielded before stays valid.
+            RemoteProtocolError: If the worker broke the protocol, likewise.
+            SourceFailed: If a range gives other messages when it is requested again.
 
         """
         async with aclosing(self.extract_runs(start=start, end=end)) as runs:
@@ -529,13 +537,14 @@ class AsyncSupervisor:
 
     def session(self, event: str = "") -> AbstractAsyncContextManager[WorkerSession]:
         """
-        Open a session with a worker, in a dialect that has them.
+        Open a session with a worker, in a dialect that has sessions.
 
-        It counts as a message that the worker has; it is cancelled if it has not ended
-        with its block. Another worker is given it only if nothing has passed yet.
+        It counts as one message in flight, and is cancelled if it has not ended when
+        its block does. If its worker is lost, it goes to another one only if no data
+        has passed in either direction.
 
         Args:
-            event: What the worker is asked for; empty: by the stage.
+            event: The event that is requested; empty: as the stage has it.
 
         Raises:
             LocalProtocolError: If there are no sessions in this dialect.
@@ -547,10 +556,10 @@ class AsyncSupervisor:
 
     def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:
         """
-        Return a stream of what happens to the workers.
+        Return a stream of events in the life of the workers.
 
         It begins with the workers that run now, and ends with the supervisor. Close it
-        when you stop reading: it ends, too, when 10,000 events wait in it.
+        when you stop reading. It also ends when 10,000 events are waiting in it.
         """
         return self._observers.listen(self._pool.running())
 
@@ -601,7 +610,7 @@ class AsyncSupervisor:
             for lane in lanes:
                 self._pool.drop(lane)
             if stalled:
-                self._pool.kick()  # what waited for its consumer can go on now
+                self._pool.kick()  # what waited for its consumer can continue now
             if isinstance(submission, Lanes) and submission.unkeyed:
                 self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
 
@@ -619,7 +628,7 @@ class AsyncSupervisor:
     def _collect(self, submission: Submission | Lanes) -> list[Collected]:
         stalled, collected = submission.stalled, submission.collect()
         if stalled:
-            self._pool.kick()  # what waited for its consumer can go on now
+            self._pool.kick()  # what waited for its consumer can continue now
         if self._metrics is not None:
             for item in collected:
                 if isinstance(item, Outcome) and item.failed:
@@ -644,10 +653,19 @@ class AsyncSupervisor:
             raise InvalidState(
                 f"{self!r} is not running; use it as `async with AsyncSupervisor(...)`"
             )
-        # Nothing here is locked: what is woken belongs to one event loop.
+        self._in_loop()
+        return self._tasks
+
+    def _in_loop(self) -> None:
+        # There are no locks: the tasks that are woken belong to one event loop.
         if threading.get_ident() != self._thread:
             raise InvalidState(
                 f"{self!r} is used in another thread than that of its event loop;"
                 " use anyio.from_thread.run(), or asyncio.run_coroutine_threadsafe()"
             )
-        return self._tasks
+        # In another loop the call would wait forever: this loop does not run meanwhile.
+        if event_loop() != self._loop:
+            raise InvalidState(
+                f"{self!r} is used outside the event loop that it was entered in;"
+                " have all of it in one asyncio.run(), or another supervisor in each"
+            )

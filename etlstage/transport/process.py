@@ -1,18 +1,18 @@
 """
-A child process and its pipes: what starts workers unless something else is given.
+A child process and its pipes: the default way to start workers.
 
-The pipes are raw and do not block: reading and writing are tried first and waited for
-only when the pipe is ready. That is faster than the streams of either event loop, and
-needs no thread.
+The pipes are raw and non-blocking: reading and writing are tried first, and only if the
+pipe is not ready is it waited for. That is faster than the streams of either event
+loop, and needs no thread.
 
-Lock-step waits for three things more, which are done without anyio where the event loop
-is asyncio's. An exchange asks for the time once: there the clock is a method of the
-loop. It waits for a reply once: there the loop can call who takes it, and need not
-wake a task for that, nor register the descriptor anew. And its caller waits once: there
-for a bare future. On any other loop nothing is different.
+In lock-step, three more things take time, and are done without anyio if the event loop
+is asyncio's. An exchange asks for the time once: the clock is then a method of the
+loop. It waits for a reply once: the loop then calls the reader, without waking a task
+or registering the descriptor anew. And its caller waits once: then for a bare future.
+On any other loop all this is done with anyio.
 
-The end of a process is waited for without reaping it: until :meth:`PipeChild.kill` its
-pid can't be another's.
+The end of a process is awaited without reaping it: until :meth:`PipeChild.kill` its pid
+can't be reused for another process.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from time import monotonic
 from typing import IO, Final, Literal
 
 import anyio
+from anyio.lowlevel import current_token
 
 from etlstage.transport.base import ClosableReadable, LaunchRequest, describe_status
 from etlstage.transport.guard import lives
@@ -49,6 +50,7 @@ __all__ = (
     "Signal",
     "clock",
     "descendants",
+    "event_loop",
     "launch_over_pipes",
     "resident_bytes",
     "session_members",
@@ -57,13 +59,13 @@ __all__ = (
 
 _PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
 PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
-"""Marks a worker, and all that inherits its environment, as this one's."""
+"""Identifies one worker process, and all that inherits its environment."""
 STATUS_VARIABLE: Final = "ETLSTAGE_STATUS"
-"""Names a file: whatever a worker writes there reports that it is ready, and alive."""
+"""Names a file: anything a worker writes there reports that it is ready, or alive."""
 _numbers: Final = count(1)
-_CHECK: Final = 1.0  # seconds between two looks at the watchdog
+_CHECK: Final = 1.0  # seconds between two checks of the watchdog
 _POLL: Final = 0.02
-"""Seconds between two looks, where the kernel has no pidfd."""
+"""Seconds between two polls, if the kernel has no pidfd."""
 _F_SETPIPE_SZ: Final = getattr(fcntl, "F_SETPIPE_SZ", None)
 
 
@@ -72,7 +74,7 @@ class PipeReader:
     Our end of a pipe that a worker writes to.
 
     Args:
-        pipe: An unbuffered file, which becomes ours.
+        pipe: An unbuffered file; the reader takes ownership of it.
 
     """
 
@@ -83,7 +85,7 @@ class PipeReader:
         self._puller = Puller()
 
     def read(self, size: int, /) -> bytes | None:
-        # Who comes too late, when we have closed it, finds nothing, and no error.
+        # Reading after we have closed it is no error: there is just nothing to read.
         return b"" if self._pipe.closed else self._pipe.read(size)
 
     async def readable(self) -> None:
@@ -96,7 +98,7 @@ class PipeReader:
             await self._puller.run(self._pipe.fileno(), take)
 
     def stop_waiting(self) -> None:
-        """Wake who waits; safe once it is closed."""
+        """Wake waiting tasks; safe to call after closing."""
         self._puller.stop()
         if not self._pipe.closed:
             anyio.notify_closing(self._pipe.fileno())
@@ -126,7 +128,7 @@ class PipeWire(PipeReader):
         return stdin.write(data) or 0
 
     async def writable(self) -> None:
-        """Wait until stdin takes more, is broken, or is closed by us."""
+        """Wait until stdin takes more, is broken, or was closed by us."""
         if self._stdin is not None:
             with suppress(anyio.ClosedResourceError):
                 await anyio.wait_writable(self._stdin.fileno())
@@ -149,7 +151,7 @@ class PipeWire(PipeReader):
         return int.from_bytes(answer, sys.byteorder)
 
     def mismatch_hint(self) -> str:
-        """Return nothing: a pipe is there from the start."""
+        """Return an empty text: a pipe is connected from the start."""
         return ""
 
     def close(self) -> None:
@@ -161,14 +163,14 @@ class PipeChild:
     """
     A running program, leader of its own session and process group.
 
-    It dies, with its group, when this process does, in whatever way. It also dies
-    with the *thread* that has started it: start it from one that lives as long.
+    It dies, with its group, when this process does, in whatever way. It also dies with
+    the *thread* that started it: start it from one that lives as long.
 
     Args:
         popen: The program.
-        stderr: Its diagnostics.
-        status: Where it reports that it is ready, and alive, if anywhere.
-        mark: The variable that its environment has alone.
+        stderr: The stream of its stderr.
+        status: The pipe on which it reports that it is ready and alive, if any.
+        mark: The entry of its environment that identifies it.
 
     """
 
@@ -203,7 +205,8 @@ class PipeChild:
         """
         Send a signal to the worker and to whatever it started in its group.
 
-        SIGKILL also reaches what it started elsewhere, where that can be found.
+        SIGKILL also goes to processes that it started outside its group, as far as
+        these can be found.
         """
         if self._popen.returncode is not None:
             return
@@ -211,10 +214,10 @@ class PipeChild:
 
     async def wait(self) -> int:
         """
-        Return the exit status; what it has left in its group and session lives.
+        Return the exit status; processes left in its group and session still run.
 
         It is not reaped before :meth:`kill`: until then its pid, and so the id of its
-        group and session, can't be another's.
+        group and session, can't be reused.
         """
         if self._pidfd is not None:
             await _wait_ended(self._pidfd)
@@ -237,7 +240,7 @@ class PipeChild:
     def kill(self) -> int:
         if self._popen.returncode is not None:
             return 0
-        # To be looked for first: the dead have no children.
+        # Searched first: once it is dead, its children can't be found any more.
         others = self._others()
         self._send(SIGKILL, others)
         WATCHDOG.unregister(self.pid)
@@ -245,11 +248,11 @@ class PipeChild:
         return len(others)
 
     def kill_heirs(self) -> int:
-        """Kill what it has left in other sessions, if it still bears our mark."""
+        """Kill processes left in other sessions, if they still have our mark."""
         return _signal_all(heirs(self._mark), SIGKILL)
 
     def _others(self) -> list[int]:
-        """Return what it has started, where that can be found, the eldest first."""
+        """Return the processes it has started that can be found, parents first."""
         found = dict.fromkeys(descendants(self.pid))
         for member in session_members(self.pid):
             found |= dict.fromkeys((member, *descendants(member)))
@@ -275,7 +278,7 @@ def launch_over_pipes(request: LaunchRequest, /) -> tuple[PipeWire, PipeChild]:
 
     Raises:
         OSError: If the program can't be started; as :class:`subprocess.Popen`.
-        TermsRefused: If it is not allowed to be started on these terms.
+        TermsRefused: If the system refuses to start it on these terms.
 
     """
     popen, status, mark = _start_watched(request, merged=False)
@@ -291,11 +294,11 @@ def start_program(
     join: Callable[[PipeReader], ClosableReadable],
 ) -> PipeChild:
     """
-    Start a program with more words behind its command, and talk to it elsewhere.
+    Start a program with more arguments, to talk to it elsewhere than over pipes.
 
-    Its stdout goes where its stderr goes, and there is nothing on its stdin. ``join``
-    returns what is read for its stderr, given the pipe. It raises as
-    :func:`launch_over_pipes`.
+    Its stdout is merged with its stderr, and its stdin is empty. ``join`` is called
+    with the pipe of the two, and returns what is read as its stderr. Raises the same
+    errors as :func:`launch_over_pipes`.
     """
     command = (*request.command, *words)
     request = replace(request, command=command, stdin=False)
@@ -307,7 +310,7 @@ def start_program(
 def _start_watched(
     request: LaunchRequest, *, merged: bool
 ) -> tuple[subprocess.Popen[bytes], IO[bytes] | None, bytes]:
-    """Start it; the watchdog knows of it. ``merged``: stderr goes to stdout."""
+    """Start it, registered with the watchdog. ``merged``: stderr goes to stdout."""
     WATCHDOG.expect()
     try:
         with ExitStack() as failed:
@@ -323,7 +326,7 @@ def _start_watched(
 def _start(
     request: LaunchRequest, failed: ExitStack, *, merged: bool
 ) -> tuple[subprocess.Popen[bytes], IO[bytes] | None, bytes]:
-    """Start it; ``failed`` gets what is to be undone if that goes wrong."""
+    """Start it; ``failed`` gets what to undo if that fails."""
     _keep_freed_memory()
     terms, status = request.terms, None
     env = {**request.env, VARIABLE: WATCHDOG.mark}
@@ -366,10 +369,10 @@ def _start(
 @cache
 def _keep_freed_memory() -> None:
     """
-    Have glibc keep up to twice as much free memory as the largest block freed so far.
+    Make glibc keep up to twice as much free memory as the largest block freed so far.
 
-    By itself it returns the end of its heap to the kernel when buffers for what a pipe
-    holds are freed, and the next ones come from there, each page to be cleared.
+    By default it returns the end of its heap to the kernel when buffers as large as a
+    pipe are freed, and gets the next ones from there, with each page to be cleared.
     """
     bytes(16 * _PIPE_SIZE)
 
@@ -377,12 +380,12 @@ def _keep_freed_memory() -> None:
 def _pipe(
     stack: ExitStack, failed: ExitStack, terms: LaunchTerms, mode: Literal["rb", "wb"]
 ) -> tuple[int, IO[bytes]]:
-    """Return the program's end of a pipe, which ``stack`` closes, and ours."""
+    """Return the program's end of a pipe, which ``stack`` closes, and our own."""
     reading, writing = os.pipe()
     theirs, ours = (writing, reading) if mode == "rb" else (reading, writing)
     stack.callback(os.close, theirs)
-    # Else another user could not open it by name, such as /dev/stderr. The program may
-    # do so as soon as it runs: before it is started.
+    # Otherwise a program of another user could not open it by name, such as
+    # /dev/stderr. It may do so as soon as it runs, so this precedes its start.
     if terms.user is not None:
         with suppress(OSError, OverflowError):
             os.fchown(theirs, terms.user, -1)
@@ -390,7 +393,7 @@ def _pipe(
 
 
 def _enlarge(fd: int) -> None:
-    # Refused when the user has too many large pipes already: then it stays small.
+    # Refused if the user already has too many large pipes: then it stays small.
     if _F_SETPIPE_SZ is not None:
         with suppress(OSError):
             fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_SIZE)
@@ -398,15 +401,15 @@ def _enlarge(fd: int) -> None:
 
 # --- the process table ---------------------------------------------------------------
 #
-# What a worker has started, where it has left its process group, as far as that can be
-# seen at once, and only on Linux: members of the session that the worker leads,
-# also when the worker is dead; and its children and theirs, as long as the line of
-# parents is unbroken. A daemon, which has made a session of its own and whose parent
-# has ended, is neither: it is known only by what it has inherited in its environment.
+# Finds processes that a worker has started and that have left its process group, as far
+# as a look at the table shows them, and only on Linux: members of the session that the
+# worker leads, even if the worker is dead; and its descendants, as long as the line of
+# parents is unbroken. A daemon, which made a session of its own and whose parent has
+# ended, is neither: only its inherited environment identifies it.
 
 
 def session_members(leader: int) -> list[int]:
-    """Return the processes of the session that ``leader``, not reaped yet, leads."""
+    """Return the other processes in the session of ``leader``, which is not reaped."""
     # No file is opened: a tenth of a millisecond for a hundred processes.
     members = []
     for name in _listing("/proc"):
@@ -420,11 +423,11 @@ def session_members(leader: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the children of ``pid`` and theirs, the eldest first."""
+    """Return the descendants of ``pid``, parents before their children."""
     found = [pid]
     for parent in found:
-        # A list for each thread that has forked: proc_tid_children(5). It may miss one
-        # while others exit, so this is a help and not a proof; the mark is.
+        # One list per thread that has forked: proc_tid_children(5). It may miss a child
+        # while others exit, so this is best effort; the mark is reliable.
         for task in _listing(f"/proc/{parent}/task"):
             try:
                 children = Path(f"/proc/{parent}/task/{task}/children").read_text()
@@ -437,7 +440,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return what a process has in memory, None if it is gone."""
+    """Return the resident memory of a process in bytes; None if it is gone."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except OSError:
@@ -447,7 +450,7 @@ def resident_bytes(pid: int) -> int | None:
 
 def heirs(entry: bytes) -> list[int]:
     """Return the processes whose environment has ``entry``, such as ``NAME=value``."""
-    # A file for each process: milliseconds. It is asked for only when there is one.
+    # Reads a file per process, which takes milliseconds: used only if one is suspected.
     found = []
     for name in _listing("/proc"):
         try:
@@ -466,7 +469,7 @@ def _listing(folder: str) -> list[str]:
         return []
 
 
-# --- ends, and what is waited for ----------------------------------------------------
+# --- signals, exits and waiting ------------------------------------------------------
 
 
 def _signal_all(pids: Iterable[int], number: Signals) -> int:
@@ -480,7 +483,7 @@ def _signal_all(pids: Iterable[int], number: Signals) -> int:
 
 
 async def _wait_ended(pidfd: int) -> None:
-    """Wait until a process has ended; meanwhile see to it that the watchdog lives."""
+    """Wait until a process has ended; meanwhile keep the watchdog alive."""
     while True:
         began = monotonic()
         with anyio.move_on_after(_CHECK):
@@ -488,15 +491,15 @@ async def _wait_ended(pidfd: int) -> None:
             return
         now = monotonic()
         if now - began < 0.9 * _CHECK:
-            # The clock of the event loop is a test's, which jumps to whatever time
-            # somebody waits for.
+            # The event loop has a simulated clock, which jumps to the next time that
+            # a task waits for.
             await anyio.wait_readable(pidfd)
             return
         WATCHDOG.check(now)
 
 
 async def _look_again(pid: int) -> None:
-    """Wait until a process has ended, or for a moment if that can't be watched."""
+    """Wait until a process has ended, or for a moment if there is no pidfd."""
     try:
         pidfd = os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -509,7 +512,7 @@ async def _look_again(pid: int) -> None:
 
 
 def _status_of(pid: int) -> int | None:
-    """Return the exit status of a child that is not reaped; None if it runs."""
+    """Return the exit status of a child without reaping it; None if it runs."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     if ended is None:
         return None
@@ -518,12 +521,24 @@ def _status_of(pid: int) -> int | None:
 
 
 def clock() -> Callable[[], float]:
-    """Return the clock of :func:`anyio.current_time`, in this event loop."""
+    """Return the clock behind :func:`anyio.current_time` in this event loop."""
     return asyncio.get_running_loop().time if _is_ours() else anyio.current_time
 
 
+def event_loop() -> object | None:
+    """Return an object that identifies the event loop; None outside of any."""
+    try:
+        return asyncio.get_running_loop()  # takes a sixth of the time
+    except RuntimeError:
+        pass
+    try:
+        return current_token()
+    except anyio.NoEventLoopError:
+        return None
+
+
 class Puller:
-    """Has what can be read taken at once, and not when a task gets its turn."""
+    """Calls a reader as soon as a descriptor is readable, without waking a task."""
 
     def __init__(self) -> None:
         self._stopped: asyncio.Future[None] | None = None
@@ -532,8 +547,8 @@ class Puller:
         """
         Wait until a descriptor can be read, or :meth:`stop`.
 
-        On asyncio ``take`` is called instead, as often as there is something to read,
-        until it returns False; what it raises is raised here.
+        On asyncio ``take`` is called instead, each time there is something to read,
+        until it returns False; errors that it raises are raised here.
         """
         if not _is_ours():
             with suppress(anyio.ClosedResourceError):
@@ -564,13 +579,13 @@ class Puller:
                 raise failed[0]
 
     def stop(self) -> None:
-        """Wake who waits on asyncio; others are woken by ``anyio.notify_closing``."""
+        """Wake a task on asyncio; ``anyio.notify_closing`` wakes those elsewhere."""
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
 
 
 class Signal:
-    """An event that is there again once it was waited for, by one task."""
+    """An event for one waiting task, which resets itself after each wait."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -578,7 +593,7 @@ class Signal:
         self._event: anyio.Event | None = None
 
     def set(self) -> None:
-        """Wake who waits, or the next who will."""
+        """Wake the waiting task, or let the next wait return at once."""
         self._is_set = True
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
@@ -586,7 +601,7 @@ class Signal:
             self._event.set()
 
     async def wait(self) -> None:
-        """Wait until set since the last time."""
+        """Wait until it is set, or was set since the last wait."""
         if not self._is_set:
             if _is_ours():
                 self._future = asyncio.get_running_loop().create_future()
@@ -598,7 +613,7 @@ class Signal:
 
 
 def _is_ours() -> bool:
-    # A host of trio's may be asyncio: its loop runs then, but none of its tasks.
+    # Trio may run as a guest of asyncio: then that loop runs, but none of its tasks.
     try:
         return asyncio.current_task() is not None
     except RuntimeError:
@@ -606,7 +621,7 @@ def _is_ours() -> bool:
 
 
 def _say_asyncio() -> None:
-    """Show anyio which loop it is, where it asks the task: in here there is none."""
+    """Identify the loop for anyio, which asks the task: a callback has none."""
     with suppress(ImportError):
         from sniffio import current_async_library_cvar
 

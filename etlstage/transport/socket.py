@@ -1,23 +1,23 @@
 """
-A child process that connects to a socket of ours: for dialects in which workers do.
+A child process that connects to our socket, for dialects in which workers do so.
 
 One listener, in a private folder, serves all workers of an event loop that speak the
-same dialect as the same user; so each task of Spark, which has a loop of its own, has a
-folder of its own. It lives as long as a wire of it does.
+same dialect and run as the same user; so each Spark task, which has its own loop, has
+its own folder. A listener lives as long as any of its wires.
 
-Which connection is whose only the dialect knows. The seam is two methods of its
-``connection``: :meth:`~etlstage.protocol.base.Connector.arguments` has how a worker is
-given a token, and :meth:`~etlstage.protocol.base.Connector.identity` finds that in
-the first bytes of a connection. Those are then handed on, for the session to read like
-all others: here nothing is known of frames.
+Only the dialect knows which connection belongs to which worker. Two methods of its
+``connection`` are used for that: :meth:`~etlstage.protocol.base.Connector.arguments`
+passes a token to a worker, and :meth:`~etlstage.protocol.base.Connector.identity` finds
+the token in the first bytes of a connection. Those bytes are then handed on, for the
+session to read like all others: this module knows nothing of frames.
 
-Where a worker asks for services is a server of its own, on the loopback interface, for
-one worker alone: so its lines are known to be that worker's, and come out between those
-that it writes to stderr. What is asked and answered is a matter of the dialect; see
+Each worker asks for services at its own server on the loopback interface. So lines that
+are sent there are known to be that worker's, and are inserted between those that it
+writes to stderr. The dialect decides what is asked and answered; see
 :meth:`~etlstage.protocol.base.Connector.services`.
 
-Nothing runs here by itself. A task that waits for one worker to connect accepts all
-connections; one that reads a worker's stderr serves its locator.
+Nothing runs in the background. A task that waits for one worker to connect accepts all
+connections; a task that reads a worker's stderr serves its locator.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ __all__ = (
 )
 
 _LOG: Final = logging.getLogger("etlstage")
-_IDENTITY: Final = 64 * 1024  # bytes in which a worker identifies itself
-_UNIDENTIFIED: Final = 64  # connections that have not identified themselves
+_IDENTITY: Final = 64 * 1024  # bytes within which a worker identifies itself
+_UNIDENTIFIED: Final = 64  # most connections that have not identified themselves
 _NAME: Final = "workers"
-_LONGEST: Final = 100  # bytes of a path that any system takes for a socket
+_LONGEST: Final = 100  # bytes of a socket's path that every system accepts
 _BUFFER: Final = 1024 * 1024  # bytes; the kernel may give less
 _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
 _CLIENTS: Final = 16
-_CHUNK: Final = 65536  # bytes a read
+_CHUNK: Final = 65536  # bytes per read
 _HOST: Final = "127.0.0.1"
 
 
@@ -73,8 +73,8 @@ class SocketWire:
     """
     The conversation with a worker that connects to us, before and after it does.
 
-    Until then nothing is to be read, and there is no room to write. By its ``token`` the
-    worker identifies itself at the listener.
+    Before that, there is nothing to read and no room to write. The worker identifies
+    itself to the listener by its ``token``.
     """
 
     def __init__(self, listener: Listener, token: str) -> None:
@@ -83,22 +83,22 @@ class SocketWire:
         self._wakeup_fd = listener.wakeup_fd()
         self._socket: socket.socket | None = None
         self._received = b""  # read already
-        self._connected = anyio.Event()  # or never
+        self._connected = anyio.Event()  # connected, or given up
         self._ended = False  # we write no more
-        self._gone = False  # the worker does not connect, or is no more
-        self._reset = False  # and left something unread
+        self._gone = False  # the worker never connects, or has disconnected
+        self._reset = False  # it disconnected and left something unread
         self._last = 0  # bytes that the last write took
         self._puller = Puller()
-        self._mistaken = False  # a client came under an unknown name
+        self._mistaken = False  # a client connected under an unknown name
 
     @property
     def endpoint(self) -> str:
-        """Where it connects."""
+        """The path of the socket to connect to."""
         assert self._listener is not None, "it is not closed"
         return self._listener.endpoint
 
     def connect(self, connection: socket.socket, received: bytes) -> None:
-        """Be connected to a worker that has sent this."""
+        """Use the worker's connection, from which ``received`` was already read."""
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self._socket = connection
@@ -118,7 +118,7 @@ class SocketWire:
         except BlockingIOError:
             return None
         except OSError:
-            # So the end of one looks that had not read everything.
+            # The connection of a worker ends like this if it had not read everything.
             self._reset = True
             data = b""
         self._gone = not data
@@ -140,7 +140,7 @@ class SocketWire:
             await self._puller.run(self._socket.fileno(), take)
 
     def stop_waiting(self) -> None:
-        """Wake who waits to read; safe once it is closed."""
+        """Wake tasks that wait to read; safe to call after closing."""
         self._puller.stop()
         if self._listener is not None:
             own = self._socket.fileno() if self._socket is not None else self._wakeup_fd
@@ -164,7 +164,7 @@ class SocketWire:
         """
         Wait until there is room, or until writing would fail.
 
-        It accepts no connection: only waiting to read does.
+        This accepts no connections: only waiting to read does.
         """
         await self._connected.wait()
         if self._socket is not None and not (self._ended or self._gone):
@@ -172,10 +172,10 @@ class SocketWire:
                 await anyio.wait_writable(self._socket.fileno())
 
     def close_write(self) -> None:
-        """Send the worker an end of input; one that has not come is not admitted."""
+        """Send the end of input; a worker that has not connected can't any more."""
         if self._ended:
             return
-        self._look()  # it may have come, sent all, and gone
+        self._look()  # it may have connected, sent everything and disconnected
         self._ended = True
         if self._socket is None:
             self._give_up()
@@ -185,10 +185,10 @@ class SocketWire:
 
     def unread(self) -> int:
         """
-        Return how many bytes wait for the worker, at least; 0 if that is unknown.
+        Return a lower bound of the bytes that wait for the worker; 0 if unknown.
 
-        The kernel reports that there are some, and not how many: the last to be written
-        are among them.
+        The kernel reports whether there are any, but not how many: at least those of
+        the last write.
         """
         if self._socket is None:
             return 0
@@ -206,7 +206,7 @@ class SocketWire:
         return ""
 
     def mistake(self) -> None:
-        """Record that a client came under a name that no worker has, or has any more."""
+        """Record that a client connected under a name that no awaited worker has."""
         self._mistaken = True
 
     def close(self) -> None:
@@ -236,11 +236,11 @@ class SocketWire:
 
 class Listener:
     """
-    Where workers connect.
+    A listening socket to which workers connect.
 
     Args:
-        connector: Of what they speak; its settings don't matter.
-        user: Who they are, if not we.
+        connector: The connector of their dialect; its settings don't matter.
+        user: The uid that they run as; None: our own.
 
     """
 
@@ -255,7 +255,7 @@ class Listener:
             self.folder: Path = _private_folder()
             failed.callback(discard_scratch, self.folder)
             self.endpoint: str = os.fspath(self.folder / _NAME)
-            # The folder is ours alone; so at no moment is the socket open to others.
+            # The folder is private, so the socket is open to others at no moment.
             self._socket.bind(self.endpoint)
             os.chmod(self.endpoint, 0o600)
             if user is not None:
@@ -271,18 +271,18 @@ class Listener:
 
     @property
     def idle(self) -> bool:
-        """Whether no wire needs it any more; it is closed then."""
+        """Whether no wire needs it any more: it is closed then."""
         return not self._wires
 
     def expect(self) -> SocketWire:
-        """Return the wire of a worker that is to connect."""
+        """Return the wire for a worker that is going to connect."""
         wire = SocketWire(self, str(uuid4()))
         self._expected[wire.token] = wire
         self._wires += 1
         return wire
 
     def wakeup_fd(self) -> int:
-        """Return a descriptor of one's own to wait for: reading rings for all."""
+        """Return a new descriptor, readable when any socket of the listener is."""
         return os.dup(self._selector.fileno())
 
     def serve(self) -> None:
@@ -297,11 +297,11 @@ class Listener:
                 self._hear(key.fileobj)
 
     def forget(self, token: str) -> None:
-        """Expect a worker no more."""
+        """Stop expecting a worker."""
         self._expected.pop(token, None)
 
     def release(self) -> None:
-        """Let go of a wire that is closed; the last one takes all with it."""
+        """Release a closed wire; the last one closes the listener."""
         self._wires -= 1
         if self._wires:
             return
@@ -317,7 +317,7 @@ class Listener:
                 connection, _ = self._socket.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # too many open files, or it has gone again
+            except OSError as error:  # too many open files, or it has disconnected
                 _LOG.warning("can't take a worker's connection: %s", error)
                 return
             connection.setblocking(False)
@@ -328,7 +328,7 @@ class Listener:
             self._hear(connection)
 
     def _hear(self, connection: socket.socket) -> None:
-        """Read the identity of a client."""
+        """Read the identity of a client; admit it or refuse it."""
         try:
             data = connection.recv(_IDENTITY)
         except BlockingIOError:
@@ -356,8 +356,8 @@ class Listener:
     def _admit(self, connection: socket.socket, token: str, received: bytes) -> None:
         wire = self._expected.pop(token, None)
         if wire is None:
-            # Not the token: it may be that of a worker which is connected.
-            self._refuse(connection, "is no worker that we wait for")
+            # Don't log the token: it may be that of a connected worker.
+            self._refuse(connection, "is not a worker that we wait for")
             for waiting in self._expected.values():
                 waiting.mistake()
             return
@@ -376,14 +376,14 @@ class Listener:
 
 
 class LocatorServer:
-    """A worker's stderr, and what it sends to the services that it finds."""
+    """A worker's stderr, merged with the log lines that it sends to services."""
 
     def __init__(self, connector: Connector) -> None:
         self._services = connector.services
         self._clients: dict[socket.socket, Services] = {}
         self._pipe: PipeReader | None = None
         self._lines = b""
-        self._whole = True  # what was read last ends a line
+        self._whole = True  # what was read last ended with a whole line
         self._selector = selectors.DefaultSelector()
         self._socket = socket.create_server((_HOST, 0))
         self._socket.setblocking(False)
@@ -392,11 +392,11 @@ class LocatorServer:
 
     @property
     def endpoint(self) -> str:
-        """Where it is."""
+        """The address of the server."""
         return f"{_HOST}:{self._port}"
 
     def join(self, pipe: PipeReader) -> Self:
-        """Be read for what comes out of a pipe, too; the pipe becomes ours."""
+        """Also read from a pipe, and take ownership of it; return the server."""
         self._pipe = pipe
         self._selector.register(pipe.fileno(), selectors.EVENT_READ)
         return self
@@ -406,7 +406,7 @@ class LocatorServer:
             return b""
         self._serve()
         if self._lines:
-            # The worker may be in the middle of one.
+            # The worker may have written a part of a line to stderr.
             lines = self._lines if self._whole else b"\n" + self._lines
             self._whole = True
             data, self._lines = lines[:size], lines[size:]
@@ -422,7 +422,7 @@ class LocatorServer:
                 await anyio.wait_readable(self._selector.fileno())
 
     def stop_waiting(self) -> None:
-        """Wake who waits; safe once it is closed."""
+        """Wake waiting tasks; safe to call after closing."""
         if self._pipe is not None:
             anyio.notify_closing(self._selector.fileno())
 
@@ -458,7 +458,7 @@ class LocatorServer:
         try:
             data = client.recv(_CHUNK)
             answer = services.receive_data(data)
-            # It is short; who does not read what he asks for has to do without.
+            # Answers are short; a client that does not read them is disconnected.
             served = client.send(answer) == len(answer)
         except (OSError, ProtocolError):
             data, served = b"", False
@@ -474,10 +474,10 @@ _LISTENERS: Final[RunVar[dict[tuple[str, int | None], Listener]]] = RunVar("list
 
 def launch_over_socket(request: LaunchRequest, /) -> tuple[SocketWire, PipeChild]:
     """
-    Start a program that connects to a socket of ours in a private folder.
+    Start a program that connects to our socket in a private folder.
 
-    What it writes to stdout goes with what it writes to stderr; its stdin is empty. It
-    is waited for to connect while its wire is waited for.
+    Its stdout is merged with its stderr; its stdin is empty. Its connection is accepted
+    while a task waits for its wire.
     """
     connector = request.dialect.connection
     assert connector is not None, f"workers of {request.dialect.name} have pipes"
@@ -517,7 +517,7 @@ def _private_folder() -> Path:
 
 
 def launch_worker(request: LaunchRequest, /) -> tuple[Wire, Child]:
-    """Start a worker as its dialect has it: on pipes, or to connect to a socket."""
+    """Start a worker over pipes, or over a socket if its dialect has a connection."""
     launch: Launch = launch_over_pipes
     if request.dialect.connection is not None:
         launch = launch_over_socket

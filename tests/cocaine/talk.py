@@ -20,6 +20,7 @@ from etlstage.protocol.events import (
 from etlstage.transport import LaunchRequest, launch_over_socket
 from etlstage.transport.process import PipeChild
 from etlstage.transport.socket import SocketWire
+from tests.patience import HANG
 
 __all__ = ("Talk", "talking")
 
@@ -29,11 +30,11 @@ class Talk:
     What was received from a worker, and what is sent to it.
 
     Attributes:
-        outputs: By number of the session.
+        outputs: Chunks by number of the session.
         ended: Numbers of the sessions that have ended, in order.
         refused: Category, code and reason by number of the session.
-        events: All of them.
-        deaf: Nothing is written to the worker.
+        events: All events that were received.
+        deaf: Whether nothing is written to the worker.
 
     """
 
@@ -56,9 +57,10 @@ class Talk:
         self.session.send(event)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Talk until something holds."""
-        with anyio.fail_after(8):
+        """Talk until a condition holds; fail if the worker is gone before."""
+        with anyio.fail_after(HANG):
             while not condition():
+                assert not self.gone, self.events
                 self._write()
                 data = self.wire.read(65536)
                 if data is None:
@@ -74,11 +76,11 @@ class Talk:
 
     async def exited(self) -> int:
         """Return the exit status."""
-        with anyio.fail_after(8):
+        with anyio.fail_after(HANG):
             return await self.child.wait()
 
     def seen(self, kind: type[Any]) -> bool:
-        """Return whether such an event has come."""
+        """Return whether an event of a kind has been received."""
         return any(isinstance(event, kind) for event in self.events)
 
     def _write(self) -> None:
@@ -112,7 +114,7 @@ class Talk:
 async def talking(
     command: Sequence[str], dialect: CocaineDialect | None = None
 ) -> AsyncIterator[Talk]:
-    """Give a conversation with a worker that is ready; it is gone at the end."""
+    """Yield a conversation with a worker that is ready; it is killed at the end."""
     dialect = dialect or CocaineDialect()
     env = {"PATH": "/usr/bin:/bin"}
     request = LaunchRequest(tuple(command), env, stage="app", dialect=dialect)

@@ -19,9 +19,10 @@ from etlstage.protocol.events import (
     Opened,
 )
 from tests.cocaine.talk import Talk, talking
+from tests.patience import HANG
 from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
 
-# The first of them installs it.
+# The first test installs the framework.
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
@@ -35,13 +36,13 @@ async def ask(talk: Talk, event: str, *messages: bytes) -> list[bytes]:
 async def test_it_is_ready_at_once_and_keeps_beating(
     framework: tuple[str, ...],
 ) -> None:
-    """Handshake and heartbeat; the next beats when ours are answered."""
-    async with talking((*framework[:2], "0.1")) as talk:
+    """It sends handshake and heartbeat, and further heartbeats as ours arrive."""
+    async with talking((*framework[:2], "1")) as talk:
         await talk.until(lambda: sum(isinstance(e, Alive) for e in talk.events) >= 3)
 
 
 async def test_chunks_come_back(framework: tuple[str, ...]) -> None:
-    """Three of them, then the end."""
+    """Three chunks come back, and then the end."""
     async with talking(framework) as talk:
         assert await ask(talk, "echo", b"one", b"", b"\xff") == [b"one", b"", b"\xff"]
 
@@ -66,7 +67,7 @@ async def test_error_ends_a_session(
 
 
 async def test_session_can_be_cancelled(framework: tuple[str, ...]) -> None:
-    """Its handler is notified, and it hits no other session."""
+    """The handler is notified, and no other session is affected."""
     async with talking(framework) as talk:
         talk.send(Opened(1, [b"x"], each=False, ended=False, event="echo"))
         await talk.until(lambda: talk.outputs[1])
@@ -76,7 +77,7 @@ async def test_session_can_be_cancelled(framework: tuple[str, ...]) -> None:
         await talk.until(lambda: 2 in talk.ended)
         assert (talk.outputs[1], talk.outputs[2]) == ([b"x"], [b"y"])
         said = b""
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             while b"\n" not in said:
                 await talk.child.stderr.readable()
                 said += talk.child.stderr.read(1000) or b""
@@ -84,7 +85,7 @@ async def test_session_can_be_cancelled(framework: tuple[str, ...]) -> None:
 
 
 async def test_sessions_interleave(framework: tuple[str, ...]) -> None:
-    """Five that are open at once, closed in reverse order."""
+    """Five sessions are open at once, and closed in reverse order."""
     async with talking(framework) as talk:
         ids = range(1, 6)
         for id_ in ids:
@@ -102,7 +103,7 @@ async def test_sessions_interleave(framework: tuple[str, ...]) -> None:
 
 
 async def test_chunk_may_be_longer_than_a_read(framework: tuple[str, ...]) -> None:
-    """So do most documents come."""
+    """Most documents arrive in several reads."""
     async with talking(framework) as talk:
         assert await ask(talk, "echo", b"x" * 100_000) == [b"x" * 100_000]
 
@@ -110,7 +111,7 @@ async def test_chunk_may_be_longer_than_a_read(framework: tuple[str, ...]) -> No
 async def test_it_drops_what_it_has_when_it_is_asked_to_end(
     framework: tuple[str, ...],
 ) -> None:
-    """Which is why it is sealed first: it echoes terminate, and exits with 0."""
+    """It exits with status 0 without ending its session, so a stage seals it first."""
     async with talking(framework) as talk:
         talk.send(Opened(1, [b"x"], each=False, event="slow"))
         await talk.until(lambda: talk.outputs[1])
@@ -123,7 +124,7 @@ async def test_it_drops_what_it_has_when_it_is_asked_to_end(
 async def test_it_is_sealed_before_it_is_asked_to_end(
     framework: tuple[str, ...],
 ) -> None:
-    """What it has is ended; so nothing is lost when a stage stops."""
+    """Its sessions end first, so nothing is lost when a stage stops."""
     stage = Stage(name="app", worker=framework, dialect=CocaineDialect(event="slow"))
     async with AsyncSupervisor(stage) as supervisor, anyio.create_task_group() as tasks:
         results = []
@@ -140,7 +141,7 @@ async def test_it_is_sealed_before_it_is_asked_to_end(
 
 
 async def test_it_may_leave_by_itself(framework: tuple[str, ...]) -> None:
-    """What it has answered counts; that it left, with status 0, is a failure."""
+    """Its replies count, but leaving by itself is a failure, even with status 0."""
     stage = Stage(name="app", worker=framework, dialect=CocaineDialect(event="leave"))
     async with AsyncSupervisor(stage) as supervisor:
         assert await supervisor.ask(b"x", timeout=15) == (b"bye",)
@@ -151,7 +152,7 @@ async def test_it_may_leave_by_itself(framework: tuple[str, ...]) -> None:
 async def test_it_exits_when_heartbeats_go_unanswered(
     framework: tuple[str, ...],
 ) -> None:
-    """With status 0, although no one asked it to: that is no success."""
+    """Its status is 0 although it was not asked to exit, which counts as a failure."""
     async with talking((*framework[:2], "0.2")) as talk:
         talk.deaf = True
         await talk.until(lambda: talk.gone)
@@ -167,7 +168,7 @@ async def test_it_exits_when_heartbeats_go_unanswered(
 async def test_services_are_found_or_refused(
     framework: tuple[str, ...], service: bytes, answer: bytes
 ) -> None:
-    """No one waits for one that is not there."""
+    """A missing service is refused at once."""
     stage = Stage(name="app", worker=framework, dialect=CocaineDialect(event="resolve"))
     async with AsyncSupervisor(stage) as supervisor:
         (said,) = await supervisor.ask(service, timeout=15)
@@ -175,10 +176,10 @@ async def test_services_are_found_or_refused(
 
 
 async def test_session_is_kept_open(framework: tuple[str, ...]) -> None:
-    """It hears each chunk, a cancel, and lives on; the error of a handler is reported."""
+    """The handler gets each chunk, and a cancellation; its error is reported."""
     stage = Stage(name="app", worker=framework, dialect=CocaineDialect())
     async with AsyncSupervisor(stage) as supervisor:
-        with anyio.fail_after(15):
+        with anyio.fail_after(HANG):
             async with supervisor.session("echo") as session:
                 for chunk in (b"one", b"\xff" * 100_000):
                     await session.send(chunk)

@@ -31,8 +31,10 @@ from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
 pytestmark = pytest.mark.process
 
 WORKER = """
-import os, sys
+import os, queue, sys
 from etlstage.worker import cocaine
+
+cancelled = queue.SimpleQueue()
 
 def shout(request, response):
     for chunk in request:
@@ -53,7 +55,10 @@ def wait(request, response):
     try:
         request.read()
     except cocaine.SessionCancelled as error:
-        print(error, flush=True)
+        cancelled.put(str(error).encode())
+
+def seen(request, response):
+    response.write(cancelled.get())
 
 def block(request, response):
     name = request.read()
@@ -62,7 +67,7 @@ def block(request, response):
 
 cocaine.run({
     "shout": shout, "refuse": refuse, "boom": boom, "code": code, "wait": wait,
-    "block": block,
+    "block": block, "seen": seen,
 })
 """
 COMMAND = (sys.executable, "-c", WORKER)
@@ -76,7 +81,7 @@ def stage(event: str, **settings: Any) -> Stage:  # noqa: ANN401 - passed on
 
 @pytest.mark.parametrize("version", [CocaineVersion.ZERO, CocaineVersion.ONE])
 async def test_handlers_answer_sessions(version: CocaineVersion) -> None:
-    """Many at once, in either version; large chunks, and none."""
+    """Many at once, in either version, with large chunks and an empty one."""
     messages = [b"m%d" % n for n in range(200)] + [b"", b"x" * 3_000_000]
     async with AsyncSupervisor(stage("shout", protocol=version)) as supervisor:
         results = await supervisor.submit(messages)
@@ -86,7 +91,7 @@ async def test_handlers_answer_sessions(version: CocaineVersion) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])
 def test_endpoint_may_be_one_of_tcp(host: str) -> None:
-    """As the protocol has it; ours is a path."""
+    """The protocol allows it, although our endpoint is a path."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         at = server.getsockname()
         with cocaine._connected(f"{host}:{at[1]}") as wire:
@@ -103,7 +108,7 @@ def test_endpoint_may_be_one_of_tcp(host: str) -> None:
     ],
 )
 async def test_handler_refuses(event: str, code: int, reason: str) -> None:
-    """The worker lives on."""
+    """The worker continues."""
     async with AsyncSupervisor(stage(event)) as supervisor:
         for result in await supervisor.submit([b"no date"] * 2):
             assert isinstance(result.error, WorkerRefusal)
@@ -112,7 +117,7 @@ async def test_handler_refuses(event: str, code: int, reason: str) -> None:
 
 
 async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> None:
-    """What was open when it was asked to end is ended first."""
+    """A session that is open at the request to end is finished first."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     async with talking(COMMAND) as talk:
@@ -129,7 +134,7 @@ async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> N
 
 
 async def test_handler_is_notified_that_it_is_cancelled() -> None:
-    """What it sends after that hits no other session."""
+    """Its later output reaches no other session."""
     async with talking(COMMAND) as talk:
         talk.send(Opened(1, [], each=False, ended=False, event="wait"))
         await talk.until(lambda: talk.outputs[1])
@@ -137,11 +142,14 @@ async def test_handler_is_notified_that_it_is_cancelled() -> None:
         talk.send(Opened(2, [b"x"], each=False, event="shout"))
         await talk.until(lambda: 2 in talk.ended)
         assert talk.outputs[2] == [b"X"]
+        talk.send(Opened(3, [b""], each=False, event="seen"))
+        await talk.until(lambda: 3 in talk.ended)
+        assert b"client gone" in b"".join(talk.outputs[3])
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_session_is_kept_open(backend: str) -> None:
-    """Large chunks go there and come back, while both sides wait for each other."""
+    """Large chunks pass both ways, without a deadlock."""
     chunks = [b"%d" % n * 300_000 for n in range(30)]
 
     async def send(session: WorkerSession) -> None:
@@ -190,21 +198,21 @@ async def test_epochs_are_loaded_and_committed(tmp_path: Path) -> None:
 
 
 async def test_supervisor_that_is_gone_is_no_success() -> None:
-    """No one has asked it to end."""
+    """Its connection ended without a request to end."""
     async with talking(COMMAND) as talk:
         talk.wire.close_write()
         assert await talk.exited() == 1
 
 
 def test_worker_alone_shows_what_is_missing() -> None:
-    """Somebody has started it by hand."""
+    """A user who starts it by hand learns that a supervisor has to."""
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--uuid is missing: a supervisor has to start it" in done.stderr
 
 
 def test_without_msgpack_it_shows_what_to_install() -> None:
-    """Importing the module needs nothing."""
+    """Importing the module does not need msgpack."""
     script = f"import sys; sys.modules['msgpack'] = None\n{WORKER}"
     command = (sys.executable, "-c", script, "--uuid", "u", "--endpoint", "/nowhere")
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -32,20 +32,20 @@ from etlstage.stage.contract import Checker
         (
             ReplyContract(json=True),
             [b"1", b"{"],
-            "breaks expect.json: output 2 is no JSON document",
+            "breaks expect.json: output 2 is not a JSON document",
         ),
         *(
             (
                 ReplyContract(json=True),
                 [text],
-                "breaks expect.json: output 1 is no JSON document",
+                "breaks expect.json: output 1 is not a JSON document",
             )
             for text in (b"", b"NaN", b"[Infinity]", b"\xff", b"1 2", b"[" * 10**5)
         ),
     ],
 )
 def test_flaw(contract: ReplyContract, outputs: list[bytes], flaw: str) -> None:
-    """What was promised, and nothing of the reply itself (issue 26)."""
+    """The text names the broken promise, and quotes nothing of the reply (issue 26)."""
     found = Checker(contract)(outputs)
     assert ("" if found is None else str(found)) == flaw
     assert contract.given == (contract != ReplyContract())
@@ -69,12 +69,12 @@ SCHEMA = {
         (
             ReplyContract(where="n >= 0"),
             [b"n"],
-            "breaks expect.where: output 1 is no JSON document",
+            "breaks expect.where: output 1 is not a JSON document",
         ),
         (
             ReplyContract(where="n >= 0", json=True),
             [b"n"],
-            "breaks expect.json: output 1 is no JSON document",
+            "breaks expect.json: output 1 is not a JSON document",
         ),
         (ReplyContract(schema=SCHEMA), [b'{"n": 1}', b"[]"], ""),
         (
@@ -90,27 +90,27 @@ SCHEMA = {
         (
             ReplyContract(schema={"type": "object"}),
             [b"-"],
-            "breaks expect.schema: output 1 is no JSON document",
+            "breaks expect.schema: output 1 is not a JSON document",
         ),
     ],
 )
 def test_flaw_of_the_content_of_an_output(
     contract: ReplyContract, outputs: list[bytes], flaw: str
 ) -> None:
-    """A schema, and a condition, of each output (issue 26)."""
+    """Each output must meet the schema and the condition (issue 26)."""
     found = Checker(contract)(outputs)
     assert ("" if found is None else str(found)) == flaw
 
 
 def test_document_that_is_allowed() -> None:
-    """Without its text (issue 26)."""
+    """A document that is already parsed can be checked without its text (issue 26)."""
     checker = Checker(ReplyContract(schema=SCHEMA, where="n < 9"))
     allowed = [checker.allows({"n": n}) for n in (-1, 0, 9)]
     assert allowed == [False, True, False]
 
 
 def test_slow_reply() -> None:
-    """It is reported last: the content of a reply counts for more (issue 26)."""
+    """Slowness is reported last: the content of a reply matters more (issue 26)."""
     checker = Checker(ReplyContract(outputs=1, max_seconds=0.5))
     assert checker([b""], 0.5) is None
     assert str(checker([b""], 2)) == "breaks expect.max_seconds: took 2 s, not 0.5"
@@ -125,7 +125,7 @@ def test_replies_that_pass_at_once(
     monkeypatch: pytest.MonkeyPatch,
     installed: bool,
 ) -> None:
-    """What a faster parser refuses is looked at once more (issue 26)."""
+    """Text that the faster parser refuses is checked once more (issue 26)."""
 
     def loads(text: bytes) -> object:
         if text != b"{}":
@@ -148,22 +148,24 @@ def test_replies_that_pass_at_once(
 
 
 def test_schema_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, with what installs it (issue 26)."""
+    """The error shows how to install the package (issue 26)."""
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(ConfigError, match=r"pip install 'etlstage\[contract\]'"):
         Checker(ReplyContract(schema={}))
 
 
 def test_schema_that_is_none() -> None:
-    """Where it is wrong is reported (issue 26)."""
-    with pytest.raises(ConfigError, match="schema is no JSON Schema: type: 'text' is"):
+    """The error names the place that is wrong (issue 26)."""
+    with pytest.raises(
+        ConfigError, match="schema is not a JSON Schema: type: 'text' is"
+    ):
         Checker(ReplyContract(schema={"type": "text"}))
 
 
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("where", "total >", "expect.where: is no condition: invalid syntax"),
+        ("where", "total >", "expect.where: is not a condition: invalid syntax"),
         ("where", "f(x)", "expect.where: can't have 'f(x)'"),
         (
             "schema",
@@ -174,14 +176,14 @@ def test_schema_that_is_none() -> None:
     ],
 )
 def test_wrong_promise(key: str, value: object, text: str) -> None:
-    """It is refused when it is made (issue 26)."""
+    """A wrong promise is refused when the contract is made (issue 26)."""
     with pytest.raises(ConfigError) as caught:
         ReplyContract(**{key: value})  # type: ignore[arg-type]
     assert text in str(caught.value)
 
 
 def test_schema_is_a_mapping_or_a_path() -> None:
-    """Both are written as they are (issue 26)."""
+    """Both forms are kept and written as they were given (issue 26)."""
     for schema in ({"type": "object"}, Path("out.json")):
         contract = ReplyContract(schema=schema)
         assert contract.schema == schema
@@ -191,7 +193,7 @@ def test_schema_is_a_mapping_or_a_path() -> None:
 
 
 def test_what_only_tests_ask_is_nothing_to_check() -> None:
-    """Batches may promise it, too (issue 26)."""
+    """Batches may make such promises, too (issue 26)."""
     contract = ReplyContract(stateless=True, order_free=True)
     assert not contract.given
     assert not contract.empty
@@ -219,6 +221,6 @@ def test_only_where_each_message_has_a_reply() -> None:
 
 
 def test_how_promises_are_described() -> None:
-    """For editors that read the schema of a pipeline file (issue 26)."""
+    """An editor's schema allows both forms (issue 26)."""
     keys = settings_of(ReplyContract)
     assert keys["schema"].kind.schema()["anyOf"][0] == {"type": ["string", "object"]}

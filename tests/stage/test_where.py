@@ -69,13 +69,13 @@ ORDER = {
     ],
 )
 def test_condition(text: str, met: bool) -> None:
-    """Null is what is not there, and only true is true (issue 26)."""
+    """Missing members are null, and only ``true`` meets a condition (issue 26)."""
     assert condition(text)(ORDER) is met
 
 
 @pytest.mark.parametrize("document", [None, 3, "total", [1], True])
 def test_no_object_has_no_members(document: object) -> None:
-    """Each is null; ``this`` is the document itself (issue 26)."""
+    """Their members are null; ``this`` is the document itself (issue 26)."""
     assert condition("total == null")(document)
     assert condition("this")(document) is (document is True)
 
@@ -83,9 +83,9 @@ def test_no_object_has_no_members(document: object) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "is no condition: invalid syntax"),
-        ("total >=", "is no condition: invalid syntax"),
-        ("total = 1", "is no condition: "),
+        ("", "is not a condition: invalid syntax"),
+        ("total >=", "is not a condition: invalid syntax"),
+        ("total = 1", "is not a condition: "),
         ("open('x')", "can't have \"open('x')\""),
         ("total ** 9", "can't have 'total ** 9'"),
         ("[x for x in this]", "can't have '[x for x in this]'"),
@@ -95,20 +95,20 @@ def test_no_object_has_no_members(document: object) -> None:
         ("f'{total}' == 'x'", "can't have \"f'{total}'\""),
         ("1j == total", "can't have '1j'"),
         ("+total == 1", "can't have '+total'"),
-        ("-" * 65 + "1 < 0", "is no condition: it is nested too deeply"),
-        ("(" * 500, "is no condition: "),
+        ("-" * 65 + "1 < 0", "is not a condition: it is nested too deeply"),
+        ("(" * 500, "is not a condition: "),
         ("a" * 1001, "is longer than 1,000 characters"),
     ],
 )
 def test_text_that_is_no_condition(text: str, reason: str) -> None:
-    """Nothing is called, and nothing takes long (issue 26)."""
+    """A condition can't call anything, and none takes long to read (issue 26)."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is compared
         condition(text)
     assert str(caught.value).startswith(reason)
 
 
 def test_parser_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some versions of Python raise these for deep nesting (issue 26)."""
+    """Some versions of Python raise MemoryError for deep nesting (issue 26)."""
 
     def parse(text: str, *, mode: str) -> None:
         raise MemoryError
@@ -119,7 +119,7 @@ def test_parser_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_numbers_take_no_time() -> None:
-    """Beyond 256 bits whole numbers are reckoned as others, or are null (issue 26)."""
+    """Beyond 256 bits, whole numbers are computed as floats, or are null (issue 26)."""
     product = "*".join(["a"] * 60)
     for number in (10**40, 10**80, 10**4000):
         assert condition(f"{product} != 1")({"a": number})
@@ -136,5 +136,5 @@ def test_large_numbers_take_no_time() -> None:
     ),
 )
 def test_never_fails_for_any_document(document: object, text: str) -> None:
-    """Whatever a worker writes (issue 26)."""
+    """A condition is met or not, whatever a worker writes (issue 26)."""
     assert condition(text)(document) in (True, False)

@@ -1,13 +1,14 @@
 """
-The workers of the tests without processes, by the names that they have in ``workers``.
+Workers for the tests without processes, by their names in ``workers``.
 
-``acting(stage)`` is a supervisor whose workers run here, in memory and in virtual time:
-for what we decide. ``AsyncSupervisor(stage)`` starts programs, for what an operating
-system does.
+``acting(stage)`` is a supervisor whose workers run in memory and in virtual time, to
+test what the supervisor decides. ``AsyncSupervisor(stage)`` starts programs, to test
+what an operating system does.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine, Mapping
 from random import Random
 from signal import SIGTERM
@@ -27,12 +28,12 @@ __all__ = ("LAUNCHES", "acting", "in_memory", "script_of")
 Test = TypeVar("Test", bound=Callable[..., Coroutine[Any, Any, None]])
 
 LAUNCHES: Final[list[ScriptedLaunch]] = []
-"""Of the test that runs."""
+"""The launches of the current test."""
 EOM, EOP, EOB, BNC = b"\n", b"\0", b"\x17", b"\x05"
 
 
 def in_memory(test: Test) -> Test:
-    """Mark a test that starts no process, and takes no time."""
+    """Mark a test that starts no process, and runs in virtual time."""
     for mark in (pytest.mark.core, pytest.mark.virtual):
         test = mark(test)
     return test
@@ -43,14 +44,14 @@ def acting(
     script: Script | None = None,
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> AsyncSupervisor:
-    """Return a supervisor whose workers are no processes: they do what its are to do."""
+    """Return a supervisor whose workers are scripts that behave like its programs."""
     launch = ScriptedLaunch(script or script_of(stage))
     LAUNCHES.append(launch)
     return AsyncSupervisor(stage, launch=launch, **settings)
 
 
 def script_of(stage: Stage) -> Script:
-    """Return what the program of a stage would do."""
+    """Return a script that does what the program of a stage does."""
     words = stage.program.command
     if words[2] == str(PROGRAM):
         return lambda worker: ACTS[words[3]](worker, *words[4:])
@@ -64,7 +65,7 @@ def script_of(stage: Stage) -> Script:
 
 
 class _Batches:
-    """The batches of stdin; no generator, which a script that ends had to close."""
+    """The batches on stdin; not a generator, which would have to be closed."""
 
     def __init__(self, worker: ScriptedWorker) -> None:
         self._worker = worker
@@ -91,7 +92,7 @@ async def echo(worker: ScriptedWorker) -> None:
 
 
 async def fast(worker: ScriptedWorker) -> None:
-    """Do as ``echo``, a chunk at a time."""
+    """Do the same as ``echo``, chunk by chunk."""
     rest = b""
     while chunk := await worker.read():
         *whole, rest = (rest + chunk).split(EOM)
@@ -105,13 +106,13 @@ async def words(worker: ScriptedWorker) -> None:
 
 
 async def signed(worker: ScriptedWorker) -> None:
-    """Answer each message with our pid, too."""
+    """Answer each message with itself and the worker's pid."""
     async for message in worker.messages():
         await worker.reply(message, str(worker.pid).encode())
 
 
 async def uneven(worker: ScriptedWorker, seed: str) -> None:
-    """Answer now at once and now after a moment, with our pid."""
+    """Answer at once or after a moment, with the message and the worker's pid."""
     dice = Random(int(seed) + worker.pid)  # noqa: S311 - no secret
     async for message in worker.messages():
         await anyio.sleep(dice.randrange(4) / 1000)
@@ -119,7 +120,7 @@ async def uneven(worker: ScriptedWorker, seed: str) -> None:
 
 
 async def lock_step(worker: ScriptedWorker) -> None:
-    """Answer each message with how many bytes came behind it unasked."""
+    """Answer each message with how many bytes follow before it is answered."""
     while data := await worker.read():
         while EOM not in data:
             data += await worker.read()
@@ -130,7 +131,7 @@ async def lock_step(worker: ScriptedWorker) -> None:
 
 
 async def ahead(worker: ScriptedWorker, count: str) -> None:
-    """Answer only when ``count`` messages are here: with how many those are."""
+    """Answer once ``count`` messages have come, with the number that has."""
     held = 0
     while data := await worker.read():
         held += data.count(EOM)
@@ -144,7 +145,7 @@ async def ahead(worker: ScriptedWorker, count: str) -> None:
 
 
 async def answers_too_late(worker: ScriptedWorker) -> None:
-    """Answer all messages when asked to go."""
+    """Answer all messages only when asked to stop."""
     worker.ignored.add(SIGTERM)
     held = [message async for message in worker.messages()]
     while SIGTERM not in worker.signals:  # noqa: ASYNC110 - there is no event for it
@@ -160,7 +161,7 @@ async def batch(worker: ScriptedWorker) -> None:
 
 
 async def dies_at_batch(worker: ScriptedWorker, number: str) -> int:
-    """Exit at the end of that batch, without an answer."""
+    """Exit at the end of batch ``number``, without a reply."""
     count = 0
     async for messages in _Batches(worker):
         count += 1
@@ -188,8 +189,8 @@ async def asking(worker: ScriptedWorker, size: str, style: str = "") -> None:
     """
     Fill batches with BNC; answer each with its messages, joined.
 
-    Styles: ``literal`` writes BNC also after the last message, as the page does;
-    ``deaf`` sees EOB only when an EOM follows, and answers that with BNC.
+    Styles: ``literal`` writes BNC also after the last message, as the protocol page has
+    it; ``deaf`` sees EOB only when an EOM follows, and answers that with BNC.
     """
     buffer, held = b"", list[bytes]()
     while data := await worker.read():
@@ -198,7 +199,7 @@ async def asking(worker: ScriptedWorker, size: str, style: str = "") -> None:
             if buffer.startswith(EOB):
                 if style == "deaf" and EOM not in buffer:
                     break
-                # The EOM behind it is an empty message to a deaf worker.
+                # To a deaf worker the EOM after EOB is an empty message.
                 buffer = buffer[1 + (style == "deaf") :]
                 await worker.reply(b" ".join(held))
                 held = []
@@ -240,14 +241,40 @@ async def rounds(worker: ScriptedWorker, *outputs: str) -> None:
         await worker.reply(*(rest.pop(0).encode().split() if rest else ()))
 
 
+async def log(worker: ScriptedWorker, *ends: str, gap: int = 0) -> None:
+    """
+    Answer a request for a range with its numbers, up to the last end.
+
+    There are no numbers below ``gap``. The latest offset is the first end and, with
+    each request for it, the next one. The initial offset is 3.
+    """
+    latest = list(map(int, ends))
+    last = max(latest)
+    async for message in worker.messages():
+        asked = json.loads(message)
+        if "offsets" not in asked:
+            numbers = range(max(asked["start"], gap), min(asked["end"], last))
+            await worker.reply(*(b"%d" % n for n in numbers))
+        elif asked["offsets"] == "initial":
+            await worker.reply(b"3")
+        else:
+            await worker.reply(b"%d" % latest[0])
+            del latest[: len(latest) > 1]
+
+
+async def gap(worker: ScriptedWorker, below: str, end: str) -> None:
+    """Do the same as ``log``, without numbers below ``below``."""
+    await log(worker, end, gap=int(below))
+
+
 async def requests(worker: ScriptedWorker) -> None:
-    """Answer each request with itself, and with our pid."""
+    """Answer each request with itself, and with the worker's pid."""
     async for message in worker.messages():
         await worker.reply(b"<" + message + b">", str(worker.pid).encode())
 
 
 async def slow_round(worker: ScriptedWorker) -> None:
-    """Write a message, wait, and write another one."""
+    """Write a message, wait, and write another."""
     async for _ in worker.messages():
         await worker.write(b"first" + EOM)
         await anyio.sleep(1)
@@ -255,7 +282,7 @@ async def slow_round(worker: ScriptedWorker) -> None:
 
 
 async def dies_after_pid(worker: ScriptedWorker) -> int:
-    """Answer each request with our pid, and die in the middle of it."""
+    """Answer a request with the worker's pid, and die before the end of the reply."""
     async for _ in worker.messages():
         await worker.write(b"%d" % worker.pid + EOM)
         break
@@ -263,14 +290,14 @@ async def dies_after_pid(worker: ScriptedWorker) -> int:
 
 
 async def ends_after_round(worker: ScriptedWorker) -> None:
-    """Answer one request with our pid, and exit."""
+    """Answer one request with the worker's pid, and exit."""
     async for _ in worker.messages():
         await worker.reply(str(worker.pid).encode())
         break
 
 
 async def talks_between_rounds(worker: ScriptedWorker) -> None:
-    """Write something behind EOP, some time before the next request."""
+    """Write something after EOP, some time before the next request."""
     async for message in worker.messages():
         await worker.reply(message)
         if worker.start == 1:
@@ -283,7 +310,7 @@ ACTS: Final[Mapping[str, Callable[..., Coroutine[Any, Any, int | None]]]] = {
     for act in (
         *(echo, fast, words, signed, uneven, lock_step, ahead, answers_too_late),
         *(batch, dies_at_batch, asks_less_again, asking, extract, extract_tail),
-        *(rounds, requests, slow_round, dies_after_pid, ends_after_round),
+        *(rounds, log, gap, requests, slow_round, dies_after_pid, ends_after_round),
         talks_between_rounds,
     )
 }

@@ -1,7 +1,7 @@
 """
-The workers of the tests: one program, whose first argument sets how to behave.
+The tests' workers: one program, whose first argument selects the behavior.
 
-It imports no more than it must, and nothing of etlstage: a test starts it many times.
+It imports as little as possible, and nothing from etlstage, as tests start it often.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def complain(text: str) -> None:
 
 
 def chunks() -> Iterator[bytes]:
-    """Yield what can be read, until the end of the input."""
+    """Yield chunks of the input, until its end."""
     while chunk := os.read(0, 1024 * 1024):
         yield chunk
 
@@ -60,7 +60,7 @@ def messages() -> Iterator[bytes]:
 
 
 def batches() -> Iterator[list[bytes]]:
-    """Yield each batch that an EOB ends."""
+    """Yield each batch that is ended by an EOB."""
     rest = b""
     for chunk in chunks():
         *whole, rest = (rest + chunk).split(EOB)
@@ -78,7 +78,7 @@ def echo() -> None:
 
 
 def fast() -> None:
-    """Do as ``echo``, a chunk at a time."""
+    """Do the same as ``echo``, chunk by chunk."""
     rest = b""
     for chunk in chunks():
         *whole, rest = (rest + chunk).split(EOM)
@@ -92,7 +92,7 @@ def words() -> None:
 
 
 def uneven(seed: str) -> None:
-    """Answer now at once and now after a moment, with our pid."""
+    """Answer at once or after a moment, with the message and the worker's pid."""
     state = int(seed) + os.getpid()
     for message in messages():
         state = state * 1103515245 + 12345 & 0x7FFFFFFF
@@ -129,16 +129,16 @@ def batch() -> None:
         reply(b" ".join(messages))
 
 
-# --- workers that don't want to go -------------------------------------------------
+# --- workers that leave processes behind -------------------------------------------
 
 
 def has_child(ends: str, own_session: str = "") -> None:
     """
-    Start a child that holds our pipes and never ends; answer with its pid.
+    Start a child that holds the pipes and never ends; answer with its pid.
 
     Args:
-        ends: Message at which we exit.
-        own_session: Not empty: the child leaves our process group.
+        ends: Message at which the worker exits.
+        own_session: Not empty: the child leaves the worker's process group.
 
     """
     ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -154,16 +154,16 @@ def has_child(ends: str, own_session: str = "") -> None:
 
 def leaves(gate: str, target: str, end: str) -> None:
     """
-    Leave a child behind with each message, which goes on when we are gone.
+    Leave behind, with each message, a child that outlives the worker.
 
-    It waits until somebody opens the gate, appends the message to the target, and
-    writes to stdout, too, if the message asks for that.
+    Once the worker has exited and the gate is opened, the child appends the message to
+    the target, and writes to stdout, too, if the message is ``write``.
 
     Args:
-        gate: A FIFO, or nothing.
+        gate: A FIFO, or empty.
         target: A file.
-        end: What to do behind each answer, with the pid of the child: ``exit``, ``fail``
-            or ``crash``, or nothing.
+        end: What to do after each answer, which is the child's pid: ``exit``, ``fail``,
+            ``crash``, or nothing.
 
     """
     us = os.getpid()
@@ -190,7 +190,7 @@ def leaves(gate: str, target: str, end: str) -> None:
 
 
 def extract_behind(gate: str, *outputs: str) -> None:
-    """Exit at once; a child writes the arguments then, when the gate is opened."""
+    """Exit at once; then, once the gate is opened, a child writes the arguments."""
     us = os.getpid()
     if os.fork():
         os._exit(0)
@@ -206,16 +206,8 @@ def extract(*outputs: str) -> None:
     write(b"".join(text.encode() + EOM for text in outputs))
 
 
-def extract_tail(status: str, tail: str, *outputs: str) -> None:
-    """Write messages, a tail without EOM, and exit."""
-    extract(*outputs)
-    write(tail.encode())
-    complain("that was all")
-    sys.exit(int(status))
-
-
 def extract_counted() -> None:
-    """Write messages of 100 kB forever; report on stderr how many are out."""
+    """Write messages of 100 kB forever; report their number on stderr."""
     number = 0
     while True:
         write(b"x" * 100_000 + EOM)
@@ -234,42 +226,8 @@ def extract_and_leave_child() -> None:
     os._exit(0)
 
 
-def rounds(*outputs: str) -> None:
-    """Answer request number n with the n-th argument's words; then with nothing."""
-    rest = list(outputs)
-    for _ in messages():
-        reply(*(rest.pop(0).encode().split() if rest else ()))
-
-
-def log(end: str, *later: str, gap: str = "0") -> None:
-    """
-    Answer a request for a range with its numbers, up to the last ``end``.
-
-    Numbers below ``gap`` there are none. The latest offset is the first ``end``, then,
-    each time that it is asked for, the next one. The initial one is 3.
-    """
-    import json
-
-    latest = [int(end), *map(int, later)]
-    last = max(latest)
-    for message in messages():
-        asked = json.loads(message)
-        if "offsets" in asked:
-            initial = asked["offsets"] == "initial"
-            reply(b"3" if initial else b"%d" % latest[0])
-            del latest[: not initial and len(latest) > 1]
-            continue
-        numbers = range(max(asked["start"], int(gap)), min(asked["end"], last))
-        reply(*(str(n).encode() for n in numbers))
-
-
-def gap(below: str, end: str) -> None:
-    """Do as ``log``, where numbers below the first are missing."""
-    log(end, gap=below)
-
-
 def requests() -> None:
-    """Answer each request with itself, and with our pid."""
+    """Answer each request with itself, and with the worker's pid."""
     for message in messages():
         reply(b"<" + message + b">", str(os.getpid()).encode())
 

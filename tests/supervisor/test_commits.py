@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from etlstage.errors import (
     ConfigError,
@@ -38,6 +39,7 @@ from etlstage.supervisor import (
     FarewellReason,
     Outcome,
 )
+from etlstage.supervisor.pool import StoreCommit
 from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from tests.supervisor.toy_commits import SHARE, Committer, CommittingDialect
 
@@ -52,20 +54,20 @@ def stage(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
 
 
 class Store:
-    """Stores positions, and has what was asked."""
+    """Stores positions, and keeps the requests."""
 
     def __init__(self, *, seconds: float = 0.0) -> None:
         self.requests: list[CommitRequest] = []
         self._seconds = seconds
 
     async def __call__(self, request: CommitRequest) -> None:
-        """Store it, in some time."""
+        """Store a position, after ``seconds``."""
         await anyio.sleep(self._seconds)
         self.requests.append(request)
 
     @property
     def position(self) -> int:
-        """What was stored last."""
+        """The position stored last."""
         found = self.requests[-1].position if self.requests else 0
         assert isinstance(found, int)
         return found
@@ -73,12 +75,12 @@ class Store:
 
 async def outcomes(
     committer: Committer,
-    store: Store | None = None,
+    store: StoreCommit | None = None,
     *,
     records: list[bytes] = RECORDS,
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> list[Outcome]:
-    """Return what becomes of records that go through a worker, which is then to end."""
+    """Return the outcomes of records for a worker that is asked to end after them."""
     supervisor = AsyncSupervisor(
         stage(**settings),
         launch=ScriptedLaunch(committer),
@@ -96,7 +98,7 @@ async def outcomes(
 
 
 def ended(found: list[Outcome]) -> list[int]:
-    """Return the places of messages that have ended well."""
+    """Return the places of messages that have ended successfully."""
     return [
         place
         for outcome in found
@@ -106,7 +108,7 @@ def ended(found: list[Outcome]) -> list[int]:
 
 
 async def test_messages_end_when_they_are_committed() -> None:
-    """And not when they are answered; the last ones behind the farewell."""
+    """Not when they are answered; the last ones end after the farewell."""
     done: list[tuple[int, str]] = []
     store, committer = Store(), Committer(done, every=4)
     found = await outcomes(committer, store)
@@ -119,7 +121,7 @@ async def test_messages_end_when_they_are_committed() -> None:
 
 
 async def test_nothing_that_was_committed_is_given_again() -> None:
-    """Killed at each step, with the store fast or slow (issue 22, done-when 2)."""
+    """With a worker killed at each step, and a fast or slow store (issue 22)."""
     for seconds in 0.0, 1.0:
         quiet = Committer([], every=3)
         await outcomes(quiet, Store(seconds=seconds))
@@ -130,19 +132,19 @@ async def test_nothing_that_was_committed_is_given_again() -> None:
             found = await outcomes(committer, store)
             assert [*dict.fromkeys(done)] == [(n, f"{n}") for n in range(10)], step
             assert len(done) <= 13, step
-            # What is being stored when a worker dies is known to the next one.
+            # The next worker knows what was being stored when its predecessor died.
             positions = [request.position for request in store.requests]
             assert len(positions) == len({*positions}), step
             committed = [*range(store.position)]
             assert ended(found) == committed, step
             if store.position < 10:
-                assert store.position == 9, step  # it died when it was to end
+                assert store.position == 9, step  # it died when asked to end
                 (lost,) = {type(o.error) for o in found if o.error is not None}
                 assert lost is NotCommitted, step
 
 
 async def test_worker_that_never_commits_has_done_nothing() -> None:
-    """Of what it has answered nothing counts, and it is not at fault."""
+    """Nothing that it has answered counts, but the worker is not at fault."""
     supervisor = AsyncSupervisor(stage(), launch=ScriptedLaunch(Committer([])))
     async with supervisor, anyio.create_task_group() as tasks:
         results = []
@@ -162,7 +164,7 @@ async def test_worker_that_never_commits_has_done_nothing() -> None:
 
 
 async def test_worker_that_never_starts_fails_the_stage() -> None:
-    """No message is at fault, also where nothing more will come (issue 25)."""
+    """No message is at fault, even if no more will come (issue 25)."""
 
     async def broken(worker: ScriptedWorker) -> int:
         return 1
@@ -181,7 +183,7 @@ async def test_worker_that_never_starts_fails_the_stage() -> None:
 
 
 async def test_poison_is_found_in_order_and_stepped_over() -> None:
-    """All in front of it is committed first, what is behind it comes later."""
+    """Everything before it is committed first, and later records follow."""
     done: list[tuple[int, str]] = []
     store, committer = Store(), Committer(done, every=3, poison="5")
     found = await outcomes(
@@ -195,12 +197,12 @@ async def test_poison_is_found_in_order_and_stepped_over() -> None:
     assert ended(found) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     order = [int(record) for _, record in done]
     assert set(order) == {0, 1, 2, 3, 4, 6, 7, 8, 9}
-    # A record comes again only together with all behind the last commit.
+    # A record comes again only together with all after the last commit.
     assert all(b == a + 1 or b <= a or (a, b) == (4, 6) for a, b in pairwise(order))
 
 
 async def test_silence_is_that_of_one_record() -> None:
-    """What is answered and not committed is not missing (issue 25)."""
+    """Records that were answered but not committed are not missing (issue 25)."""
 
     class Silent(Committer):
         async def _write(self, worker: ScriptedWorker, *said: object) -> None:
@@ -228,7 +230,7 @@ async def test_silence_is_that_of_one_record() -> None:
 
 
 async def test_record_that_cannot_be_sent_is_stepped_over() -> None:
-    """What stands behind it waits its turn, also while a worker is lost."""
+    """Later records wait their turn, even while a worker is lost."""
     quiet = Committer([], every=2)
     records = [b"0", b"!", b"2", b"3", b"4"]
     await outcomes(quiet, records=records, batch=BatchPolicy(size=9))
@@ -244,7 +246,7 @@ async def test_record_that_cannot_be_sent_is_stepped_over() -> None:
 
 
 async def test_worker_ends_when_the_input_has_and_not_before() -> None:
-    """Although all that came until now is committed (issue 22)."""
+    """Although everything so far is committed (issue 22)."""
     done: list[tuple[int, str]] = []
     store = Store()
     supervisor = AsyncSupervisor(
@@ -268,7 +270,7 @@ async def test_worker_ends_when_the_input_has_and_not_before() -> None:
 
 
 async def test_slow_store_fails_in_time() -> None:
-    """The worker is answered, and goes on; its own time does not pass (issue 25)."""
+    """The worker gets an answer and goes on; its deadline stands still (issue 25)."""
     store = Store(seconds=100)
     committer = Committer([], every=None)
     began = anyio.current_time()
@@ -282,8 +284,22 @@ async def test_slow_store_fails_in_time() -> None:
     assert {type(outcome.error) for outcome in found} == {NotCommitted}
 
 
+async def test_store_with_a_timeout_of_its_own() -> None:
+    """Its error is not taken for the stage's own timeout (issue 25)."""
+
+    async def store(request: CommitRequest) -> None:
+        await anyio.sleep(2)
+        raise TimeoutError("no connection within 5 s")
+
+    with capture_logs() as logged:
+        await outcomes(Committer([], every=None), store, timeout=Timeouts(farewell=9))
+
+    errors = [one["error"] for one in logged if one["event"] == "position not stored"]
+    assert errors == ["no connection within 5 s"]
+
+
 async def test_share_that_is_lost_is_not_committed() -> None:
-    """A worker is sent the reason why it is to end."""
+    """The worker is sent the reason why it must end."""
     committer = Committer([], every=None)
     supervisor = AsyncSupervisor(
         stage(), launch=ScriptedLaunch(committer), commit=Store(), assignment=SHARE
@@ -296,7 +312,7 @@ async def test_share_that_is_lost_is_not_committed() -> None:
 
 
 class Numbers(Source):
-    """Ten records, with a position behind each."""
+    """Ten records, with a position after each."""
 
     def __init__(self, records: Sequence[bytes] = RECORDS, *, pause: float = 0) -> None:
         super().__init__("numbers")
@@ -305,24 +321,24 @@ class Numbers(Source):
         self._begin = 0
 
     def resume(self, position: object) -> None:
-        """Begin behind a position."""
+        """Begin after a position."""
         assert isinstance(position, int)
         self._begin = position
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield the records that are left."""
+        """Yield the remaining records."""
         for n in range(self._begin, len(self._records)):
             yield [self._records[n]]
             yield Position(n + 1)
             await anyio.sleep(self._pause)
 
     async def acknowledge(self, position: Position) -> None:
-        """Note how far it is."""
+        """Record the position."""
         self.reached.append(position.value)
 
 
 async def test_pipeline_records_what_is_committed() -> None:
-    """Its worker killed at each step, and the load started until it has ended."""
+    """With a worker killed at each step, and the load repeated until it is done."""
     quiet = Committer([], every=3)
     await load(quiet, Numbers())
     for step in range(quiet.steps):
@@ -333,7 +349,7 @@ async def test_pipeline_records_what_is_committed() -> None:
         *_, reached = source.reached or [0]
         if (
             report.status != "done"
-        ):  # it died when it was to end: the next run loads the rest
+        ):  # it died when asked to end: the next run loads the rest
             assert report.ledger[-1].unprocessed == 10 - int(str(reached)), step
             source.resume(reached)
             report = await load(committer, source)
@@ -346,7 +362,7 @@ async def test_pipeline_records_what_is_committed() -> None:
 
 
 async def test_record_that_ends_the_load_is_never_passed() -> None:
-    """Nor is anything loaded behind it that was not under way (issue 22)."""
+    """Nor is anything after it loaded that was not in flight (issue 22)."""
     done: list[tuple[int, str]] = []
     source = Numbers([b"0", b"!", *RECORDS], pause=1)
     report = await load(Committer(done, every=1), source)
@@ -358,13 +374,13 @@ async def test_record_that_ends_the_load_is_never_passed() -> None:
 
 
 async def load(committer: Committer, source: Numbers) -> Report:
-    """Return what becomes of a load of the numbers."""
+    """Return the report of a load of the numbers."""
     sink = CommittingSink(stage(kind=StageKind.LOAD), launch=ScriptedLaunch(committer))
     return await Pipeline(name="p", source=source, sink=sink).run()
 
 
 def test_one_worker_has_a_share() -> None:
-    """Two of them would each commit what the other has not done."""
+    """Two would each commit positions that the other has not reached."""
     with pytest.raises(ConfigError, match="one worker has all of its share"):
         stage(workers=2)
     several = Stage(name="t", worker=("toy",), workers=2)

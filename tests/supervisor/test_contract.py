@@ -1,4 +1,4 @@
-"""The contract of a stage, from its schema's file to what it counts."""
+"""The contract of a stage, from its schema's file to its counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 def test_schema_is_read_from_its_file(tmp_path: Path) -> None:
-    """As seen from a folder; a mapping, or none, stays as it is (issue 26)."""
+    """Relative to a folder; a mapping, or none, is left as it is (issue 26)."""
     (tmp_path / "out.json").write_text('{"type": "object"}')
     stage = staged(("a",), expect=ReplyContract(schema=Path("out.json")))
     read = with_schema(stage, tmp_path)
@@ -35,15 +35,15 @@ def test_schema_is_read_from_its_file(tmp_path: Path) -> None:
     ("text", "error"),
     [
         (None, r"expect.schema: there is no file .*/out.json"),
-        ("{", r"expect.schema: .*/out.json is no JSON document: "),
-        ("[]", r"expect.schema: .*/out.json is no JSON object"),
-        ('{"type": 1}', r"expect.schema is no JSON Schema: type: 1 is not"),
+        ("{", r"expect.schema: .*/out.json is not a JSON document: "),
+        ("[]", r"expect.schema: .*/out.json is not a JSON object"),
+        ('{"type": 1}', r"expect.schema is not a JSON Schema: type: 1 is not"),
     ],
 )
 def test_schema_that_can_not_be_used(
     tmp_path: Path, text: str | None, error: str
 ) -> None:
-    """The stage is named, and the reason (issue 26)."""
+    """The error names the stage and the reason (issue 26)."""
     if text is not None:
         (tmp_path / "out.json").write_text(text)
     contract = ReplyContract(schema=tmp_path / "out.json")
@@ -55,14 +55,14 @@ def test_schema_that_can_not_be_used(
 
 
 async def dozing(worker: ScriptedWorker) -> None:
-    """Answer each message with itself, after so many seconds."""
+    """Answer each message with itself, after that many seconds."""
     async for message in worker.messages():
         await anyio.sleep(float(message))
         await worker.reply(message)
 
 
 async def test_slow_reply_is_a_mismatch() -> None:
-    """Those that wait behind it are not slow; it is counted by name (issue 26)."""
+    """Replies that waited for it are not slow; mismatches count by name (issue 26)."""
     meter = PrometheusMeter()
     contract = ReplyContract(max_seconds=2, where="this < 9")
     run = staged(("a",), expect=contract, window=9)
@@ -80,7 +80,7 @@ async def test_slow_reply_is_a_mismatch() -> None:
 
 
 async def test_mismatches_that_are_only_counted() -> None:
-    """The outputs are there (issue 26)."""
+    """The outputs are passed on (issue 26)."""
     contract = ReplyContract(outputs=2)
     run = staged(("a",), expect=contract, on_mismatch="count")
     async with AsyncSupervisor(run, launch=ScriptedLaunch(dozing)) as supervisor:

@@ -1,12 +1,13 @@
-"""Workers that die, or do what they must not: nothing is dropped, nothing hangs."""
+"""Workers that die, or misbehave: no message is dropped, and nothing hangs."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-import sys
+import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -17,6 +18,8 @@ from etlstage import errors as faults
 from etlstage.messages import Result
 from etlstage.stage import RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerFailed
+from etlstage.testing import ScriptedWorker
+from tests.patience import HANG
 from tests.supervisor.acts import acting, in_memory
 from tests.supervisor.workers import (
     QUICK,
@@ -47,14 +50,14 @@ async def submit(
     messages: list[bytes],
     supervised: Callable[[Stage], AsyncSupervisor] = AsyncSupervisor,
 ) -> list[Result]:
-    """Return the results, one for each message, of a supervisor that must not hang."""
-    with anyio.fail_after(10):
+    """Return the results, one for each message; the supervisor must not hang."""
+    with anyio.fail_after(HANG):
         async with supervised(run) as supervisor:
             results = await supervisor.submit(messages)
             assert [r.message for r in results] == messages
             again = await supervisor.submit([b"later"])
             if results[-1].error is not None:
-                # All workers are gone, and it goes on saying so.
+                # All workers are gone, and later messages fail with the same error.
                 assert again[0].error is not None
                 assert [r.error async for r in supervisor.stream([b"later"])] == [
                     again[0].error
@@ -82,7 +85,7 @@ async def submit(
 )
 @in_memory
 async def test_what_a_dead_worker_held_is_lost(run: Stage, fate: str) -> None:
-    """What is proven is there; what it held has an error with its story."""
+    """Proven replies count; messages that it held fail with its story."""
     results = await submit(run, numbers(5), acting)
 
     assert outputs(results[:1]) == [(b"0",)]
@@ -110,7 +113,7 @@ async def test_lone_message_of_a_dead_worker_is_blamed() -> None:
 
 @in_memory
 async def test_what_was_sent_ahead_is_not_blamed() -> None:
-    """A worker that held several is gone: no one knows which of them it was."""
+    """If a worker held several, it is unknown which of them it died of."""
     results = await submit(stage("exits_at", 3, 1, window=5), numbers(5), acting)
 
     assert {type(r.error) for r in results} == {faults.StageFailed}
@@ -119,9 +122,9 @@ async def test_what_was_sent_ahead_is_not_blamed() -> None:
 
 @in_memory
 async def test_other_workers_go_on() -> None:
-    """One of two dies of a message: that one is lost, all else is answered."""
+    """If one of two dies of a message, only that one is lost."""
     messages = [b"x", b"end", *numbers(500)]
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         run = stage(
             "exits_at_word", "end", workers=2, window=2, restart=RestartPolicy()
         )
@@ -138,7 +141,7 @@ async def test_other_workers_go_on() -> None:
 
 @in_memory
 async def test_worker_that_exits_at_once() -> None:
-    """It is noticed although nothing was asked."""
+    """This is noticed although nothing was asked."""
     run = stage("exits", 5)
     results = await submit(run, [b"one"], acting)
 
@@ -148,33 +151,42 @@ async def test_worker_that_exits_at_once() -> None:
     )
 
 
+def dying(*lines: str) -> Callable[[Stage], AsyncSupervisor]:
+    """Return supervisors of workers that write lines to stderr, and die."""
+
+    async def die(worker: ScriptedWorker) -> int:
+        await worker.read()
+        for line in lines:
+            await worker.complain(line)
+        return 1
+
+    return partial(acting, script=die)
+
+
+@in_memory
 async def test_last_lines_of_stderr_are_reported() -> None:
     """The last ten, in order."""
-    code = (
-        "import sys; [print(n, file=sys.stderr) for n in range(12)]; sys.exit('gone')"
-    )
-    run = replace(stage("echo"), worker=(sys.executable, "-S", "-c", code))
-    results = await submit(run, [b"one"])
+    said = *map(str, range(12)), "gone"
+    results = await submit(stage("echo"), [b"one"], dying(*said))
 
-    lines = [f"stderr: {word}" for word in (*range(3, 12), "gone")]
-    assert "\n".join([*lines, "event: started"]) in errors(results)[0]
-    # Its last line is seen first (issue 22).
+    lines = "\n".join(f"stderr: {word}" for word in said[3:])
+    assert f"{lines}\nevent: started" in errors(results)[0]
+    # Its last line comes first (issue 22).
     assert errors(results)[0].startswith("stage t: gone; ")
     assert len(errors(results)[0].splitlines()[0]) < 200
 
 
+@in_memory
 async def test_long_last_words_are_reported_below() -> None:
-    """Whole: a part of a secret would not be found and concealed (issue 22)."""
-    code = "import sys; sys.exit('x' * 161)"
-    run = replace(stage("echo"), worker=(sys.executable, "-S", "-c", code))
-    (text,) = errors(await submit(run, [b"one"]))
+    """In one piece: a part of a secret could not be found and concealed (issue 22)."""
+    (text,) = errors(await submit(stage("echo"), [b"one"], dying("x" * 161)))
     first, *story = text.splitlines()
     assert "xx" not in first.partition("command")[0]
     assert f"stderr: {'x' * 161}" in story
 
 
 async def test_worker_that_closes_its_stdout_and_lives() -> None:
-    """It can't answer any more: it is stopped, and the text shows why."""
+    """As it can't answer any more, it is stopped, and the error tells why."""
     run = stage("closes_stdout", timeout=QUICK)
     results = await submit(run, [b"one"])
 
@@ -189,7 +201,7 @@ async def test_worker_that_closes_its_stdout_and_lives() -> None:
 
 
 async def test_worker_that_closes_its_stdin_and_lives() -> None:
-    """What it answered counts; it is noticed with the next message."""
+    """Its earlier reply counts; the closed pipe is noticed with the next message."""
     run = stage("closes_stdin", timeout=QUICK, window=1)
     results = await submit(run, numbers(3))
 
@@ -207,8 +219,8 @@ async def test_worker_that_closes_its_stdin_and_lives() -> None:
 
 @in_memory
 async def test_worker_that_never_answers() -> None:
-    """The text shows how long it was waited for, and what may be wrong."""
-    # One that has not started would have read nothing.
+    """The error has the deadline, and what may be wrong."""
+    # A worker that has not started would have read nothing.
     run = stage("never_answers", window=1, timeout=SHORT, ready=True)
     results = await submit(run, numbers(3), acting)
 
@@ -231,7 +243,7 @@ async def test_worker_that_never_answers() -> None:
 
 @in_memory
 async def test_worker_that_writes_no_eop() -> None:
-    """The text shows how much it wrote, and which marker is missing."""
+    """The error has the number of bytes, and the missing marker."""
     run = stage("writes_no_eop_at", 2, timeout=ONE, window=1)
     results = await submit(run, [b"123456789", b"12345"], acting)
 
@@ -249,7 +261,7 @@ async def test_worker_that_writes_no_eop() -> None:
 
 @in_memory
 async def test_answers_that_come_too_late_are_not_taken() -> None:
-    """The messages have an outcome already, and have no second one."""
+    """The messages already have an outcome, and get no second one."""
     run = stage("answers_too_late", timeout=SHORT, window=3)
     results = await submit(run, numbers(3), acting)
 
@@ -259,7 +271,7 @@ async def test_answers_that_come_too_late_are_not_taken() -> None:
 
 @in_memory
 async def test_slow_answers_in_a_row_are_not_late() -> None:
-    """The time runs for the message whose turn it is, not for those behind it."""
+    """The deadline runs for the oldest message, not for those after it."""
     run = stage("uneven", 1, window=500, timeout=Timeouts(message=0.6))
     async with acting(run) as supervisor:
         results = await supervisor.submit(numbers(500))
@@ -305,8 +317,8 @@ def breaking(behaviour: str, *arguments: object) -> Stage:
     ids=["answers twice", "prints first", "asks for more", "long answer"],
 )
 async def test_worker_that_breaks_the_protocol(run: Stage, fault: str) -> None:
-    """It is stopped; the text shows what it did and where."""
-    with anyio.fail_after(10):
+    """It is stopped; the error tells what it did, and where."""
+    with anyio.fail_after(HANG):
         async with acting(run) as supervisor:
             with supervisor.events() as events:
                 await events.receive()
@@ -319,15 +331,15 @@ async def test_worker_that_breaks_the_protocol(run: Stage, fault: str) -> None:
     error = next(r.error for r in results if r.error is not None)
     assert error is not None
     if "Hello" not in fault:
-        # That one held nothing when it did it.
+        # That worker held nothing when it did so.
         assert isinstance(error, faults.RemoteProtocolError)
     assert re.search(story(f"broke the protocol: {fault}", run), told(error))
 
 
 @pytest.mark.parametrize("own_session", ["", "yes"])
 async def test_grandchild_that_holds_the_pipes(own_session: str) -> None:
-    """The worker is gone, so its pipes are of no use, whoever else has them."""
-    with anyio.fail_after(10):
+    """Once the worker has exited, its pipes are of no use, whoever holds them."""
+    with anyio.fail_after(HANG):
         run = stage("has_child", "end", own_session, window=1, timeout=QUICK)
         async with AsyncSupervisor(run) as supervisor:
             results = await supervisor.submit([b"one", b"end", b"lost"])
@@ -340,8 +352,8 @@ async def test_grandchild_that_holds_the_pipes(own_session: str) -> None:
 
 
 async def test_flood_on_stderr_holds_up_nothing() -> None:
-    """Ten megabytes before an answer: it comes, and every line is accounted for."""
-    with anyio.fail_after(15), capture_logs() as logs:
+    """After ten megabytes the reply still comes, and each line is accounted for."""
+    with anyio.fail_after(HANG), capture_logs() as logs:
         async with AsyncSupervisor(stage("complains_at_length")) as supervisor:
             assert len(outputs(await supervisor.submit([b"one"]))) == 1
 
@@ -352,9 +364,9 @@ async def test_flood_on_stderr_holds_up_nothing() -> None:
 
 
 async def test_worker_that_writes_to_stderr_for_ever() -> None:
-    """Other tasks get their turn, the deadline is kept, and the block ends."""
+    """Other tasks run, the deadline is kept, and the supervisor closes."""
     run = stage("floods_stderr", timeout=Timeouts(message=1, stop=0.2))
-    with anyio.fail_after(10), capture_logs():
+    with anyio.fail_after(HANG), capture_logs():
         async with AsyncSupervisor(run) as supervisor:
             results = await supervisor.submit([b"one"])
 
@@ -365,23 +377,25 @@ async def test_worker_that_writes_to_stderr_for_ever() -> None:
 async def test_partial_message_in_a_full_pipe_is_lost_with_the_worker(
     tmp_path: Path,
 ) -> None:
-    """A worker dies while ten megabytes wait to be written to it."""
+    """The worker dies while ten megabytes wait to be written to it."""
     run = stage("exits_at", 1, 1, window=4)
     results = await submit(run, [b"x", *[b"y" * 5_000_000] * 2])
 
     assert ["exited with status 1" in text for text in errors(results)] == [True] * 3
 
 
+@in_memory
 async def test_cause_leads_the_error() -> None:
-    """What to mend is shown first, in each place where it is reported (issue 11)."""
-    code = "import sys, json; json.loads(sys.stdin.readline())"
-    run = Stage(name="t", worker=(sys.executable, "-c", code))
-    with anyio.fail_after(15):
-        supervisor = AsyncSupervisor(run)
-        with supervisor.events() as events:
-            async with supervisor:
-                (result,) = await supervisor.submit([b"x"])
-            exits = [e async for e in events if isinstance(e, WorkerExited)]
+    """The problem to fix comes first, wherever it is reported (issue 11)."""
+
+    async def parse(worker: ScriptedWorker) -> None:
+        json.loads(await worker.read())
+
+    supervisor = acting(Stage(name="t", worker=("python", "clean.py")), parse)
+    with supervisor.events() as events:
+        async with supervisor:
+            (result,) = await supervisor.submit([b"x"])
+        exits = [e async for e in events if isinstance(e, WorkerExited)]
     cause = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
     assert str(result.error).startswith(f"stage t: {cause}; worker t-1 (pid ")
     assert isinstance(result.error, faults.WorkerLost)
@@ -391,16 +405,21 @@ async def test_cause_leads_the_error() -> None:
     assert {event.cause for event in exits if event.status} == {cause}
 
 
+@in_memory
 async def test_exception_that_was_survived_is_no_cause() -> None:
-    """It is among the last lines still, and the death had another (issue 11)."""
-    code = (
-        "import os, sys, traceback\ntry:\n  {}['key']\nexcept KeyError:\n"
-        "  traceback.print_exc()\nsys.stdin.readline(); os._exit(7)"
-    )
-    run = Stage(name="t", worker=(sys.executable, "-c", code))
-    with anyio.fail_after(15):
-        async with AsyncSupervisor(run) as supervisor:
-            (result,) = await supervisor.submit([b"x"])
+    """It is still among the last lines, but did not cause the death (issue 11)."""
+
+    async def survive(worker: ScriptedWorker) -> int:
+        await worker.read()
+        try:
+            return {"": 7}["key"]
+        except KeyError:
+            await worker.complain(traceback.format_exc())
+        return 7
+
+    run = Stage(name="t", worker=("python", "clean.py"))
+    async with acting(run, survive) as supervisor:
+        (result,) = await supervisor.submit([b"x"])
     assert str(result.error).startswith("stage t: worker t-1 (pid ")
     assert result.error is not None
     assert "stderr: KeyError: 'key'" in told(result.error)

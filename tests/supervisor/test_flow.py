@@ -16,6 +16,7 @@ from etlstage.stage import Order
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.testing import ScriptedWorker
+from tests.patience import HANG
 from tests.supervisor.acts import acting, in_memory
 from tests.supervisor.workers import cyclic, numbers, outputs, plain, stage
 
@@ -24,7 +25,7 @@ from tests.supervisor.workers import cyclic, numbers, outputs, plain, stage
 
 @in_memory
 async def test_window_of_one_is_lock_step() -> None:
-    """Nothing is behind a message before it is answered."""
+    """Nothing follows a message before it is answered."""
     async with acting(stage("lock_step", window=1)) as supervisor:
         assert outputs(await supervisor.submit(numbers(20))) == [(b"0",)] * 20
 
@@ -34,7 +35,7 @@ async def test_window_of_one_is_lock_step() -> None:
 async def test_load_worker_that_is_quick_gets_one_message_at_a_time(
     kind: StageKind,
 ) -> None:
-    """Others are given more and more ahead by default."""
+    """By default other workers are given more and more in advance."""
     most = 0
 
     async def quick(worker: ScriptedWorker) -> None:
@@ -53,17 +54,17 @@ async def test_load_worker_that_is_quick_gets_one_message_at_a_time(
 async def test_window_of_five_is_five_ahead() -> None:
     """A worker that waits for five gets five, and never more."""
     async with acting(stage("ahead", 5, window=5)) as supervisor:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             results = await supervisor.submit(numbers(20))
 
     assert outputs(results) == [(b"5",)] * 20
 
 
 async def test_window_of_two_is_two_ahead_though_messages_are_big() -> None:
-    """A message that does not fit the pipe is ahead as well as a small one."""
+    """A message that does not fit into the pipe counts like any other."""
     messages = [b"x" * 3_000_000] * 4
     async with AsyncSupervisor(stage("echo", window=2)) as supervisor:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             results = await supervisor.submit(messages)
 
     assert outputs(results) == [(m,) for m in messages]
@@ -73,7 +74,7 @@ async def test_window_of_two_is_two_ahead_though_messages_are_big() -> None:
 
 
 async def test_many_messages_come_back_in_order() -> None:
-    """More than a pipe holds: the worker is read while it is written to."""
+    """As they exceed a pipe's size, the worker is read while it is written to."""
     messages = [b"%07d" % n * 10 for n in range(50_000)]
     async with AsyncSupervisor(stage("fast")) as supervisor:
         results = await supervisor.submit(messages)
@@ -86,7 +87,7 @@ async def test_big_message_in_both_directions() -> None:
     """Ten megabytes, more than any pipe holds."""
     message = os.urandom(5_000_000).hex().encode()
     async with AsyncSupervisor(stage("echo")) as supervisor:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             results = await supervisor.submit([b"a", message, b"b"])
 
     assert outputs(results) == [(b"a",), (message,), (b"b",)]
@@ -95,7 +96,7 @@ async def test_big_message_in_both_directions() -> None:
 async def test_big_answers() -> None:
     """A short message may have a long answer."""
     async with AsyncSupervisor(stage("long_answer", 10_000_000)) as supervisor:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             results = await supervisor.submit([b"a", b"b"])
 
     assert [len(o[0]) for o in outputs(results)] == [10_000_000] * 2
@@ -104,9 +105,9 @@ async def test_big_answers() -> None:
 async def test_full_pipes_are_no_deadlock() -> None:
     """The worker answers before it has read everything, and both pipes fill up."""
     async with AsyncSupervisor(stage("answers_early", 4_000_000)) as supervisor:
-        with anyio.fail_after(10):
-            # One by one: a message that waits would lend its first byte as a probe,
-            # and this worker answers that byte.
+        with anyio.fail_after(HANG):
+            # One by one: the first byte of a waiting message would be written as a
+            # probe, and this worker answers that byte.
             results = [
                 result
                 for message in (b"x" * 10_000_000, b"last")
@@ -120,7 +121,7 @@ async def test_full_pipes_are_no_deadlock() -> None:
 
 
 async def test_plain_round_may_be_broken_off() -> None:
-    """The worker is stopped then, and another round works."""
+    """The worker is stopped, and another round works."""
     async with AsyncSupervisor(plain("ranges")) as supervisor:
         for _ in range(2):
             async with aclosing(supervisor.extract()) as messages:
@@ -130,7 +131,7 @@ async def test_plain_round_may_be_broken_off() -> None:
 
 
 async def test_endless_round_lets_others_run() -> None:
-    """A consumer that never waits, because there is always more, can be cancelled."""
+    """A consumer that never has to wait for messages can still be cancelled."""
     with anyio.move_on_after(0.2) as scope:
         async with AsyncSupervisor(plain("ranges")) as supervisor:
             async for message in supervisor.extract():
@@ -140,7 +141,7 @@ async def test_endless_round_lets_others_run() -> None:
 
 
 async def test_slow_consumer_stops_the_worker_through_the_pipe() -> None:
-    """It can't be more ahead than the pipe and one read hold."""
+    """It gets no further ahead than what the pipe and one read hold."""
     async with (
         AsyncSupervisor(plain("extract_counted")) as supervisor,
         aclosing(supervisor.extract()) as messages,
@@ -155,10 +156,10 @@ async def test_slow_consumer_stops_the_worker_through_the_pipe() -> None:
 
 
 async def test_request_that_does_not_fit_the_pipe() -> None:
-    """It is written as the worker reads it."""
+    """It is written as fast as the worker reads it."""
     async with AsyncSupervisor(cyclic("requests")) as supervisor:
         runs = supervisor.extract_runs(template="x" * 3_000_000)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             messages = [message async for run in runs for message in run]
 
     assert messages[0] == b"<" + b"x" * 3_000_000 + b">"
@@ -168,7 +169,7 @@ async def test_request_that_does_not_fit_the_pipe() -> None:
 
 
 class Tap:
-    """Gives messages forever and counts them."""
+    """Yields messages forever, and counts them."""
 
     def __init__(self, message: bytes = b"x" * 100) -> None:
         self.pulled = 0
@@ -180,13 +181,13 @@ class Tap:
             yield self.message
 
     async def flow(self) -> AsyncIterator[bytes]:
-        """Give the same, asynchronously."""
+        """Yield the same, asynchronously."""
         for message in self:
             yield message
 
 
 async def settle() -> None:
-    """Let all tasks do what they can."""
+    """Let all tasks run until they wait."""
     for _ in range(50):
         await anyio.wait_all_tasks_blocked()
 
@@ -194,22 +195,22 @@ async def settle() -> None:
 @in_memory
 @pytest.mark.parametrize("plainly", [True, False], ids=["plain", "async"])
 async def test_slow_consumer_stops_the_reading_of_input(plainly: bool) -> None:
-    """No more is read than ``max_messages``, and a slice, beyond what is consumed."""
+    """Reading ahead is limited to ``max_messages``, plus a slice."""
     tap = Tap()
     async with acting(stage("fast"), max_messages=1000) as supervisor:
         messages = tap if plainly else tap.flow()
         async with aclosing(supervisor.stream(messages)) as stream:
             for consumed in range(1, 4):
-                with anyio.fail_after(10):
+                with anyio.fail_after(HANG):
                     await anext(stream)
                     await settle()
-                # What is in a slice, or an answer, is let in as a whole.
+                # A slice, or a reply, is always taken as a whole.
                 assert tap.pulled <= (4096 if plainly else consumed + 2001)
 
 
 @in_memory
 async def test_slow_worker_stops_the_reading_of_input() -> None:
-    """It answers nothing yet: only what may be held is read."""
+    """Before its first reply, no more is read than may be held."""
     tap, answered = Tap(), 0
 
     async def slow(worker: ScriptedWorker) -> None:
@@ -229,7 +230,7 @@ async def test_slow_worker_stops_the_reading_of_input() -> None:
             await settle()
             assert tap.pulled <= 11
             assert not answered
-            # Their replies are held back until the worker has answered all three.
+            # Replies are held back until the worker has answered all three.
             gates[0].set()
         gates[1].set()
         await settle()
@@ -237,31 +238,31 @@ async def test_slow_worker_stops_the_reading_of_input() -> None:
 
 
 async def test_bytes_bound_what_is_read_ahead() -> None:
-    """Of big messages fewer are held."""
+    """Fewer big messages are held."""
     tap = Tap(b"x" * 100_000)
     run = stage("echo")
     async with (
         acting(run, max_bytes=1_000_000) as supervisor,
         aclosing(supervisor.stream(tap.flow())) as stream,
     ):
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await anext(stream)
             await settle()
 
-    # Ten are held; as many may be on their way to the consumer.
+    # Ten are held; as many may be in transit to the consumer.
     assert tap.pulled <= 10 + 10 + 2
 
 
 @in_memory
 async def test_one_slow_caller_does_not_stop_another() -> None:
-    """Each stream has a bound of its own."""
+    """Each stream has its own limit."""
     async with (
         acting(stage("fast"), max_messages=10) as supervisor,
         aclosing(supervisor.stream(Tap().flow())) as slow,
     ):
         await anext(slow)
         await settle()
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             results = await supervisor.submit(numbers(5000))
 
     assert len(outputs(results)) == 5000
@@ -273,7 +274,7 @@ async def test_one_slow_caller_does_not_stop_another() -> None:
 @in_memory
 @pytest.mark.parametrize("order", Order)
 async def test_position_stays_behind_the_messages_before_it(order: Order) -> None:
-    """However the answers are ordered; positions keep their order, none is lost."""
+    """In any order of results; positions keep their order, and none is lost."""
     key = "" if order is Order.KEY else None
     slow = stage("uneven", 3, workers=3, order=order, key=key)
     items: list[Run | Position] = [Position(0)]
@@ -285,7 +286,7 @@ async def test_position_stays_behind_the_messages_before_it(order: Order) -> Non
         acting(slow) as supervisor,
         aclosing(supervisor.answers(items)) as answers,
     ):
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             async for item in answers:
                 if isinstance(item, Position):
                     assert isinstance(item.value, int | float)
@@ -300,7 +301,7 @@ async def test_position_stays_behind_the_messages_before_it(order: Order) -> Non
 
 @in_memory
 async def test_position_is_passed_while_nothing_else_comes() -> None:
-    """It wakes the consumer; the input may stay open for ever."""
+    """It wakes the consumer, even if the input stays open forever."""
     gate = anyio.Event()
 
     async def items() -> AsyncIterator[Run | Position]:
@@ -313,7 +314,7 @@ async def test_position_is_passed_while_nothing_else_comes() -> None:
         acting(stage("echo")) as supervisor,
         aclosing(supervisor.answers(items())) as answers,
     ):
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             assert isinstance(await anext(answers), Outcome)
             assert await anext(answers) == Position(1)
             gate.set()

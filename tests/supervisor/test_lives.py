@@ -36,6 +36,7 @@ from etlstage.supervisor import (
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import ScriptedWorker
 from etlstage.testing.scripted import Script
+from tests.patience import HANG
 from tests.staged import staged
 from tests.supervisor.acts import acting, in_memory, script_of
 from tests.supervisor.workers import numbers, outputs, stage
@@ -79,7 +80,7 @@ def staged_in_memory(**policies: object) -> Stage:
 async def lives(
     run: Stage, messages: Sequence[bytes], does: Script | None = None
 ) -> tuple[list[SupervisorEvent], list[tuple[bytes, ...] | Exception]]:
-    """Return what happened to the workers, and what became of each message."""
+    """Return the events of the workers, and each message's outputs or error."""
     supervisor = acting(run, does) if does else AsyncSupervisor(run)
     with supervisor.events() as events, anyio.fail_after(1000):
         async with supervisor:
@@ -89,7 +90,7 @@ async def lives(
 
 
 def kinds(events: Sequence[SupervisorEvent]) -> list[type[SupervisorEvent]]:
-    """Return what the events are."""
+    """Return the types of events."""
     return [type(event) for event in events]
 
 
@@ -121,7 +122,7 @@ async def test_worker_that_dies_is_started_again() -> None:
 
 @in_memory
 async def test_program_that_never_works_is_given_up() -> None:
-    """With the story, and with its last stderr lines; nothing is dropped."""
+    """With its story and its last lines on stderr; no message is dropped."""
 
     async def fail(worker: ScriptedWorker) -> int:
         await worker.complain("no such table")
@@ -145,7 +146,7 @@ async def test_program_that_never_works_is_given_up() -> None:
 
 @in_memory
 async def test_exit_status_forbids_a_restart() -> None:
-    """The worker has reported that it is of no use."""
+    """The worker has reported that a restart is of no use."""
 
     async def give_up(worker: ScriptedWorker) -> int:
         return 78
@@ -158,7 +159,7 @@ async def test_exit_status_forbids_a_restart() -> None:
 
 
 async def test_program_that_is_removed_is_tried_again(tmp_path: object) -> None:
-    """A deployment may put it back: the start fails, and the next one does not."""
+    """A deployment may put it back, so a start that fails is repeated."""
     assert hasattr(tmp_path, "joinpath")
     program = tmp_path.joinpath("worker")
     text = f"#!{sys.executable} -S\nimport os\nos.rename(__file__, __file__ + '~')\n"
@@ -176,7 +177,7 @@ async def test_program_that_is_removed_is_tried_again(tmp_path: object) -> None:
 
 @in_memory
 async def test_program_that_can_not_start_is_blamed_alone() -> None:
-    """It read nothing: no message of it is reported to have killed it."""
+    """It read nothing, so no message is reported to have killed it."""
 
     async def fail(worker: ScriptedWorker) -> int:
         await worker.complain("ModuleNotFoundError: No module named 'x'")
@@ -193,7 +194,7 @@ async def test_program_that_can_not_start_is_blamed_alone() -> None:
 
 @in_memory
 async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
-    """It takes more halves than restarts without progress are allowed."""
+    """That takes more halvings than the restarts allowed without progress."""
     run = replace(
         stage(
             "exits_at_word",
@@ -215,7 +216,7 @@ async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
 
 @in_memory
 async def test_hung_worker_is_replaced_with_default_settings() -> None:
-    """Its deadline is minutes."""
+    """Its default deadline is several minutes."""
 
     async def hang_once(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -244,7 +245,7 @@ async def test_hung_worker_is_replaced_with_default_settings() -> None:
 
 
 async def test_worker_is_given_nothing_before_it_is_ready() -> None:
-    """It would lose what it was given: here it throws away what came before."""
+    """It would lose messages: this one discards anything that came earlier."""
     code = """
 import fcntl
 fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)
@@ -261,7 +262,7 @@ announce()
 
 @in_memory
 async def test_worker_that_is_not_ready_in_time_is_replaced() -> None:
-    """And the next one is, so nothing is lost."""
+    """Its successor is ready, so no message is lost."""
 
     async def sleep_once(worker: ScriptedWorker) -> int:
         if worker.start == 1:
@@ -280,7 +281,7 @@ async def test_worker_that_is_not_ready_in_time_is_replaced() -> None:
 
 @in_memory
 async def test_idle_worker_without_signs_of_life_is_replaced() -> None:
-    """The one that gives them is left alone, for many times the limit."""
+    """One that gives them is left alone, for many times the deadline."""
 
     async def beat(worker: ScriptedWorker) -> int:
         held = b""
@@ -305,7 +306,7 @@ async def test_idle_worker_without_signs_of_life_is_replaced() -> None:
             with anyio.move_on_after(60) as quiet:
                 await events.receive()
             assert quiet.cancelled_caught
-            # Busy, it need send no sign of life: its deadline is the message's.
+            # A busy worker need not give any: then the message's deadline counts.
             assert outputs(await supervisor.submit([b"1"])) == [(b"1",)]
             failed = await events.receive()
     assert isinstance(failed, WorkerFailed)
@@ -332,7 +333,7 @@ async def test_silent_idle_worker_is_replaced() -> None:
 @in_memory
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_worker_is_replaced_after_so_many_messages(workers: int) -> None:
-    """Nothing is lost, and it counts as no failure."""
+    """No message is lost, and it is no failure."""
     run = staged_in_memory(
         workers=workers,
         recycle=RecyclePolicy(max_messages=50, variance=0),
@@ -352,10 +353,10 @@ async def test_worker_is_replaced_after_so_many_messages(workers: int) -> None:
 
 @in_memory
 async def test_worker_is_replaced_when_it_is_old() -> None:
-    """Also when it has nothing to do."""
+    """Even if it has nothing to do."""
     run = staged_in_memory(recycle=RecyclePolicy(max_age=0.2))
     supervisor = acting(run, serve)
-    with supervisor.events() as events, anyio.fail_after(15):
+    with supervisor.events() as events, anyio.fail_after(HANG):
         async with supervisor:
             seen = [await events.receive() for _ in range(4)]
     assert seen[1] == WorkerWorn("t-1", "lived 0.2 s")
@@ -364,11 +365,11 @@ async def test_worker_is_replaced_when_it_is_old() -> None:
 
 
 async def test_worker_is_replaced_when_it_has_grown() -> None:
-    """Its resident memory is looked at every second."""
+    """Its resident memory is checked every second."""
     code = "if start == 1: hoard = b'x' * 100_000_000" + LOOP
     run = script(code, recycle=RecyclePolicy(max_rss=80_000_000))
     supervisor = AsyncSupervisor(run)
-    with supervisor.events() as events, anyio.fail_after(15):
+    with supervisor.events() as events, anyio.fail_after(HANG):
         async with supervisor:
             seen = [await events.receive() for _ in range(5)]
     worn = seen[1]
@@ -380,7 +381,7 @@ async def test_worker_is_replaced_when_it_has_grown() -> None:
 @in_memory
 @pytest.mark.parametrize("driver", ["supervisor", "worker"])
 async def test_batch_that_is_open_is_finished_first(driver: str) -> None:
-    """A worker that retires in the middle of a batch answers it."""
+    """A worker that retires within a batch answers it first."""
     from tests.supervisor.test_batches import closed_by_worker
 
     run = replace(
@@ -402,7 +403,7 @@ async def test_batch_that_is_open_is_finished_first(driver: str) -> None:
 
 @in_memory
 async def test_idle_worker_retires_while_a_batch_is_incomplete() -> None:
-    """What waits for its batch to fill does not keep the loop busy."""
+    """Messages that wait for a batch to fill do not keep the loop busy."""
 
     async def slow() -> AsyncIterator[bytes]:
         for number in numbers(3):
@@ -417,7 +418,7 @@ async def test_idle_worker_retires_while_a_batch_is_incomplete() -> None:
         recycle=RecyclePolicy(max_messages=2, variance=0),
     )
     seen = []
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         async with (
             acting(run) as supervisor,
             aclosing(supervisor.stream(slow())) as results,

@@ -1,4 +1,4 @@
-"""What is held at most, whatever workers and callers do: measured."""
+"""How much memory is held at most, whatever workers and callers do: measured."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("scene", SCENES)
 def test_memory_is_bounded(scene: str) -> None:
-    """As the table on the page ``limits`` has it, with the settings that a stage has (issue 10)."""
+    """According to the table on page ``limits``, with default settings (issue 10)."""
     command = [sys.executable, "-m", "tests.supervisor.holding", scene]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What becomes of workers, and of what they have started, when we are killed."""
+"""What happens to workers, and to their children, when the host is killed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import etlstage
 from tests.supervisor import orphans
 
 ROOT = Path(etlstage.__file__).parent.parent
-PATIENCE = 5.0  # seconds, the promise
+PATIENCE = 5.0  # seconds, as promised
 
 
 class Host:
-    """A process that supervises; all that it printed is gone at the end of a test."""
+    """A host process; everything that it printed is killed at the end of a test."""
 
     def __init__(self, place: str, launcher: str = "setpriv") -> None:
         self._process = subprocess.Popen(
@@ -35,7 +35,7 @@ class Host:
         self._told: list[psutil.Process] = []
 
     def started(self) -> list[psutil.Process]:
-        """Return who supervises, the worker, its child, and its child far away."""
+        """Return the host, the worker, its child, and its child in another session."""
         assert self._process.stdout is not None
         pids = map(int, self._process.stdout.readline().split())
         told = [psutil.Process(pid) for pid in pids]
@@ -48,16 +48,16 @@ class Host:
         self._process.stdin.write(b"\n")
 
     def kill(self) -> None:
-        """Kill it, and reap it."""
+        """Kill and reap it."""
         self._process.kill()
         self._process.wait()
 
     def wait(self) -> int:
-        """Wait until it has ended by itself."""
+        """Return its status once it has exited by itself."""
         return self._process.wait(10)
 
     def close(self) -> None:
-        """Leave nothing."""
+        """Kill it and everything that it has started."""
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
@@ -72,7 +72,7 @@ HostMaker = Callable[..., Host]
 
 @pytest.fixture
 def host() -> Iterator[HostMaker]:
-    """Start hosts that are gone at the end."""
+    """Yield a function that starts hosts, which are closed at the end."""
     hosts: list[Host] = []
 
     def start(place: str, launcher: str = "setpriv") -> Host:
@@ -91,18 +91,18 @@ def watchdogs(pid: int) -> list[psutil.Process]:
 
 
 def holds(pid: int) -> set[str]:
-    """Return what kinds of files a process has open, or their paths."""
+    """Return the kinds, or paths, of a process's open files."""
     kinds = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
             kinds.add(os.readlink(descriptor).partition(":")[0])
         except FileNotFoundError:
-            continue  # closed since
+            continue  # closed in the meantime
     return kinds
 
 
 def lives(process: psutil.Process) -> bool:
-    """Return whether a process is there, and more than a zombie."""
+    """Return whether a process exists, and is not a zombie."""
     try:
         zombie = process.status() == psutil.STATUS_ZOMBIE
         return bool(process.is_running() and not zombie)
@@ -111,7 +111,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """Wait for what a process does when it gets to it: how soon is no promise."""
+    """Wait for something that a process does eventually; no time is promised."""
     deadline = time.monotonic() + 60.0
     while not true():
         assert time.monotonic() < deadline
@@ -126,15 +126,16 @@ def until_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
     return left
 
 
-@pytest.mark.parametrize("launcher", ["setpriv", "shim"])
-@pytest.mark.parametrize("place", ["main", "thread"])
+@pytest.mark.parametrize(
+    ("place", "launcher"), [("main", "setpriv"), ("thread", "shim")]
+)
 def test_nothing_outlives_a_killed_host(
     host: HostMaker, place: str, launcher: str
 ) -> None:
     """
-    Worker, child and grandchild end neither by EOF nor by SIGTERM, and hold pipes.
+    Worker, child and grandchild ignore EOF and SIGTERM, and hold the pipes.
 
-    One of them has made a session of its own.
+    One of them has a session of its own.
     """
     killed = host(place, launcher)
     _, *started = killed.started()
@@ -146,7 +147,7 @@ def test_nothing_outlives_a_killed_host(
 
 
 def test_nothing_outlives_a_killed_fork(host: HostMaker) -> None:
-    """A fork without an exec has a watchdog of its own; its parent's is undisturbed."""
+    """A fork without exec has its own watchdog; its parent's is undisturbed."""
     parent = host("fork")
     _, *first = parent.started()
     (watchdog,) = watchdogs(parent.pid)
@@ -163,7 +164,7 @@ def test_nothing_outlives_a_killed_fork(host: HostMaker) -> None:
 
 
 def test_fork_does_not_hide_the_end_of_its_parent(host: HostMaker) -> None:
-    """The line to the parent's watchdog, which it inherits, is closed in it."""
+    """The inherited connection to the parent's watchdog is closed in the fork."""
     parent = host("fork")
     _, *first = parent.started()
     parent.go_on()
@@ -177,7 +178,7 @@ def test_fork_does_not_hide_the_end_of_its_parent(host: HostMaker) -> None:
 
 
 def test_fork_that_never_heard_of_us_hides_nothing(host: HostMaker) -> None:
-    """What it has inherited is closed in it without its doing anything."""
+    """The inherited connection is closed in it automatically."""
     parent = host("fork to no end")
     _, *started = parent.started()
     parent.go_on()
@@ -189,7 +190,7 @@ def test_fork_that_never_heard_of_us_hides_nothing(host: HostMaker) -> None:
 
 
 def test_killed_watchdog_is_replaced(host: HostMaker) -> None:
-    """With the next worker; the new one knows the old worker, too."""
+    """With the next worker; the new one also knows the old worker."""
     killed = host("main")
     _, *first = killed.started()
     (watchdog,) = watchdogs(killed.pid)
@@ -207,7 +208,7 @@ def test_killed_watchdog_is_replaced(host: HostMaker) -> None:
 
 @pytest.mark.parametrize("launcher", ["setpriv", "shim"])
 def test_worker_dies_with_us_without_a_watchdog(host: HostMaker, launcher: str) -> None:
-    """The kernel sends it the signal that it has asked for before it was anything."""
+    """Its launcher asked the kernel for a signal, before the worker was executed."""
     killed = host("main", launcher)
     _, worker, *_ = killed.started()
     (watchdog,) = watchdogs(killed.pid)
@@ -219,7 +220,7 @@ def test_worker_dies_with_us_without_a_watchdog(host: HostMaker, launcher: str) 
 
 
 def test_watchdog_kills_what_is_deaf_to_all_else(host: HostMaker) -> None:
-    """A host that ends in an orderly way, but forgets its worker, is no different."""
+    """Even if the host exits in an orderly way, but forgets its worker."""
     careless = host("once")
     _, worker = careless.started()
     watching = watchdogs(careless.pid)
@@ -229,38 +230,25 @@ def test_watchdog_kills_what_is_deaf_to_all_else(host: HostMaker) -> None:
     assert until_gone([worker, *watching]) == []
 
 
-def test_watchdog_holds_nothing_of_ours(host: HostMaker) -> None:
-    """Who waits for the end of our output does not wait for it; it's in no way."""
+def test_watchdog_and_worker_have_nothing_of_each_other(host: HostMaker) -> None:
+    """A reader of our output sees its end, as the watchdog holds no file of ours."""
     watched = host("once")
-    watched.started()
+    _, worker = watched.started()
     (watchdog,) = watchdogs(watched.pid)
-    # Python has its program open while it reads that.
+    # Python still has its program open while it starts.
     wait_until(lambda: holds(watchdog.pid) <= {"socket", "/dev/null"})
 
     assert watchdog.cwd() == "/"
     assert os.getsid(watchdog.pid) == watchdog.pid
+    # It ignores a SIGTERM to all programs, as it must exit after them.
+    asked = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    wait_until(lambda: asked <= ignored(watchdog.pid))
+    # If the worker inherited its connection, our end could stay unnoticed.
+    assert holds(worker.pid) == {"pipe"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_watchdog_is_not_to_be_asked_to_go(
-    host: HostMaker, number: signal.Signals
-) -> None:
-    """A SIGTERM to all programs is not for it: it goes behind them."""
-    watched = host("once")
-    watched.started()
-    (watchdog,) = watchdogs(watched.pid)
-    wait_until(lambda: _ignored(watchdog.pid) >> (number - 1) & 1)
-
-
-def _ignored(pid: int) -> int:
+def ignored(pid: int) -> set[int]:
+    """Return the signals that a process ignores."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("SigIgn:")[2].split()[0], 16)
-
-
-def test_worker_inherits_nothing_of_the_watchdog(host: HostMaker) -> None:
-    """It could hide our end."""
-    watched = host("once")
-    _, worker = watched.started()
-    links = [os.readlink(f) for f in Path(f"/proc/{worker.pid}/fd").iterdir()]
-
-    assert {link.partition(":")[0] for link in links} == {"pipe"}
+    mask = int(status.partition("SigIgn:")[2].split()[0], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}

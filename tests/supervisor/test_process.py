@@ -1,4 +1,4 @@
-"""Programs that can't be started, and what those that can are given."""
+"""Programs that can't be started, and what a started program is given."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ from etlstage.transport import (
     Wire,
     launch_over_pipes,
 )
+from tests.patience import HANG
 from tests.staged import staged
 from tests.supervisor.acts import acting, in_memory, script_of
 from tests.supervisor.workers import Settings, outputs, plain, stage
 
 
 async def refusal(run: Stage, launch: Launch = launch_over_pipes) -> str:
-    """Return why a stage can't start; check that the error is naked."""
+    """Return why a stage can't start; check that the error is not in a group."""
     with pytest.raises(WorkerStartFailed) as caught:
         async with AsyncSupervisor(run, launch=launch):
             raise AssertionError("it started")
@@ -55,7 +56,7 @@ def stage_of(*words: object, **settings: object) -> Stage:
 
 
 async def test_program_that_is_not_on_the_path() -> None:
-    """The text names the stage, the worker and the program as it was written."""
+    """The error names the stage, the worker, and the program as it was written."""
     assert await refusal(stage_of("no-such-program", "a b")) == (
         "stage clean: can't start worker clean-1: there is no program"
         " 'no-such-program' on PATH; check the command;"
@@ -64,14 +65,14 @@ async def test_program_that_is_not_on_the_path() -> None:
 
 
 async def test_program_in_the_folder_is_what_was_meant(tmp_path: Path) -> None:
-    """As by ``etlstage try worker.py`` (issue 27)."""
+    """As with ``etlstage try worker.py`` (issue 27)."""
     (tmp_path / "clean.py").touch()
     text = await refusal(stage_of("clean.py", cwd=tmp_path))
     assert "no program 'clean.py' on PATH (did you mean './clean.py'?); check" in text
 
 
 async def test_path_is_that_of_the_worker() -> None:
-    """A PATH given by ``env`` is the one that is searched."""
+    """If ``env`` has a PATH, that one is searched."""
     text = await refusal(stage_of("sh", env={"PATH": "/nowhere"}))
 
     assert "there is no program 'sh' on PATH" in text
@@ -100,7 +101,7 @@ async def test_path_is_that_of_the_worker() -> None:
             None,
             "the interpreter in the first line of {folder}/lost.sh does not exist",
         ),
-        # A relative path is relative to ``cwd``, also in the text.
+        # A relative path is relative to ``cwd``, and shown as it is.
         (
             "./lost.sh",
             "{folder}",
@@ -117,7 +118,7 @@ async def test_path_is_that_of_the_worker() -> None:
 async def test_file_that_can_not_be_run(
     tmp_path: Path, command: str, cwd: str | None, problem: str
 ) -> None:
-    """The text shows what is wrong with what, and a remedy that can be copied."""
+    """The error tells what is wrong, with a remedy that can be copied."""
     (tmp_path / "not me.sh").write_text("#!/bin/sh\n")
     for name, text in {"bare.py": "print()\n", "lost.sh": "#!/no/such\n"}.items():
         (tmp_path / name).write_text(text)
@@ -132,7 +133,7 @@ async def test_file_that_can_not_be_run(
 
 
 async def test_command_that_is_too_long() -> None:
-    """Other errors have the system's words."""
+    """Other errors have the system's text."""
     text = await refusal(stage_of("sh", *["x" * 100_000] * 100))
 
     assert text.startswith(
@@ -142,7 +143,7 @@ async def test_command_that_is_too_long() -> None:
 
 @pytest.mark.core
 async def test_extract_program_that_does_not_exist() -> None:
-    """In plain mode it is started by the first round."""
+    """In plain mode, too, although the first round would start it."""
     with pytest.raises(WorkerStartFailed, match="can't start its workers: there is no"):
         async with AsyncSupervisor(
             Stage(
@@ -159,7 +160,7 @@ async def test_extract_program_that_does_not_exist() -> None:
 
 
 async def request_of(**settings: Unpack[Settings]) -> LaunchRequest:
-    """Return with what a worker is started."""
+    """Return the request with which a worker is launched."""
     run = stage("echo", **settings)
     launch = ScriptedLaunch(script_of(run))
     async with AsyncSupervisor(run, launch=launch) as supervisor:
@@ -170,7 +171,7 @@ async def request_of(**settings: Unpack[Settings]) -> LaunchRequest:
 
 @in_memory
 async def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret of ours does not reach the worker; what is named in ``env`` does."""
+    """The host's secrets do not reach the worker; variables in ``env`` do."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
     monkeypatch.setenv("TZ", "Europe/Prague")
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
@@ -184,7 +185,7 @@ async def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> 
 
 @in_memory
 async def test_markers_are_in_the_environment() -> None:
-    """Escaped, so that NUL can travel; Python workers don't buffer."""
+    """They are escaped, as NUL can't be passed; Python workers don't buffer."""
     markers = Markers(eop=b"\0END\0", eob=b"EOB")
     seen = (await request_of(dialect=MarkerDialect(markers=markers))).env
 
@@ -199,18 +200,18 @@ async def test_markers_are_in_the_environment() -> None:
 
 
 async def launched(run: Stage, *, start: int = 1) -> dict[str, str]:
-    """Return the environment of a worker that was launched and prints it."""
+    """Return the environment that a launched worker prints."""
     output = await printed(run, start=start)
     pairs = [entry.partition("=") for entry in output.split("\0")]
     return {name: value for name, _, value in pairs if name}
 
 
 async def printed(run: Stage, *, start: int = 1) -> str:
-    """Return what a worker prints that was launched without input."""
+    """Return the output of a worker that is launched without input."""
     wire, child = spawn(run, "clean-2", launch_over_pipes, stdin=False, start=start)
     output = b""
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             while (data := wire.read(65536)) != b"":
                 output += data or b""
                 await wire.readable()
@@ -222,7 +223,7 @@ async def printed(run: Stage, *, start: int = 1) -> str:
 
 
 async def test_worker_is_given_its_name() -> None:
-    """Its stage, its name, and how often it has been started."""
+    """With its stage, and the number of its start."""
     seen = await launched(stage_of("env", "-0"))
     assert seen["ETLSTAGE_STAGE"] == "clean"
     assert seen["ETLSTAGE_WORKER"] == "clean-2"
@@ -236,7 +237,7 @@ async def test_worker_is_given_its_name() -> None:
 
 @in_memory
 async def test_env_comes_before_everything_else() -> None:
-    """Whoever names a variable means it."""
+    """Variables that the user sets take precedence."""
     request = await request_of(env={"PYTHONUNBUFFERED": "", "HOME": "/nowhere"})
     seen = request.env
 
@@ -245,7 +246,7 @@ async def test_env_comes_before_everything_else() -> None:
 
 
 async def test_markers_replace_placeholders() -> None:
-    """Anywhere in an argument, several in one; other braces are left alone."""
+    """Anywhere in an argument, even several; other braces are left alone."""
     words = ("-e", "{eom}", "--eop={eop},{eob}", "{bnc}", "{other}", "${PATH}", "{}")
     dialect = MarkerDialect(markers=Markers(eom=b"{bnc}", eob=b"\\"))
     run = Stage(name="t", worker=("sh", "-c", 'printf "%s\n" "$@"', *words))
@@ -263,7 +264,7 @@ async def test_markers_replace_placeholders() -> None:
 
 @in_memory
 async def test_worker_that_may_not_refuse_is_given_no_err() -> None:
-    """Not in its environment; in its command it stands for nothing."""
+    """ERR is missing in its environment, and empty in its command."""
     dialect = MarkerDialect(markers=Markers(err=None))
     run = Stage(name="t", worker=("true", "[{err}]"), dialect=dialect)
     assert substituted(run) == ("true", "[]")
@@ -279,7 +280,7 @@ async def test_working_directory(tmp_path: Path) -> None:
 
 
 async def test_markers_of_many_bytes_work_end_to_end() -> None:
-    """With NUL in them, and cut anywhere by the pipe."""
+    """Even if they contain NUL, and the pipe cuts them anywhere."""
     markers = Markers(b"\0\0", b"<eop>", b"<eob>", b"<bnc>")
     messages = [b"a\n" * 7 + b"%d" % n for n in range(9999)]
     async with AsyncSupervisor(
@@ -292,7 +293,7 @@ async def test_markers_of_many_bytes_work_end_to_end() -> None:
 
 @in_memory
 async def test_eop_may_be_eom() -> None:
-    """Each message has exactly one output then, empty or not."""
+    """Then each message has exactly one output, empty or not."""
     run = stage("echo", dialect=MarkerDialect(markers=Markers(eop=b"\n")))
     async with acting(run) as supervisor:
         results = await supervisor.submit([b"one", b"", b"two"])
@@ -304,12 +305,12 @@ async def test_eop_may_be_eom() -> None:
 
 
 def shell(script: str, **settings: object) -> Stage:
-    """Return a stage, called ``clean``, that is a shell script."""
+    """Return a stage, called ``clean``, that runs a shell script."""
     return staged(("sh", "-c", script), name="clean", **settings)
 
 
 async def test_limits_are_those_of_the_worker() -> None:
-    """Each by its name."""
+    """Each limit by its name."""
     limits = ResourceLimits(
         memory=512 * 1024 * 1024, cpu=100, open_files=64, core=0, nice=2
     )
@@ -321,7 +322,7 @@ async def test_limits_are_those_of_the_worker() -> None:
 
 
 async def test_limit_that_is_refused() -> None:
-    """It is named as in the stage, and so is what would be granted."""
+    """The error names it as the stage does, and the value that would be granted."""
     run = stage_of("true", limits=ResourceLimits(open_files=1 << 60))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
@@ -355,7 +356,7 @@ async def test_terms_that_are_refused(
     what: str,
     problem: str,
 ) -> None:
-    """As the system does for those who are not root."""
+    """As the system refuses them to users other than root."""
 
     def refuse(_request: LaunchRequest, /) -> tuple[Wire, Child]:
         raise TermsRefused(1, "Operation not permitted", what)
@@ -365,7 +366,7 @@ async def test_terms_that_are_refused(
 
 @pytest.mark.core
 async def test_user_and_group_that_do_not_exist() -> None:
-    """With what to look at."""
+    """The error names what to check."""
     assert "can't start worker clean-1: there is no user 'no-one'; command" in (
         await refusal(stage_of("true", user="no-one"))
     )
@@ -378,7 +379,7 @@ async def test_user_and_group_that_do_not_exist() -> None:
 async def test_user_has_his_own_groups_and_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing of root's is left to him; ``env`` still has the last word."""
+    """Nothing of root's is left; ``env`` still has precedence."""
     monkeypatch.setenv("HOME", "/root")
     nobody = pwd.getpwnam("nobody")
     seen = await printed(
@@ -396,13 +397,13 @@ async def test_user_has_his_own_groups_and_home(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may have another group")
 async def test_group_alone_has_no_supplementary_groups() -> None:
-    """Ours may be root's (issue 10)."""
+    """The host's may be root's (issue 10)."""
     assert await printed(shell("id -u; id -G", group="12345")) == "0\n12345\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
 async def test_another_user_can_open_the_status() -> None:
-    """A pipe has an owner, too."""
+    """Its pipe must belong to that user."""
     script = 'echo > "$ETLSTAGE_STATUS" && echo done'
     assert await printed(shell(script, user="nobody", ready=True)) == "done\n"
 
@@ -418,12 +419,12 @@ async def test_another_user_can_open_the_status() -> None:
 async def test_status_is_there_when_it_is_asked_for(
     settings: dict[str, object], heartbeat: str | None
 ) -> None:
-    """As a file, and how often something is to be written to it."""
+    """As a file, with the interval at which something must be written."""
     told = shell('echo x > "$ETLSTAGE_STATUS"; env -0', **settings)
     wire, child = spawn(told, "clean-1", launch_over_pipes)
     try:
         assert child.status is not None
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await child.status.readable()
             assert child.status.read(10) == b"x\n"
             await wire.readable()
@@ -467,13 +468,13 @@ async def test_status_is_there_when_it_is_asked_for(
 def test_stage_that_contradicts_itself(
     settings: dict[str, object], problem: str
 ) -> None:
-    """It is refused when it is made."""
+    """It is refused when it is constructed."""
     with pytest.raises(ConfigError, match=problem):
         staged(("sh",), **{"name": "s"} | settings)
 
 
 def flaw(folder: Path, *command: str, **env: str) -> str | None:
-    """Return what is missing of a command that runs in ``folder``."""
+    """Return what is missing for a command that runs in ``folder``."""
     return missing(
         Stage(
             name="t",
@@ -484,7 +485,7 @@ def flaw(folder: Path, *command: str, **env: str) -> str | None:
 
 @pytest.mark.core
 async def test_script_that_is_not_there(tmp_path: Path) -> None:
-    """The caller is notified at once, and not after six starts (issue 22)."""
+    """This is an error at once, not after six starts (issue 22)."""
     (tmp_path / "clean.py").touch()
     stage = Stage(
         name="clean",
@@ -501,7 +502,7 @@ async def test_script_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.core
 async def test_extractor_is_sought_before_it_is_asked() -> None:
-    """Its program is started when it is wanted; that it is missing is known before."""
+    """It would only be started when needed, but a missing program is known before."""
     plain = MarkerDialect(mode=Mode.PLAIN)
     stage = Stage(
         name="e", kind=StageKind.EXTRACT, dialect=plain, worker=["no-such-program"]
@@ -512,7 +513,7 @@ async def test_extractor_is_sought_before_it_is_asked() -> None:
 
 @in_memory
 async def test_only_processes_have_a_program() -> None:
-    """What is started by other means may be called anything."""
+    """With another launch, the command may be anything."""
 
     async def echo(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -526,7 +527,7 @@ async def test_only_processes_have_a_program() -> None:
 
 @pytest.mark.core
 def test_what_is_missing(tmp_path: Path) -> None:
-    """With what may have been meant, as by validate."""
+    """With a suggestion, as in ``validate``."""
     run = tmp_path / "run.sh"
     run.write_text("#!/bin/sh\n")
     run.chmod(stat.S_IRWXU)
@@ -559,12 +560,12 @@ def test_what_is_missing(tmp_path: Path) -> None:
     ],
 )
 def test_which_word_is_a_script(command: str, place: int | None) -> None:
-    """One behind a flag that is not known may be anything."""
+    """A word after an unknown flag may be anything."""
     assert script(command.split()) == place
 
 
 async def test_repr_shows_what_is_outstanding() -> None:
-    """Its name, its pid, and the exchanges that it has not answered."""
+    """Its name, its pid, and the number of exchanges that it has not answered."""
     async with AsyncSupervisor(stage("echo")) as supervisor:
         assert supervisor._pool is not None
         (running,) = supervisor._pool._running.values()

@@ -1,4 +1,4 @@
-"""What a worker that ends by itself leaves behind has time to end, too."""
+"""Processes that an exiting worker leaves behind have time to end, too."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from etlstage.supervisor import (
 )
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.transport import Child, LaunchRequest, Wire
+from tests.patience import HANG
 from tests.supervisor.workers import (
     QUICK,
     collect,
@@ -48,28 +49,28 @@ def gate(tmp_path: Path) -> Path:
 
 
 async def open_gate(gate: Path) -> None:
-    """Let all children go on that wait there."""
+    """Let all children continue that wait at the gate."""
     await anyio.to_thread.run_sync(gate.write_bytes, b"")
 
 
 def lines(target: Path) -> list[bytes]:
-    """Return what has arrived, sorted."""
+    """Return the lines that have arrived, sorted."""
     return sorted(target.read_bytes().split())
 
 
 def remains(events: list[SupervisorEvent]) -> list[RemainsEnded]:
-    """Return what is reported of what was left behind."""
+    """Return the events about processes left behind."""
     return [event for event in events if isinstance(event, RemainsEnded)]
 
 
 async def exit_in(events: MemoryObjectReceiveStream[SupervisorEvent]) -> None:
-    """Wait until a worker has ended."""
+    """Wait until a worker has exited."""
     while not isinstance(await events.receive(), WorkerExited):
         pass
 
 
 async def pids(supervisor: AsyncSupervisor, *messages: bytes) -> list[int]:
-    """Return the pids that are the answers to these messages."""
+    """Return the pids with which these messages are answered."""
     results: list[Result] = []
     for message in messages:
         results += await supervisor.submit([message])
@@ -77,13 +78,9 @@ async def pids(supervisor: AsyncSupervisor, *messages: bytes) -> list[int]:
 
 
 async def test_uploads_in_the_background_arrive(tmp_path: Path) -> None:
-    """
-    The supervisor is there until they have: they began when their worker was gone.
-
-    (issue 10)
-    """
+    """They begin after their worker's exit, and the supervisor waits (issue 10)."""
     target = tmp_path / "target"
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         async with AsyncSupervisor(load("leaves", "", target, "")) as supervisor:
             events = supervisor.events()
             outputs(await supervisor.submit([b"a", b"b", b"c"]))
@@ -98,16 +95,16 @@ async def test_uploads_in_the_background_arrive(tmp_path: Path) -> None:
 async def test_next_worker_does_not_wait_for_them(
     tmp_path: Path, gate: Path, end: str
 ) -> None:
-    """However the worker ended, another one goes on at once (issue 10)."""
+    """However the worker ended, another one continues at once (issue 10)."""
     target = tmp_path / "target"
     run = load(
         "leaves", gate, target, end, timeout=LONG, restart=RestartPolicy(delay=0.01)
     )
-    with anyio.fail_after(15), capture_logs():
+    with anyio.fail_after(HANG), capture_logs():
         async with AsyncSupervisor(run) as supervisor:
             children = await pids(supervisor, b"a", b"b", b"c")
             assert all(map(runs, children))
-            # One that comes when another has opened it goes on with that one.
+            # A child that arrives while another holds the gate open passes with it.
             async with anyio.create_task_group() as tasks:
                 for child in children:
                     tasks.start_soon(open_gate_for, gate, child)
@@ -116,20 +113,20 @@ async def test_next_worker_does_not_wait_for_them(
 
 
 async def open_gate_for(gate: Path, child: int) -> None:
-    """Open the gate until that child has gone through."""
+    """Open the gate until that child has passed it."""
     while runs(child):
-        with suppress(OSError):  # no one waits there now
+        with suppress(OSError):  # no child waits there now
             os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
         await anyio.sleep(0.001)
 
 
 async def test_killing_them_makes_what_was_loaded_doubtful() -> None:
-    """One of them may have been loading what its worker had answered (issue 22)."""
+    """A child may have been loading what its worker had answered (issue 22)."""
     script = f"while read -r x; do {ENDLESS}; printf '\\0'; done"
     run = Stage(
         name="l", kind=StageKind.LOAD, worker=("sh", "-c", script), timeout=QUICK
     )
-    with anyio.fail_after(15), capture_logs():
+    with anyio.fail_after(HANG), capture_logs():
         async with AsyncSupervisor(run) as supervisor:
             events = supervisor.events()
             outputs(await supervisor.submit([b"a", b"b"]))
@@ -143,10 +140,10 @@ async def test_killing_them_makes_what_was_loaded_doubtful() -> None:
 
 @pytest.mark.parametrize("command", [ENDLESS, "setsid sleep 3600 & echo $!"])
 async def test_what_does_not_end_in_time_is_killed_and_reported(command: str) -> None:
-    """In the events and in the log; also what has left the session (issue 10)."""
+    """In events and in the log, even if it has left the session (issue 10)."""
     script = f"read x; {command}; printf '\\0'"
     run = Stage(name="t", worker=("sh", "-c", script), timeout=QUICK)
-    with anyio.fail_after(15), capture_logs() as logs:
+    with anyio.fail_after(HANG), capture_logs() as logs:
         async with AsyncSupervisor(run) as supervisor:
             events = supervisor.events()
             (child,) = await pids(supervisor, b"one")
@@ -171,10 +168,10 @@ async def test_what_does_not_end_in_time_is_killed_and_reported(command: str) ->
 async def test_what_is_written_behind_the_end_is_dropped_and_reported(
     tmp_path: Path, gate: Path
 ) -> None:
-    """It is no reply to anything, and no one is stopped for it (issue 10)."""
+    """It belongs to no reply, and no worker is stopped for it (issue 10)."""
     target = tmp_path / "target"
     run = load("leaves", gate, target, "exit", timeout=LONG)
-    with anyio.fail_after(15), capture_logs():
+    with anyio.fail_after(HANG), capture_logs():
         async with AsyncSupervisor(run) as supervisor:
             events = supervisor.events()
             await pids(supervisor, b"write")
@@ -189,10 +186,10 @@ async def test_what_is_written_behind_the_end_is_dropped_and_reported(
 
 
 async def test_cancelling_ends_their_time() -> None:
-    """They are killed at once, and reported (issue 10)."""
+    """They are killed at once, which is reported (issue 10)."""
     script = f"read x; {ENDLESS}; printf '\\0'"
     run = Stage(name="t", worker=("sh", "-c", script), timeout=LONG)
-    with anyio.fail_after(15), capture_logs() as logs:
+    with anyio.fail_after(HANG), capture_logs() as logs:
         with anyio.CancelScope() as scope:
             async with AsyncSupervisor(run) as supervisor:
                 with supervisor.events() as events:
@@ -204,9 +201,9 @@ async def test_cancelling_ends_their_time() -> None:
 
 
 async def test_cancelling_the_end_ends_all_patience() -> None:
-    """A worker that is deaf to the end of its input gets its signal (issue 10)."""
+    """A worker that ignores the end of its input gets a signal (issue 10)."""
     run = Stage(name="t", worker=("sleep", "3600"), timeout=LONG)
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         async with AsyncSupervisor(run) as supervisor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervisor.aclose)
@@ -219,10 +216,10 @@ async def test_cancelling_the_end_ends_all_patience() -> None:
 
 
 async def test_extraction_goes_on_behind_the_exit(gate: Path) -> None:
-    """A shell does not wait for what it writes through (issue 10)."""
+    """A shell may exit before its children have written (issue 10)."""
     run = plain("extract_behind", gate, "one", "two", timeout=LONG)
     messages: list[bytes] = []
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         async with (
             AsyncSupervisor(run) as supervisor,
             anyio.create_task_group() as tasks,
@@ -241,12 +238,12 @@ async def test_extraction_goes_on_behind_the_exit(gate: Path) -> None:
 
 
 def test_not_too_many_have_time_at_once() -> None:
-    """A worker that crashes again and again does not fill the machine (issue 10)."""
+    """A worker that crashes repeatedly does not exhaust the machine (issue 10)."""
     living: list[int] = []
     most = 0
 
     class Leaving:
-        """Leaves a process behind that only a kill ends."""
+        """Leaves behind a process that only a kill ends."""
 
         def __init__(self, child: Child) -> None:
             self._child = child
@@ -290,12 +287,12 @@ def test_not_too_many_have_time_at_once() -> None:
 
 
 async def test_plain_worker_whose_child_holds_the_pipe() -> None:
-    """It is waited for, but not for ever; what it would have written is not known."""
+    """It is waited for, but not forever; its further output is unknown."""
     run = plain("extract_and_leave_child", timeout=QUICK)
     seen: list[bytes] = []
     with capture_logs() as logs:
         async with AsyncSupervisor(run) as supervisor:
-            with anyio.fail_after(10), pytest.raises(EtlstageError) as caught:
+            with anyio.fail_after(HANG), pytest.raises(EtlstageError) as caught:
                 await collect(seen, supervisor.extract())
     assert seen == [b"one"]
     assert (

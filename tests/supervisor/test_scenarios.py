@@ -1,8 +1,8 @@
 """
-Every scenario of the stage protocol, with real workers of every language.
+Every scenario of the stage protocol, with real workers in every language.
 
-What the workers do with single bytes is tested in ``tests/examples``; here they run
-under the supervisor, as the users of the examples will run them.
+The workers' handling of single bytes is tested in ``tests/examples``; here they run
+under the supervisor, as users of the examples will run them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from tests.examples.languages import ALL, PYTHONS, Language
+from tests.patience import HANG
 from tests.staged import staged
 from tests.supervisor.workers import Settings, outputs
 
@@ -37,7 +38,7 @@ ODD = Markers(b"<eom>", b"\0\0", b"\\\xff", b"<bnc>")
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """Name a folder for the programs that shell workers find first."""
+    """Return a folder for programs that comes first on shell workers' PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     return folder
@@ -65,7 +66,7 @@ def example(
 
 async def submit(stage: Stage, messages: list[bytes]) -> list[tuple[bytes, ...]]:
     """Return the outputs of each message; no worker may fail or hang."""
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         async with AsyncSupervisor(stage) as supervisor:
             results = await supervisor.submit(messages)
     assert [r.message for r in results] == messages
@@ -74,7 +75,7 @@ async def submit(stage: Stage, messages: list[bytes]) -> list[tuple[bytes, ...]]
 
 async def take(messages: AsyncIterator[bytes]) -> list[bytes]:
     """Return the messages of a round."""
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         return [message async for message in messages]
 
 
@@ -83,7 +84,7 @@ async def take(messages: AsyncIterator[bytes]) -> list[bytes]:
 
 @each_language
 async def test_transform_single(language: Language, tools: Path) -> None:
-    """None, one and many replies; more than the pipes hold; two workers, in order."""
+    """Zero, one and many outputs; more than pipes hold; two workers, in order."""
     stage = example(language, "transform", tools, workers=2)
 
     assert await submit(stage, [b"", *LINES]) == [
@@ -93,7 +94,7 @@ async def test_transform_single(language: Language, tools: Path) -> None:
 
 @each_language
 async def test_load_single(language: Language, tools: Path, tmp_path: Path) -> None:
-    """No output, one EOP each, and all of it is there in order."""
+    """No output, one EOP for each message, and everything is loaded in order."""
     target = tmp_path / "target"
     stage = example(language, "load", tools, target, kind=StageKind.LOAD)
 
@@ -114,7 +115,7 @@ def batching(
     *size: int,
     **settings: Unpack[Settings],
 ) -> Stage:
-    """Return a stage of batches; with a ``size`` its worker closes them."""
+    """Return a stage with batches; with a ``size`` its worker closes them."""
     mode = Mode.BATCH_WORKER if size else Mode.BATCH_SUPERVISOR
     settings["dialect"] = MarkerDialect(mode=mode)
     return example(language, "transform_batch", tools, *size, **settings)
@@ -122,7 +123,7 @@ def batching(
 
 @each_language
 async def test_transform_batch_by_supervisor(language: Language, tools: Path) -> None:
-    """What is repeated in a batch is passed on once."""
+    """Messages repeated within a batch are passed on once."""
     first, second, third = (b"a", b"b"), (b"", b"c"), (b"", b"d")
     assert await submit(batching(language, tools, batch=CLOSED), REPEATED) == [
         *((), (), first),
@@ -133,7 +134,7 @@ async def test_transform_batch_by_supervisor(language: Language, tools: Path) ->
 
 @each_language
 async def test_batches_ahead_of_their_answers(language: Language, tools: Path) -> None:
-    """Many batches are on the way; two workers; the order is kept."""
+    """With many batches in flight and two workers, the order is kept."""
     batch = BatchPolicy(size=7)
     stage = batching(language, tools, batch=batch, workers=2, window=9)
 
@@ -145,7 +146,7 @@ async def test_batches_ahead_of_their_answers(language: Language, tools: Path) -
 async def test_transform_batch_by_worker(
     language: Language, tools: Path, size: int
 ) -> None:
-    """It closes its batch when it holds ``size``; we close one at the end of input."""
+    """It closes each batch at ``size``; the supervisor closes the last one."""
     seen = await submit(batching(language, tools, size, batch=OPEN), REPEATED)
 
     batches = [REPEATED[at : at + size] for at in range(0, len(REPEATED), size)]
@@ -168,7 +169,7 @@ async def test_load_batch(
     mode: Mode,
     batch: BatchPolicy,
 ) -> None:
-    """Each batch is a transaction, the last one too, and answered with EOP alone."""
+    """Each batch is a transaction, including the last, and answered with EOP alone."""
     target = tmp_path / "target.sqlite"
     settings: Settings = {"kind": StageKind.LOAD, "batch": batch}
     settings["dialect"] = MarkerDialect(mode=mode)
@@ -179,7 +180,7 @@ async def test_load_batch(
 
 
 def rows(database: Path) -> list[bytes]:
-    """Return what is in the database."""
+    """Return the messages in the database."""
     with closing(sqlite3.connect(database)) as connection:
         found = connection.execute("SELECT message FROM messages ORDER BY rowid")
         return [message for (message,) in found]
@@ -190,7 +191,7 @@ def rows(database: Path) -> list[bytes]:
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
-    """Write the lines to a file."""
+    """Write the lines to a file; return its path."""
     path = tmp_path / "lines"
     path.write_bytes(b"".join(line + b"\n" for line in LINES))
     return path
@@ -220,7 +221,7 @@ async def test_extract_plain(language: Language, tools: Path, lines: Path) -> No
 async def test_extract_cyclic_with_offsets_at_the_supervisor(
     language: Language, tools: Path, lines: Path
 ) -> None:
-    """It gives what is asked for, again and out of order too."""
+    """It gives what is asked for, even repeatedly and out of order."""
     stage = example(
         language,
         "extract_cycle_supervisor_offsets",
@@ -239,7 +240,7 @@ async def test_extract_cyclic_with_offsets_at_the_supervisor(
 async def test_extract_cyclic_with_offsets_at_the_worker(
     language: Language, tools: Path, lines: Path, tmp_path: Path
 ) -> None:
-    """Each round gives what is new; a second worker goes on where the first was."""
+    """Each round gives what is new; a second worker resumes after the first."""
     stage = example(
         language,
         "extract_cycle_worker_offsets",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import anyio
@@ -42,7 +43,7 @@ pytestmark = [pytest.mark.core, pytest.mark.virtual]
 
 
 async def sleeper(worker: ScriptedWorker) -> int:
-    """Answer as many seconds later as the message asks for."""
+    """Answer after the number of seconds in the message."""
     async for message in worker.messages():
         if message == b"no":
             await worker.refuse("not this one")
@@ -65,7 +66,7 @@ def service(
     stage: Stage = Stage(name="t", worker=("none",), window=1),  # noqa: B008 - frozen
     max_pending: int | None = None,
 ) -> AsyncSupervisor:
-    """Return a supervisor of such a worker."""
+    """Return a supervisor with ``sleeper`` workers."""
     launch = ScriptedLaunch(sleeper)
     return AsyncSupervisor(stage, launch=launch, max_pending=max_pending)
 
@@ -74,13 +75,13 @@ def service(
 
 
 async def test_question_has_its_own_answer() -> None:
-    """The outputs of that message, and nothing about others (issue 11)."""
+    """The outputs of that message, and of no other (issue 11)."""
     async with service() as supervisor:
         assert await supervisor.ask(b"5") == (b"5", b"slept")
 
 
 async def test_question_that_takes_too_long() -> None:
-    """The worker goes on; whoever asks next is answered."""
+    """The worker goes on, and the next question is answered."""
     async with service() as supervisor:
         before = anyio.current_time()
         with pytest.raises(TimeoutError, match=r"t: no result of the message within 2"):
@@ -96,7 +97,7 @@ async def test_question_that_takes_too_long() -> None:
 async def test_question_without_an_answer(
     message: bytes, error: type[Exception]
 ) -> None:
-    """What submit() puts into a result is raised; the next question is answered."""
+    """An error that submit() puts into a result is raised; later ones are answered."""
     async with service() as supervisor:
         for _ in range(2):
             with pytest.raises(error):
@@ -105,7 +106,7 @@ async def test_question_without_an_answer(
 
 
 async def test_error_of_all_does_not_grow_with_each_caller() -> None:
-    """A service may ask a stage that has failed for years."""
+    """A service may go on asking a failed stage for years."""
     once = RestartPolicy(policy="temporary")
     stage = Stage(name="t", worker=("none",), window=1, restart=once)
     async with service(stage) as supervisor:
@@ -121,7 +122,7 @@ async def test_error_of_all_does_not_grow_with_each_caller() -> None:
 
 
 async def test_question_to_a_stage_with_batches() -> None:
-    """Outputs are those of a batch there; a guess would be another caller's."""
+    """Outputs belong to a whole batch there, perhaps to another caller's message."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     async with service(
         Stage(name="t", worker=("none",), dialect=dialect)
@@ -134,7 +135,7 @@ async def test_question_to_a_stage_with_batches() -> None:
 
 
 async def test_too_many_messages_are_not_taken() -> None:
-    """Whoever comes first is served; the others are rejected at once (issue 11)."""
+    """The first ones are served; the others are rejected at once (issue 11)."""
     async with (
         service(max_pending=3) as supervisor,
         anyio.create_task_group() as tasks,
@@ -152,8 +153,8 @@ async def test_too_many_messages_are_not_taken() -> None:
         await supervisor.ask(b"0")
 
 
-async def test_limit_counts_what_was_given_up() -> None:
-    """Not: no one waits for it any more, so it makes room."""
+async def test_message_that_was_given_up_makes_room() -> None:
+    """No caller waits for it, so it does not count against the limit."""
     async with service(max_pending=2) as supervisor:
         for _ in range(5):
             with pytest.raises(TimeoutError):
@@ -161,7 +162,7 @@ async def test_limit_counts_what_was_given_up() -> None:
 
 
 async def test_stream_waits_for_no_limit() -> None:
-    """It is bounded already."""
+    """It is limited anyway."""
     async with service(max_pending=1) as supervisor:
         results = [result async for result in supervisor.stream([b"0"] * 50)]
     assert all(result.error is None for result in results)
@@ -171,7 +172,7 @@ async def test_stream_waits_for_no_limit() -> None:
 
 
 async def test_health_over_a_life() -> None:
-    """From before the start until behind the end (issue 11)."""
+    """From before the start until after the end (issue 11)."""
     supervisor = service()
     assert supervisor.health == ("starting", "is not entered")
     async with supervisor:
@@ -181,7 +182,7 @@ async def test_health_over_a_life() -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_properties_are_read_in_any_thread(backend: Backend) -> None:
-    """A probe may be a plain function, which a framework runs in one (issue 22)."""
+    """A probe may be a plain function that a framework runs in a thread (issue 22)."""
     names = [
         name for name, of in vars(AsyncSupervisor).items() if isinstance(of, property)
     ]
@@ -215,7 +216,7 @@ def test_properties_are_read_in_any_thread(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_methods_are_refused_in_another_thread(backend: Backend) -> None:
-    """What two event loops change at once would be in disorder, and replies astray."""
+    """Changes by two event loops would corrupt the state, and misdirect replies."""
     supervisor = service()
 
     def elsewhere() -> None:
@@ -233,8 +234,47 @@ def test_methods_are_refused_in_another_thread(backend: Backend) -> None:
     anyio.run(main, backend=backend)
 
 
+def test_methods_are_refused_in_another_event_loop() -> None:
+    """The supervisor's own loop is not running then, so callers would wait forever."""
+    supervisor = service()
+    other = "outside the event loop that it was entered in; have all of it in one"
+
+    async def serve(entered: asyncio.Event, left: asyncio.Event) -> None:
+        async with supervisor:
+            entered.set()
+            await left.wait()
+
+    async def begin(left: asyncio.Event) -> asyncio.Task[None]:
+        entered = asyncio.Event()
+        task = asyncio.create_task(serve(entered, left))
+        await entered.wait()
+        return task
+
+    async def end(left: asyncio.Event, task: asyncio.Task[None]) -> None:
+        assert await supervisor.ask(b"0") == (b"0", b"slept")
+        left.set()
+        await task
+
+    async def elsewhere() -> None:
+        with pytest.raises(InvalidState, match=other):
+            await supervisor.ask(b"1")
+        with pytest.raises(InvalidState, match=other):
+            await supervisor.aclose()
+        with pytest.raises(InvalidState, match=other):
+            await supervisor.__aexit__(None, None, None)
+
+    with asyncio.Runner() as runner:
+        left = asyncio.Event()
+        task = runner.run(begin(left))
+        anyio.run(elsewhere)
+        with pytest.raises(InvalidState, match=other):
+            supervisor.scale(2)
+        runner.run(end(left, task))
+    anyio.run(supervisor.aclose)  # it has ended, so there is nothing to wait for
+
+
 def test_health_when_the_loop_has_ended() -> None:
-    """Whoever looks then is notified."""
+    """Later readers still see the final state."""
     kept: list[AsyncSupervisor] = []
 
     async def run() -> None:
@@ -247,7 +287,7 @@ def test_health_when_the_loop_has_ended() -> None:
 
 
 async def test_stage_in_lock_step_is_degraded() -> None:
-    """It serves, and slowly: somebody should look at its worker."""
+    """It works, but slowly: its worker should be examined."""
 
     async def talks_too_much(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -270,7 +310,7 @@ async def test_stage_in_lock_step_is_degraded() -> None:
 
 
 async def test_end_waits_for_what_was_submitted() -> None:
-    """And takes nothing new meanwhile (issue 11)."""
+    """And takes no new messages meanwhile (issue 11)."""
     answers: list[tuple[bytes, ...]] = []
 
     async def ask(supervisor: AsyncSupervisor) -> None:
@@ -291,7 +331,7 @@ async def test_end_waits_for_what_was_submitted() -> None:
 
 
 async def test_end_waits_no_longer_than_asked() -> None:
-    """What is not done by then has an error."""
+    """Messages that are not done by then have an error."""
     async with service() as supervisor, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
@@ -307,7 +347,7 @@ async def test_end_waits_no_longer_than_asked() -> None:
 
 
 async def test_stream_ends_behind_what_it_has_read() -> None:
-    """It reads no more; it has all results of what it has read, then an error."""
+    """It reads no more, yields all results of what it has read, and then raises."""
     read = 0
 
     async def forever() -> AsyncIterator[bytes]:
@@ -335,7 +375,7 @@ async def test_stream_ends_behind_what_it_has_read() -> None:
 
 
 async def test_end_with_nothing_to_wait_for() -> None:
-    """It is over at once, however long it might have waited."""
+    """It ends at once, however long it might have waited."""
     async with service() as supervisor:
         await supervisor.ask(b"0")
         before = anyio.current_time()
@@ -348,16 +388,16 @@ async def _aclose(supervisor: AsyncSupervisor, drain: float) -> None:
 
 
 def test_events_are_at_hand() -> None:
-    """Who matches them imports them from the package (issue 11)."""
+    """They can be imported from the package to be matched (issue 11)."""
     assert etlstage.WorkerExited._fields[:2] == ("worker", "pid")
     assert {"SupervisorEvent", "Health", "Overloaded"} <= set(etlstage.__all__)
 
 
-# --- what workers report-------------------------------------------------------------
+# --- what workers report ------------------------------------------------------------
 
 
 async def test_worker_that_gets_on_has_more_time() -> None:
-    """Its deadline begins anew with each word of it (issue 11)."""
+    """Its deadline starts anew with each report of progress (issue 11)."""
 
     async def slow(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -381,7 +421,7 @@ async def test_worker_that_gets_on_has_more_time() -> None:
 
 
 async def test_progress_extends_a_deadline_up_to_a_limit() -> None:
-    """A worker that reports progress for ever hangs all the same (issue 22)."""
+    """A worker that reports progress forever still counts as hanging (issue 22)."""
 
     async def hangs(worker: ScriptedWorker) -> int:
         async for _ in worker.messages():
@@ -409,7 +449,7 @@ async def test_progress_extends_a_deadline_up_to_a_limit() -> None:
 
 
 async def test_progress_starts_no_deadline_while_we_do_not_read() -> None:
-    """Outputs wait for their consumer: it is we who are slow (issue 22)."""
+    """Outputs wait for their consumer, so the worker is not the slow one (issue 22)."""
 
     async def pours(worker: ScriptedWorker) -> int:
         async for _ in worker.messages():
@@ -442,7 +482,7 @@ async def test_progress_starts_no_deadline_while_we_do_not_read() -> None:
 
 
 async def test_total_is_a_limit_of_its_own() -> None:
-    """Also where none is for an answer, and for each message alone (issue 22)."""
+    """Even without a deadline for an answer, and for each message alone (issue 22)."""
     stage = Stage(
         name="t",
         worker=("none",),
@@ -456,7 +496,7 @@ async def test_total_is_a_limit_of_its_own() -> None:
 
 
 async def test_worker_that_never_reads_makes_no_progress() -> None:
-    """No message is to blame: it is the program, and not started for ever (issue 22)."""
+    """The program is to blame, not a message, and restarts are limited (issue 22)."""
 
     async def deaf(_worker: ScriptedWorker) -> int:
         await anyio.sleep_forever()
@@ -477,7 +517,7 @@ async def test_worker_that_never_reads_makes_no_progress() -> None:
 
 
 async def test_worker_counts_what_it_likes() -> None:
-    """In a metric of its own name (issue 11)."""
+    """In a metric with a name of its own (issue 11)."""
 
     async def counts(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -498,7 +538,7 @@ async def test_worker_counts_what_it_likes() -> None:
 
 
 async def test_worker_that_does_not_answer_is_reported_once() -> None:
-    """Long before its deadline, with what may be wrong with it (issue 11)."""
+    """Long before its deadline, with what may be wrong (issue 11)."""
 
     async def forgets(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -539,18 +579,18 @@ async def test_worker_that_answers_now_and_then_is_not_reported() -> None:
 
 
 async def test_who_has_ever_answered() -> None:
-    """Others may never do, and are not waited for at the end of a run (issue 23)."""
+    """Workers that never did are not waited for at the end of a run (issue 23)."""
     async with service() as supervisor:
         assert not supervisor.answered
         await supervisor.ask(b"1")
         assert supervisor.answered
 
 
-# --- as many workers as there is work for ----------------------------------------------
+# --- as many workers as there is work for ---------------------------------------------
 
 
 async def test_no_worker_is_started_for_the_keys_of_another() -> None:
-    """He would have nothing to do, and go, again and again (issue 12)."""
+    """It would have nothing to do, and be stopped, again and again (issue 12)."""
     launch = ScriptedLaunch(sleeper)
     pool = PoolPolicy(min=1, max=3, grow_at=1, idle=1)
     stage = Stage(

@@ -1,4 +1,4 @@
-"""However the block ends, and whatever the worker thinks of it: all is gone then."""
+"""However the block ends, and whatever its workers do, they are gone afterwards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from etlstage.messages import Result
 from etlstage.stage import Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerStarted
 from etlstage.transport.process import PipeWire
+from tests.patience import HANG
 from tests.supervisor.acts import acting, in_memory
 from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
 
 
 async def exit_status(behaviour: str, *arguments: object) -> int:
-    """Return how a worker ends that was asked something and is then stopped."""
-    with anyio.fail_after(10):
+    """Return the exit status of a worker that answers a message and is then stopped."""
+    with anyio.fail_after(HANG):
         async with AsyncSupervisor(
             stage(behaviour, *arguments, timeout=QUICK)
         ) as supervisor:
@@ -34,7 +35,7 @@ async def exit_status(behaviour: str, *arguments: object) -> int:
 
 
 async def test_worker_ends_with_its_input() -> None:
-    """A worker that behaves is never signalled."""
+    """A worker that behaves well gets no signal."""
     assert await exit_status("echo") == 0
 
 
@@ -50,8 +51,8 @@ async def test_worker_that_ignores_sigterm_is_killed(behaviour: str) -> None:
 
 
 async def test_full_pipe_is_no_reason_to_fail() -> None:
-    """The worker never reads: what could not be written is lost, and nothing raises."""
-    with anyio.fail_after(10):
+    """The worker never reads: unwritten data is lost, and nothing raises."""
+    with anyio.fail_after(HANG):
         async with (
             AsyncSupervisor(stage("sleeps", timeout=QUICK)) as supervisor,
             anyio.create_task_group() as tasks,
@@ -70,8 +71,8 @@ async def test_full_pipe_is_no_reason_to_fail() -> None:
 
 
 async def test_grandchildren_go_with_the_worker() -> None:
-    """The process group is killed, though the worker itself ended well."""
-    with anyio.fail_after(10):
+    """The process group is killed, even if the worker itself exited cleanly."""
+    with anyio.fail_after(HANG):
         async with AsyncSupervisor(
             stage("has_child", "end", timeout=QUICK)
         ) as supervisor:
@@ -84,13 +85,13 @@ async def test_grandchildren_go_with_the_worker() -> None:
 
 @in_memory
 async def test_messages_under_way_are_lost_at_the_stop() -> None:
-    """What the worker holds has an error that it was stopped."""
+    """Messages that the worker holds fail, as it was stopped."""
     results: list[str] = []
 
     async def submit() -> None:
         results.extend(errors(await supervisor.submit(numbers(5))))
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         run = stage("never_answers", window=2, timeout=QUICK)
         async with (
             anyio.create_task_group() as tasks,
@@ -106,7 +107,7 @@ async def test_messages_under_way_are_lost_at_the_stop() -> None:
 
 @in_memory
 async def test_aclose_returns_when_the_workers_are_gone() -> None:
-    """From then on everything fails, with a text that shows why."""
+    """From then on everything fails, with the reason."""
     async with acting(stage("echo", workers=3)) as supervisor:
         with supervisor.events() as events:
             await supervisor.aclose()
@@ -122,7 +123,7 @@ async def test_aclose_returns_when_the_workers_are_gone() -> None:
 @in_memory
 async def test_two_tasks_may_close_at_once() -> None:
     """Both return."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         async with (
             acting(stage("echo", workers=2)) as supervisor,
             anyio.create_task_group() as tasks,
@@ -144,7 +145,7 @@ async def test_nothing_can_be_submitted_behind_the_block() -> None:
 @in_memory
 @pytest.mark.parametrize("error", [LookupError("body"), KeyboardInterrupt("body")])
 async def test_error_in_the_block_passes_as_it_is(error: BaseException) -> None:
-    """No group is wrapped around it."""
+    """It is not wrapped in a group."""
 
     async def body() -> None:
         async with acting(stage("echo")) as supervisor:
@@ -156,7 +157,7 @@ async def test_error_in_the_block_passes_as_it_is(error: BaseException) -> None:
 
 
 async def test_host_may_be_cancelled() -> None:
-    """Cancelling ends the block, and workers that cling to life."""
+    """Cancelling ends the block, and workers that ignore SIGTERM."""
     with anyio.move_on_after(10) as scope:
         async with AsyncSupervisor(
             stage("deaf_to_sigterm", workers=2, timeout=QUICK)
@@ -187,7 +188,7 @@ async def test_host_may_be_cancelled_in_the_middle_of_a_stream() -> None:
 
 @in_memory
 async def test_cancelled_before_anything_happened() -> None:
-    """A scope that is cancelled already starts and stops all the same."""
+    """A scope that is already cancelled still starts and stops the supervisor."""
     with anyio.CancelScope() as scope:
         scope.cancel()
         async with acting(stage("echo")):
@@ -197,7 +198,7 @@ async def test_cancelled_before_anything_happened() -> None:
 
 
 async def test_exit_is_waited_for_although_cancelled() -> None:
-    """The worker is gone when the block is, not some time later."""
+    """The worker is gone at the end of the block, not some time later."""
     pids: list[int] = []
     supervisor = AsyncSupervisor(stage("deaf_to_eof", timeout=QUICK))
     with anyio.CancelScope() as scope, supervisor.events() as events:
@@ -215,8 +216,8 @@ async def test_exit_is_waited_for_although_cancelled() -> None:
 
 @in_memory
 async def test_dead_workers_are_not_waited_for() -> None:
-    """However long the steps of stopping are, they are for the living."""
-    with anyio.fail_after(10):
+    """However long the steps of stopping are, they apply to living workers only."""
+    with anyio.fail_after(HANG):
         async with acting(stage("exits", 3, timeout=Timeouts(stop=3600))) as supervisor:
             with supervisor.events() as events:
                 while not isinstance(await events.receive(), WorkerExited):
@@ -224,7 +225,7 @@ async def test_dead_workers_are_not_waited_for() -> None:
 
 
 async def test_many_supervisors_leave_nothing_behind() -> None:
-    """One after the other and side by side; the fixture counts what is open."""
+    """One after the other and side by side; the fixture counts what is still open."""
 
     async def use(number: int) -> None:
         async with AsyncSupervisor(stage("echo")) as supervisor:
@@ -241,9 +242,9 @@ async def test_many_supervisors_leave_nothing_behind() -> None:
 async def test_error_of_our_own_leaves_no_process(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed and reaped; see ``test_breakdown.py`` for all the places."""
+    """It is killed and reaped; ``test_breakdown.py`` covers all places."""
     monkeypatch.setattr(PipeWire, method, None)
-    with anyio.fail_after(10), pytest.raises(ExceptionGroup) as caught:
+    with anyio.fail_after(HANG), pytest.raises(ExceptionGroup) as caught:
         async with AsyncSupervisor(stage("echo")) as supervisor:
             await supervisor.submit([b"x"])
     assert caught.group_contains(TypeError)
@@ -269,7 +270,7 @@ async def test_embedded_in_plain_asyncio() -> None:
 
 @pytest.mark.asyncio
 async def test_task_of_asyncio_that_holds_a_supervisor_is_cancelled() -> None:
-    """The workers are gone when the task is."""
+    """The workers are gone once the task is."""
     inside = asyncio.Event()
 
     async def hold() -> None:

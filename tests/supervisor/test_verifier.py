@@ -1,4 +1,4 @@
-"""Workers that write too much or too little: never is a reply given to another."""
+"""Workers that reply too often or too seldom: no reply goes to another message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY = [b"m-%d" % n for n in range(150)]
 
 
 def planted(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
-    """Return a stage whose workers a script is for."""
+    """Return a stage whose workers run a script."""
     restart = RestartPolicy(delay=0.001)
     return Stage(name="t", worker=("scripted",), restart=restart, **settings)
 
@@ -34,7 +34,7 @@ Fault = Callable[[ScriptedWorker, bytes], Coroutine[Any, Any, None]]
 
 
 def single(fault: Fault, *, every: int = 50, greeting: bytes = b"") -> Script:
-    """Return a worker with a fault at every so many messages."""
+    """Return a worker with a fault at each ``every``-th message."""
 
     async def answer(worker: ScriptedWorker) -> int:
         await worker.write(greeting)
@@ -50,7 +50,7 @@ def single(fault: Fault, *, every: int = 50, greeting: bytes = b"") -> Script:
 
 
 def twice(late: float) -> Fault:
-    """Return a fault: one EOP too many, so many seconds behind the reply."""
+    """Return a fault: one EOP too many, ``late`` seconds after the reply."""
 
     async def answer(worker: ScriptedWorker, reply: bytes) -> None:
         await worker.write(reply)
@@ -63,7 +63,7 @@ def twice(late: float) -> Fault:
 async def run(
     stage: Stage, script: Script, messages: Sequence[bytes]
 ) -> tuple[list[Result], int]:
-    """Return the results, and how many were doubtful."""
+    """Return the results, and the number of doubtful ones."""
     with anyio.fail_after(3000):
         async with acting(stage, script) as supervisor:
             results = await supervisor.submit(messages)
@@ -71,7 +71,7 @@ async def run(
 
 
 def wrong(results: Sequence[Result]) -> list[Result]:
-    """Return the results that are another message's."""
+    """Return the results that belong to another message."""
     return [r for r in results if not r.error and r.outputs != (r.message.upper(),)]
 
 
@@ -85,6 +85,7 @@ WAYS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.no_cover
 @WAYS
 @pytest.mark.parametrize("late", [0.0, 0.001, 0.01])
 async def test_reply_too_many(window: int | None, workers: int, late: float) -> None:
@@ -94,7 +95,7 @@ async def test_reply_too_many(window: int | None, workers: int, late: float) -> 
 
     assert wrong(results) == []
     culprits = {b"m-49", b"m-99", b"m-149"}
-    # What comes behind the last reply of all is found another way.
+    # An extra reply after the very last one only shows as doubt.
     assert set(failed(results)) == culprits or doubtful
     assert set(failed(results)) <= culprits
     for error in filter(None, (r.error for r in results)):
@@ -103,7 +104,7 @@ async def test_reply_too_many(window: int | None, workers: int, late: float) -> 
 
 @WAYS
 async def test_reply_too_few(window: int | None, workers: int) -> None:
-    """It is missed at the end of its block, and its message found (issue 10)."""
+    """It is noticed at the end of its block, and its message found (issue 10)."""
 
     async def forget(worker: ScriptedWorker, reply: bytes) -> None:
         await worker.write(reply[:-1])
@@ -132,7 +133,7 @@ async def test_worker_that_greets(window: int | None, workers: int, lines: int) 
 
 
 async def test_reply_too_many_behind_the_last_is_doubtful() -> None:
-    """It was returned already; the supervisor reports that when it ends (issue 10)."""
+    """Its reply was already returned; doubt is reported at the end (issue 10)."""
     script = single(twice(0.2), every=10)
     with anyio.fail_after(10):
         async with acting(planted(window=1), script) as supervisor:
@@ -145,7 +146,7 @@ async def test_reply_too_many_behind_the_last_is_doubtful() -> None:
 
 
 async def test_load_worker_that_answers_twice_is_doubtful() -> None:
-    """What it has loaded can't be taken back (issue 10)."""
+    """Data that it has loaded can't be taken back (issue 10)."""
 
     async def answer(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -161,7 +162,7 @@ async def test_load_worker_that_answers_twice_is_doubtful() -> None:
 
 @pytest.mark.parametrize("kind", [StageKind.LOAD, StageKind.TRANSFORM])
 async def test_load_worker_never_has_a_part_of_a_message(kind: StageKind) -> None:
-    """Were we killed then, it might load that (issue 10)."""
+    """It might load a part if the supervisor were killed then (issue 10)."""
 
     async def answer(worker: ScriptedWorker) -> int:
         while data := await worker.read(99):
@@ -182,11 +183,11 @@ BATCHES = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
 
 class Batches:
     """
-    A worker that reads byte by byte, and knows what is in its batch.
+    A worker that reads byte by byte, and knows the contents of its batch.
 
     Args:
-        full: What it does at its fourth message: answer, or ask for more.
-        asks: Whether it asks for more at all others.
+        full: Whether it answers at its fourth message, as its batch is full.
+        asks: Whether it asks for more after all others.
 
     """
 
@@ -217,7 +218,7 @@ class Batches:
 
 
 async def test_worker_that_answers_a_full_batch_and_its_end() -> None:
-    """Nothing of it is taken for anything else; smaller ones are right (issue 10)."""
+    """Extra replies go to no other batch; smaller ones are right (issue 10)."""
     stage = planted(dialect=BATCHES, batch=BatchPolicy(size=4, seconds=0.01))
     results, doubtful = await run(stage, Batches(), MANY[:40])
 
@@ -226,7 +227,7 @@ async def test_worker_that_answers_a_full_batch_and_its_end() -> None:
 
 
 async def test_worker_that_closes_full_batches_by_itself() -> None:
-    """It is not notified that they are full (issue 10)."""
+    """No EOB is sent after full batches (issue 10)."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR, eob_after_full=False)
     stage = planted(dialect=dialect, batch=BatchPolicy(size=4, seconds=0.01))
     results, doubtful = await run(stage, Batches(), MANY[:42])
@@ -256,7 +257,7 @@ async def test_batch_with_a_reply_too_many(mode: Mode) -> None:
 
 
 async def test_extractor_that_greets() -> None:
-    """Its greeting is no row (issue 10)."""
+    """Its greeting is not a row (issue 10)."""
 
     async def greet(worker: ScriptedWorker) -> int:
         await worker.write(b"hello\n")
@@ -278,7 +279,7 @@ async def test_extractor_that_greets() -> None:
 async def test_worker_that_passes_on_byte_by_byte_is_no_fault(
     window: int | None,
 ) -> None:
-    """It echoes the byte that is written ahead."""
+    """It echoes the byte that is written in advance."""
 
     async def pass_on(worker: ScriptedWorker) -> int:
         while data := await worker.read(3):

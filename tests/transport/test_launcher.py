@@ -1,4 +1,4 @@
-"""TODO."""
+"""How a worker is started over pipes: what it is given, and what is refused."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from etlstage.transport import (
 from etlstage.transport.launcher import Identity, Launcher, UnknownIdentity, look_up
 from etlstage.transport.process import PipeChild, PipeWire
 from etlstage.transport.watchdog import WATCHDOG, program, python
+from tests.patience import HANG
 from tests.supervisor.workers import open_files
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -39,7 +40,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do this"
 
 @pytest.fixture(params=["setpriv", "shim"])
 def wrapper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Start programs by each of the two; a program in doubt always by the shim."""
+    """Start programs by setpriv and by the shim, which always starts doubtful ones."""
     if request.param == "shim":
         monkeypatch.setattr(launcher, "_setpriv", lambda: None)
     return str(request.param)
@@ -61,11 +62,11 @@ def start(
 async def output_of(
     *command: str, env: Mapping[str, str] = ENV, terms: LaunchTerms | None = None
 ) -> str:
-    """Return what a program prints on stdout; it must end well."""
+    """Return what a program prints on stdout; it must exit with status 0."""
     wire, child = start(*command, stdin=False, env=env, terms=terms)
     said = b""
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             while (data := wire.read(65536)) != b"":
                 said += data or b""
                 await wire.readable()
@@ -89,14 +90,14 @@ def is_quick(
     cwd: Path | None = None,
     terms: LaunchTerms | None = None,
 ) -> bool:
-    """Return whether a command is not given to the shim."""
+    """Return whether a command is started by setpriv instead of the shim."""
     one = Launcher((command,), env=env, cwd=cwd, terms=terms)
     one.close()
     return one.words[0].endswith("/setpriv")
 
 
 def bare(*command: str, env: Mapping[str, str] = ENV) -> bytes:
-    """Return what a program prints that is not wrapped."""
+    """Return what a program prints when no wrapper starts it."""
     return subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout
 
 
@@ -107,7 +108,7 @@ def bare(*command: str, env: Mapping[str, str] = ENV) -> bytes:
     "more", [{}, {"LC_CTYPE": "C"}, {"LC_ALL": "C"}, {"X": "\udcff"}]
 )
 async def test_program_sees_no_wrapper(wrapper: str, more: Mapping[str, str]) -> None:
-    """Arguments are its own, and the environment is, but for the marks."""
+    """Its arguments and environment are unchanged, except for two added marks."""
     env = {**ENV, **more}
     words = (
         "awk",
@@ -126,13 +127,13 @@ async def test_program_sees_no_wrapper(wrapper: str, more: Mapping[str, str]) ->
 async def output_bytes(*command: str, env: Mapping[str, str]) -> bytes:
     """Return the bytes that a program prints."""
     text = await output_of("sh", "-c", '"$@" | od -An -v -tx1', "sh", *command, env=env)
-    # The shell adds one of its own.
+    # The shell adds variables of its own.
     lines = bytes.fromhex(text.replace("\n", "")).splitlines()
     return b"\n".join(line for line in lines if not line.startswith((b"PWD=", b"_=")))
 
 
 async def test_arguments_are_passed_on_as_they_are(wrapper: str) -> None:
-    """Whatever they look like, and the first one too."""
+    """Words that look like options, and the first word, arrive unchanged."""
     words = ["--", "-c", "", "a b", "\n", "é", "--as=1", "deathsig"]
     code = "import sys; print(sys.argv[1:], sys.orig_argv[0])"
     seen = await output_of("python3", "-c", code, *words)
@@ -141,21 +142,21 @@ async def test_arguments_are_passed_on_as_they_are(wrapper: str) -> None:
 
 
 async def test_signals_are_as_popen_leaves_them(wrapper: str) -> None:
-    """Python ignores some, and a program would inherit that: ``yes | head``."""
+    """Python ignores some signals, which a program would inherit (``yes | head``)."""
     words = ("grep", "^Sig[BIC]", "/proc/self/status")
 
     assert await output_of(*words) == bare(*words).decode()
 
 
 async def test_nothing_but_the_pipes_is_inherited(wrapper: str) -> None:
-    """Neither what the shim reports on, nor what the watchdog hears by."""
+    """Neither the shim's pipe for reports nor the watchdog's socket is inherited."""
     assert (await output_of("ls", "/proc/self/fd")).split() == ["0", "1", "2", "3"]
 
 
 async def test_pid_is_that_of_the_program(wrapper: str) -> None:
-    """The wrapper becomes it."""
+    """The wrapper is replaced by the program."""
     wire, child = start("sh", "-c", "echo $$ $PPID; read x")
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         await wire.readable()
     assert wire.read(100) == b"%d %d\n" % (child.pid, os.getpid())
     child.kill()
@@ -256,9 +257,9 @@ def _write(folder: Path, content: bytes) -> Path:
     ],
 )
 def test_error_is_the_one_of_popen(
-    make: Callable[[Path], Path], how: str, tmp_path: Path, wrapper: str
+    make: Callable[[Path], Path], how: str, tmp_path: Path
 ) -> None:
-    """The system's own, with nothing left behind; no shell takes over the script."""
+    """It is the system's error, no file stays open, and no shell runs the script."""
     program = make(tmp_path)
     env = {"PATH": f"/nowhere:{program.parent}"}
     word, cwd = {
@@ -270,6 +271,8 @@ def test_error_is_the_one_of_popen(
         cwd = None
     with pytest.raises(OSError, match="Errno") as plain:
         subprocess.Popen([word, "x"], env=env, cwd=cwd)
+    # The shim starts it, whatever other wrapper there is.
+    assert not is_quick(word, env=env, cwd=cwd)
     before = open_files()
     with pytest.raises(OSError, match="Errno") as ours:
         start(word, "x", env=env, cwd=cwd)
@@ -282,7 +285,7 @@ def test_error_is_the_one_of_popen(
 async def test_search_goes_on_behind_what_can_not_be_run(
     tmp_path: Path, wrapper: str
 ) -> None:
-    """As that of the system does; a folder of that name does not end it."""
+    """Like the system's search, it is not ended by a folder of that name."""
     (tmp_path / "sh").mkdir()
     env = {"PATH": f"{tmp_path}:/bin"}
 
@@ -292,7 +295,7 @@ async def test_search_goes_on_behind_what_can_not_be_run(
 
 
 async def test_scripts_run(tmp_path: Path, wrapper: str) -> None:
-    """By their interpreter, with its argument, or by one that is a script itself."""
+    """An interpreter may have an argument, or be a script itself."""
     _write(tmp_path, b"#!/bin/sh -e\necho $0 $1\nfalse\necho bad\nexit 0\n")
     inner = (tmp_path / "program").rename(tmp_path / "inner")
     inner.write_bytes(inner.read_bytes().replace(b"false\necho bad\n", b""))
@@ -303,7 +306,7 @@ async def test_scripts_run(tmp_path: Path, wrapper: str) -> None:
 
 
 def test_what_will_surely_start_is_quick(tmp_path: Path) -> None:
-    """A binary, and a script that a binary interprets; what is in doubt isn't."""
+    """Binaries, and scripts that a binary interprets, are quick; doubtful ones not."""
     script = str(_write(tmp_path, b"#!/bin/sh -e\n"))
 
     assert is_quick("true")
@@ -324,7 +327,7 @@ def test_what_will_surely_start_is_quick(tmp_path: Path) -> None:
 def test_binary_is_looked_at_closely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is odd about it is in doubt; one that needs no loader is not odd."""
+    """Any oddity makes it doubtful; that it needs no loader is none."""
     binary = Path("/bin/true").read_bytes()
     start = int.from_bytes(binary[32:40], "little")
     headers = 56 * int.from_bytes(binary[56:58], "little")
@@ -352,7 +355,7 @@ def test_binary_is_looked_at_closely(
 def test_setpriv_that_does_not_know_the_signal_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of busybox is such a one; nor is one that anybody could have put there."""
+    """The setpriv of busybox, for example, does not know it."""
     monkeypatch.setattr(launcher, "_FOLDERS", (str(tmp_path),))
     assert launcher._setpriv.__wrapped__() is None
     file = tmp_path / "setpriv"
@@ -366,7 +369,7 @@ def test_setpriv_that_does_not_know_the_signal_is_not_used(
 
 
 def test_worker_whose_parent_died_before_it_asked_does_not_start() -> None:
-    """The signal would never come."""
+    """The parent-death signal would never be sent."""
     report, said = os.pipe()
     words = [*python(), *program("shim"), str(said)]
     for parent, status in ((os.getpid(), 0), (1, -signal.SIGKILL)):
@@ -384,7 +387,7 @@ def test_worker_whose_parent_died_before_it_asked_does_not_start() -> None:
 async def test_program_without_python_runs_plainly(
     wrapper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a program that embeds it; on terms that only it can set there is an error."""
+    """Only terms that the shim alone can set are an error."""
 
     def refuse() -> tuple[str, ...]:
         raise OSError(errno.ENOSYS, "there is no Python")
@@ -414,7 +417,7 @@ LIMITS = {
 
 
 async def test_limits_are_seen_by_the_program(wrapper: str) -> None:
-    """Both the soft and the hard ones; SIGXCPU comes a second before its end."""
+    """Soft and hard limits are set; SIGXCPU comes a second before SIGKILL."""
     terms = LaunchTerms(limits=LIMITS)
     assert is_quick("sh", terms=terms) == (wrapper == "setpriv")
     script = "for l in v t n c; do ulimit -S$l; ulimit -H$l; done"
@@ -426,7 +429,7 @@ async def test_limits_are_seen_by_the_program(wrapper: str) -> None:
 async def test_hard_limit_of_ours_is_not_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where there is no second more, there is no warning; nor does that need root."""
+    """At our hard limit there is no second more for a SIGXCPU, and no need of root."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
     terms = LaunchTerms(limits={resource.RLIMIT_CPU: 100})
     assert is_quick("sh", terms=terms)
@@ -435,7 +438,7 @@ async def test_hard_limit_of_ours_is_not_passed(
 
 
 async def test_limits_that_are_not_named_stay(wrapper: str) -> None:
-    """As ours are."""
+    """They are inherited from us."""
     terms = LaunchTerms(limits={resource.RLIMIT_NOFILE: 64})
     script = "ulimit -v; ulimit -t; ulimit -c"
 
@@ -445,10 +448,10 @@ async def test_limits_that_are_not_named_stay(wrapper: str) -> None:
 
 
 async def test_end_by_the_cpu_limit_shows_what_it_was(wrapper: str) -> None:
-    """SIGKILL would not."""
+    """The status is SIGXCPU; SIGKILL would not show the reason."""
     terms = LaunchTerms(limits={resource.RLIMIT_CPU: 1})
     wire, child = start("sh", "-c", "while :; do :; done", terms=terms)
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         assert await child.wait() == -signal.SIGXCPU
     child.kill()
     wire.close()
@@ -456,7 +459,7 @@ async def test_end_by_the_cpu_limit_shows_what_it_was(wrapper: str) -> None:
 
 
 async def test_niceness_is_added_to_ours(wrapper: str) -> None:
-    """19 is the kindest."""
+    """The sum is at most 19."""
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     seen = await output_of_shell("nice", terms=LaunchTerms(nice=3))
 
@@ -464,14 +467,14 @@ async def test_niceness_is_added_to_ours(wrapper: str) -> None:
 
 
 async def test_umask(wrapper: str) -> None:
-    """Zero is one, too."""
+    """A mask of zero is set, too."""
     assert await output_of_shell("umask", terms=LaunchTerms(umask=0)) == "0000"
     assert await output_of_shell("umask", terms=LaunchTerms(umask=0o27)) == "0027"
 
 
 @root_only
 async def test_user_and_groups(wrapper: str) -> None:
-    """Nothing of ours is left; the program may open its pipes by name."""
+    """None of our IDs is left; the program may open its pipes by name."""
     terms = LaunchTerms(user=54321, group=12345, groups=(12345, 12346))
     script = "id -u; id -g; id -G; grep ^Uid /proc/$$/status"
     seen = (await output_of_shell(script, terms=terms)).split()
@@ -486,7 +489,7 @@ async def test_user_and_groups(wrapper: str) -> None:
 async def test_pipes_are_the_users_before_its_program_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that was quick could not open them, which was seen once in hundreds."""
+    """Otherwise a quick program can't open them (seen once in hundreds of starts)."""
     WATCHDOG.start()
     popen, owners = subprocess.Popen, list[int]()
 
@@ -504,7 +507,7 @@ async def test_pipes_are_the_users_before_its_program_runs(
 
 @root_only
 async def test_user_gets_no_new_privileges(wrapper: str) -> None:
-    """A set-user-ID program would undo the change; who is as we are may (issue 10)."""
+    """A set-user-ID program would undo the change; otherwise it may run (issue 10)."""
     script = "grep ^NoNewPrivs /proc/$$/status"
     ours = await output_of_shell(script)
     other = LaunchTerms(user=54321, group=12345, groups=())
@@ -515,7 +518,7 @@ async def test_user_gets_no_new_privileges(wrapper: str) -> None:
 
 @root_only
 async def test_parent_death_signal_survives_a_change_of_user(wrapper: str) -> None:
-    """Such a change clears one that is set before."""
+    """A change of user clears a signal that is set before it."""
     code = (
         "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n));"
         " print(n.value)"
@@ -531,7 +534,7 @@ async def test_parent_death_signal_survives_a_change_of_user(wrapper: str) -> No
 
 @root_only
 def test_program_that_the_user_may_not_run(tmp_path: Path) -> None:
-    """It is his rights that count."""
+    """The user's permissions count, not ours."""
     program = shutil.copy("/bin/true", tmp_path / "program")
     os.chmod(program, 0o700)
     with pytest.raises(PermissionError):
@@ -560,7 +563,7 @@ def refused(terms: LaunchTerms) -> tuple[str, int | None]:
     ],
 )
 def test_terms_that_no_one_may_set(terms: LaunchTerms, what: str, number: int) -> None:
-    """What the system does not grant is named."""
+    """The error names the term that the system refuses."""
     found, why = refused(terms)
 
     assert found.startswith(what)
@@ -572,11 +575,11 @@ def test_terms_that_no_one_may_set(terms: LaunchTerms, what: str, number: int) -
     "setting", ["groups=0", "user=0", "group=0", "nice=-1", "limit=7,1048576,1048576"]
 )
 def test_terms_that_only_root_may_set(setting: str) -> None:
-    """The error of another user names which of them it was."""
+    """The error for another user names the refused setting."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # Not by a Process: Python may be where he can't read.
+        # Not by a Process: that user may be unable to read Python's files.
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
             os.setgroups([])
@@ -596,7 +599,7 @@ OURS = grp.getgrgid(US.pw_gid)
 
 
 def test_no_user_named_is_ourselves() -> None:
-    """Nothing is changed then."""
+    """Without user and group nothing is changed."""
     assert look_up(None, None) == Identity()
 
 
@@ -611,7 +614,7 @@ def test_user_brings_his_groups(user: str) -> None:
 
 
 def test_group_may_be_another_one() -> None:
-    """The user's supplementary groups stay his."""
+    """The user's supplementary groups are kept."""
     identity = look_up(US.pw_name, "12345")
 
     assert identity.group == 12345
@@ -626,7 +629,7 @@ def test_group_alone(group: str) -> None:
 
 
 def test_number_without_an_entry_needs_a_group() -> None:
-    """It would have ours, which may be root's."""
+    """It would keep our group, which may be root's."""
     assert look_up("54321", "12345") == Identity(54321, 12345, ())
     with pytest.raises(
         UnknownIdentity, match="user 54321 has no entry, so no group; name"
@@ -635,7 +638,7 @@ def test_number_without_an_entry_needs_a_group() -> None:
 
 
 def test_unknown_names_are_reported() -> None:
-    """With the one that may be meant (issue 11)."""
+    """The error suggests a similar name (issue 11)."""
     name, group = US.pw_name, OURS.gr_name
     with pytest.raises(UnknownIdentity, match=f"no user '{name}_' .*'{name}'"):
         look_up(f"{name}_", None)
@@ -645,7 +648,7 @@ def test_unknown_names_are_reported() -> None:
 
 @pytest.mark.parametrize("digits", [str(2**32 - 1), "9" * 5000])
 def test_numbers_beyond_the_last_are_refused(digits: str) -> None:
-    """Linux takes one of them for "leave it", and Python does not read the other."""
+    """The first means "leave it" to Linux, and Python can't parse the second."""
     with pytest.raises(UnknownIdentity, match=r"^user \d+(\.{3})? is beyond the last"):
         look_up(digits, "0")
     with pytest.raises(UnknownIdentity, match=r"^group \d+(\.{3})? is beyond the last"):

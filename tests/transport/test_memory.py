@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from etlstage.transport import Wire
 from etlstage.transport.memory import MemoryPipe, memory_wire
+from tests.patience import HANG
 
 pytestmark = pytest.mark.core
 
@@ -18,12 +19,12 @@ STEPS = st.lists(st.integers(1, 30), min_size=1, max_size=10)
 
 
 def ends(size: int = 65536) -> tuple[Wire, Wire]:
-    """Return the two ends of a wire, as who is above sees them."""
+    """Return the two ends of a wire, as the layer above sees them."""
     return memory_wire(size)
 
 
 async def test_each_end_reads_what_the_other_writes() -> None:
-    """And nothing of what it wrote itself."""
+    """An end does not read what it wrote itself."""
     ours, theirs = ends()
     assert ours.write(b"question") == 8
     assert theirs.write(b"answer") == 6
@@ -44,7 +45,7 @@ async def test_full_wire_takes_a_part_and_then_nothing() -> None:
 
 
 async def test_reader_waits_for_bytes() -> None:
-    """It is woken by them, and does not wait where there are some."""
+    """A reader is woken by new bytes, and does not wait if there are some."""
     ours, theirs = ends()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(theirs.readable)
@@ -54,7 +55,7 @@ async def test_reader_waits_for_bytes() -> None:
 
 
 async def test_writer_waits_for_room() -> None:
-    """However little there is, and whoever else is woken."""
+    """One free byte is enough; waking the other end does not wake the writer."""
     ours, theirs = ends(2)
     ours.write(b"xx")
     there = anyio.Event()
@@ -74,7 +75,7 @@ async def test_writer_waits_for_room() -> None:
 
 
 async def test_half_close_leaves_the_other_half_open() -> None:
-    """What was written before it can be read, then comes the end."""
+    """Bytes written before can be read, and are followed by the end."""
     ours, theirs = ends()
     ours.write(b"last")
     ours.close_write()
@@ -90,7 +91,7 @@ async def test_half_close_leaves_the_other_half_open() -> None:
 
 
 async def test_end_wakes_who_waits_for_bytes() -> None:
-    """It reads the end."""
+    """The reader then finds the end."""
     ours, theirs = ends()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(theirs.readable)
@@ -100,7 +101,7 @@ async def test_end_wakes_who_waits_for_bytes() -> None:
 
 
 async def test_wire_is_broken_once_no_one_reads() -> None:
-    """Who waits for room learns it; what was not read is still counted."""
+    """A writer that waits for room is woken; unread bytes are still counted."""
     ours, theirs = memory_wire(3)
     ours.write(b"xyz")
     async with anyio.create_task_group() as tasks:
@@ -115,7 +116,7 @@ async def test_wire_is_broken_once_no_one_reads() -> None:
 
 
 async def test_close_is_for_both_directions() -> None:
-    """Safe to call twice; who comes late finds nothing, and no error."""
+    """Closing twice is safe; later reads find the end, without an error."""
     ours, theirs = ends()
     theirs.write(b"never read")
     ours.close()
@@ -128,7 +129,7 @@ async def test_close_is_for_both_directions() -> None:
 
 
 async def test_who_waits_can_be_woken() -> None:
-    """Although nothing has come."""
+    """It returns although nothing has arrived."""
     ours, _theirs = ends()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ours.readable)
@@ -147,7 +148,7 @@ def test_wire_without_room_is_refused() -> None:
 def test_all_that_is_written_is_read_in_order(
     parts: list[bytes], reads: list[int], naps: list[int], size: int
 ) -> None:
-    """However it is cut, by whoever is slower, and with never more than fits."""
+    """Whatever the sizes, and whichever end is slower; no more waits than fits."""
     for backend in ("asyncio", "trio"):
         got = anyio.run(pass_on, parts, reads, naps, size, backend=backend)
         assert got == b"".join(parts)
@@ -175,7 +176,7 @@ async def pass_on(
         ours.close_write()
 
     got = b""
-    with anyio.fail_after(5):
+    with anyio.fail_after(HANG):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write)
             while (data := theirs.read(steps[0])) != b"":
@@ -236,7 +237,7 @@ class Pipe(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_was_not_read(self) -> None:
-        """Also when no one will."""
+        """Unread bytes count even if they will never be read."""
         assert len(self.pipe) == len(self.model)
 
 

@@ -15,6 +15,7 @@ from etlstage.transport import Child, LaunchRequest, Wire, launch_over_pipes
 from etlstage.transport.base import describe_status
 from etlstage.transport.process import PipeChild, PipeWire
 from etlstage.transport.watchdog import WATCHDOG
+from tests.patience import HANG
 from tests.supervisor.workers import ends, open_files, runs
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -24,7 +25,7 @@ ENV = {"PATH": "/usr/bin:/bin"}
 def started(
     *command: str, stdin: bool = True, status: bool = False
 ) -> Iterator[tuple[PipeWire, PipeChild]]:
-    """Start a shell script, or a program; it is gone and closed at the end."""
+    """Start a shell script, or a program; kill and close it at the end."""
     words = command if len(command) > 1 else ("sh", "-c", *command)
     request = LaunchRequest(words, ENV, stdin=stdin, status=status)
     wire, child = launch_over_pipes(request)
@@ -39,7 +40,7 @@ def started(
 async def read_all(wire: Wire) -> bytes:
     """Return all of stdout."""
     output = b""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         while True:
             data = wire.read(65536)
             if data == b"":
@@ -52,7 +53,7 @@ async def read_all(wire: Wire) -> bytes:
 
 async def wait(child: Child) -> int:
     """Return the exit status."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         return await child.wait()
 
 
@@ -60,7 +61,7 @@ async def wait(child: Child) -> int:
 
 
 async def test_what_is_written_can_be_read() -> None:
-    """Until stdin is closed."""
+    """The worker echoes it, until stdin is closed."""
     with started("cat", "-") as (wire, child):
         assert wire.read(10) is None
         assert wire.write(b"hello") == 5
@@ -74,7 +75,7 @@ async def test_what_is_written_can_be_read() -> None:
 
 
 async def test_full_pipe_takes_a_part_and_then_nothing() -> None:
-    """No one is blocked; when it is read there is room again."""
+    """A write does not block; only ``writable()`` waits for room."""
     with started("sleep", "3600") as (wire, _child):
         written = wire.write(b"x" * 10_000_000)
         assert 0 < written < 10_000_000
@@ -93,7 +94,7 @@ async def test_pipes_are_enlarged() -> None:
 async def test_pipe_that_can_not_be_enlarged_stays_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The user has too many, or the system can't: it works all the same."""
+    """The user's limit is reached, or the system can't: it works all the same."""
     monkeypatch.setattr("etlstage.transport.process._PIPE_SIZE", 1 << 62)
     with started("cat", "-") as (wire, _child):
         assert wire.write(b"hello") == 5
@@ -105,7 +106,7 @@ async def test_pipe_that_can_not_be_enlarged_stays_small(
 async def test_stderr_is_a_pipe_of_its_own() -> None:
     """Readable, then at its end."""
     with started("echo oops >&2") as (wire, child):
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await child.stderr.readable()
         assert child.stderr.read(100) == b"oops\n"
         assert await wait(child) == 0
@@ -138,7 +139,7 @@ async def test_worker_without_stdin() -> None:
 
 
 async def test_closing_stdin_wakes_who_waits_for_room() -> None:
-    """It finds out with the next write."""
+    """The writer finds out by its next write."""
     with started("sleep", "3600") as (wire, _child):
         wire.write(b"x" * 10_000_000)
         async with anyio.create_task_group() as tasks:
@@ -158,7 +159,7 @@ async def test_readers_can_be_woken() -> None:
 
 
 async def test_closed_process_reads_as_ended() -> None:
-    """Who comes too late finds nothing, and no error."""
+    """Reading too late finds the end, without an error."""
     with started("sleep", "3600") as (wire, child):
         pass
 
@@ -170,11 +171,11 @@ async def test_closed_process_reads_as_ended() -> None:
 
 
 async def test_status_is_a_file_that_any_program_can_write_to() -> None:
-    """By its name, again and again; it ends with the last who has it open."""
+    """A program opens it by name, even repeatedly; it ends with its last writer."""
     script = 'echo > "$ETLSTAGE_STATUS"; read x; printf abc >> "$ETLSTAGE_STATUS"'
     with started(script, status=True) as (wire, child):
         assert child.status is not None
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await child.status.readable()
             assert child.status.read(100) == b"\n"
             assert child.status.read(100) is None
@@ -188,16 +189,16 @@ async def test_status_is_a_file_that_any_program_can_write_to() -> None:
 
 
 async def test_worker_without_status() -> None:
-    """It is given none, and inherits none."""
+    """The worker is given no name of one, and inherits none."""
     with started("echo $ETLSTAGE_STATUS; ls /proc/self/fd") as (wire, child):
         assert child.status is None
         assert (await read_all(wire)).split() == [b"0", b"1", b"2", b"3"]
 
 
 async def test_who_is_called_for_stdout_can_be_woken() -> None:
-    """Whoever else holds the other end (issue 13)."""
+    """This works even if another process holds the other end (issue 13)."""
     with started("sleep", "3600") as (wire, _child):
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wire.pull, lambda: True)
                 await anyio.wait_all_tasks_blocked()
@@ -205,7 +206,7 @@ async def test_who_is_called_for_stdout_can_be_woken() -> None:
 
 
 async def test_who_waits_for_the_status_can_be_woken() -> None:
-    """As those who read stdout."""
+    """This works as for readers of stdout."""
     with started("sleep", "3600", status=True) as (_wire, child):
         assert child.status is not None
         async with anyio.create_task_group() as tasks:
@@ -249,7 +250,7 @@ def test_signal_without_a_name() -> None:
 async def test_exit_can_be_awaited_without_a_pidfd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the kernel has none, or there are too many files open."""
+    """The kernel may have none, or too many files may be open."""
 
     def refuse(pid: int) -> int:
         raise OSError
@@ -264,7 +265,7 @@ async def test_exit_can_be_awaited_without_a_pidfd(
 
 
 async def test_what_the_worker_started_may_outlive_it() -> None:
-    """Until we kill it: then its group is killed, before the worker is reaped."""
+    """It is killed with the worker's group, before the worker is reaped."""
     with started("sleep 3600 & echo $!") as (wire, child):
         grandchild = int(await read_line(wire))
         assert await wait(child) == 0
@@ -278,7 +279,7 @@ async def test_what_the_worker_started_may_outlive_it() -> None:
 async def test_end_of_what_the_worker_started_can_be_awaited(
     pidfd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it, whoever ends first; also where the kernel has no pidfd."""
+    """All of them are awaited, in any order, also where the kernel has no pidfd."""
 
     def refuse(pid: int) -> int:
         raise OSError
@@ -288,7 +289,7 @@ async def test_end_of_what_the_worker_started_can_be_awaited(
         assert await wait(child) == 0
         if not pidfd:
             monkeypatch.setattr(os, "pidfd_open", refuse)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(child.deserted)
                 wire.write(b"\n")
@@ -298,7 +299,7 @@ async def test_end_of_what_the_worker_started_can_be_awaited(
 
 
 async def test_host_that_reaps_whatever_ends() -> None:
-    """The exit status is gone with it; what the worker has left is killed."""
+    """The exit status is lost; processes that the worker has left are killed."""
     with started("sleep 3600 & echo $!; exit 3") as (wire, child):
         grandchild = int(await read_line(wire))
         os.waitpid(child.pid, 0)  # noqa: ASYNC222 - it ends at once
@@ -307,7 +308,7 @@ async def test_host_that_reaps_whatever_ends() -> None:
 
 
 async def test_signal_reaches_the_whole_group() -> None:
-    """The worker and what it started; none is sent once it is reaped."""
+    """The worker and its children get it; no signal is sent once it is reaped."""
     with started("sleep 3600 & echo $!; wait") as (wire, child):
         grandchild = int(await read_line(wire))
         assert runs(grandchild)
@@ -319,7 +320,7 @@ async def test_signal_reaches_the_whole_group() -> None:
 
 
 async def test_jobs_of_a_shell_are_killed_with_it() -> None:
-    """They have groups of their own, but its session, even when it is dead."""
+    """They have groups of their own, but are in its session, even after its death."""
     with started("bash", "-c", "set -m; sleep 3600 & echo $!") as (wire, child):
         grandchild = int(await read_line(wire))
         assert os.getpgid(grandchild) == grandchild
@@ -329,7 +330,7 @@ async def test_jobs_of_a_shell_are_killed_with_it() -> None:
 
 
 async def test_kill_reaches_other_sessions() -> None:
-    """As long as the worker lives, its child is known as such; SIGTERM does not."""
+    """SIGKILL reaches all descendants of a live worker; SIGTERM does not."""
     script = "trap '' TERM; setsid sleep 3600 & echo $!; wait; wait"
     with started(script) as (wire, child):
         grandchild = int(await read_line(wire))
@@ -343,7 +344,7 @@ async def test_kill_reaches_other_sessions() -> None:
 
 
 async def test_daemon_may_outlive_a_worker_that_ends_by_itself() -> None:
-    """It has left the session, and who has started it is gone."""
+    """It has left the session, and the process that started it is gone."""
     with started("setsid sleep 3600 >&- 2>&- & echo $!") as (wire, child):
         grandchild = int(await read_line(wire))
         while os.getsid(grandchild) != grandchild:
@@ -355,7 +356,7 @@ async def test_daemon_may_outlive_a_worker_that_ends_by_itself() -> None:
 
 
 async def test_kill_is_complete() -> None:
-    """Safe to call twice; a dead worker's number is no one's business any more."""
+    """Killing twice is safe, and the watchdog forgets the worker."""
     wire, child = launch_over_pipes(LaunchRequest(("sleep", "3600"), ENV, stdin=False))
     assert child.pid in WATCHDOG._groups
     child.kill()
@@ -370,7 +371,7 @@ async def test_kill_is_complete() -> None:
 async def test_worker_is_forgotten_before_it_is_reaped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After that its number may be another's, whom the watchdog must not kill."""
+    """After that the PID may be another's, which the watchdog must not kill."""
     seen = []
 
     def unregister(pid: int) -> None:
@@ -388,7 +389,7 @@ async def test_worker_is_forgotten_before_it_is_reaped(
 
 
 async def test_worker_dies_with_the_thread_that_started_it() -> None:
-    """It is the thread that the parent-death signal is about, not the process."""
+    """The parent-death signal is about the thread, not about the process."""
     started = []
 
     def start() -> None:
@@ -409,13 +410,13 @@ async def test_worker_dies_with_the_thread_that_started_it() -> None:
 
 async def read_line(wire: Wire) -> bytes:
     """Return the first line of stdout."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         await wire.readable()
     return wire.read(100) or b""
 
 
 async def test_worker_leads_a_session_of_its_own() -> None:
-    """A Ctrl-C on our terminal is ours alone."""
+    """A Ctrl-C on our terminal reaches only us."""
     with started("cat", "-") as (_wire, child):
         assert os.getsid(child.pid) == child.pid
         assert os.getpgid(child.pid) == child.pid
@@ -433,7 +434,7 @@ async def test_nothing_is_open_after_close(tmp_path: Path) -> None:
 
 
 async def test_program_that_can_not_be_started_leaves_nothing_open() -> None:
-    """The system's error, and no pipe; the watchdog does not wait for it."""
+    """The error is the system's; no pipe is left, and no worker that is expected."""
     before = open_files()
     with pytest.raises(FileNotFoundError):
         launch_over_pipes(LaunchRequest(("no-such-program",), ENV, status=True))

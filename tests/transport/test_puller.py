@@ -1,4 +1,4 @@
-"""What the event loop calls when there is something to read."""
+"""The callback for an event loop that has found something to read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from etlstage.transport.process import Puller
+from tests.patience import HANG
 
 pytestmark = pytest.mark.core
 
@@ -27,7 +28,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Only asyncio calls."""
+    """Only asyncio uses callbacks."""
     return "asyncio"
 
 
@@ -46,7 +47,7 @@ async def test_what_comes_is_taken_until_enough(pipe: tuple[int, int]) -> None:
         for data in b"1", b"2", b"3":
             await anyio.wait_all_tasks_blocked()
             os.write(writing, data)
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG):
                 while not taken or taken[-1] != data:
                     await anyio.lowlevel.checkpoint()
     assert taken == [b"1", b"2", b"3"]
@@ -54,7 +55,7 @@ async def test_what_comes_is_taken_until_enough(pipe: tuple[int, int]) -> None:
 
 @pytest.mark.anyio
 async def test_error_is_that_of_who_waits(pipe: tuple[int, int]) -> None:
-    """And nothing is called any more (issue 13)."""
+    """It is raised where ``run()`` is awaited, and ends the calls (issue 13)."""
     reading, writing = pipe
     os.write(writing, b"1")
     calls = []
@@ -63,7 +64,7 @@ async def test_error_is_that_of_who_waits(pipe: tuple[int, int]) -> None:
         calls.append(1)
         raise ValueError("taken wrongly")
 
-    with anyio.fail_after(5), pytest.raises(ValueError, match="taken wrongly"):
+    with anyio.fail_after(HANG), pytest.raises(ValueError, match="taken wrongly"):
         await Puller().run(reading, take)
     for _ in range(5):
         await anyio.lowlevel.checkpoint()
@@ -72,7 +73,7 @@ async def test_error_is_that_of_who_waits(pipe: tuple[int, int]) -> None:
 
 @pytest.mark.anyio
 async def test_who_is_called_off_is_called_no_more(pipe: tuple[int, int]) -> None:
-    """By whom it is asked to stop, or by a scope (issue 13)."""
+    """``stop()`` or a cancelled scope ends the calls (issue 13)."""
     reading, writing = pipe
     puller, calls = Puller(), []
 
@@ -96,7 +97,7 @@ async def test_who_is_called_off_is_called_no_more(pipe: tuple[int, int]) -> Non
 
 
 def test_anyio_knows_the_loop(pipe: tuple[int, int]) -> None:
-    """Although there is no task, also where anyio has not started the loop."""
+    """The callback runs in no task, and perhaps in a loop that anyio did not start."""
     reading, writing = pipe
     os.write(writing, b"1")
     times = []
@@ -111,14 +112,14 @@ def test_anyio_knows_the_loop(pipe: tuple[int, int]) -> None:
 
 
 def test_trio_waits_for_what_can_be_read(pipe: tuple[int, int]) -> None:
-    """It calls no one (issue 13)."""
+    """Under trio there is no callback (issue 13)."""
     reading, writing = pipe
 
     def calls() -> bool:
         raise AssertionError("nobody is called")
 
     async def main() -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(Puller().run, reading, calls)
                 await anyio.wait_all_tasks_blocked()

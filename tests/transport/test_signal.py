@@ -1,4 +1,4 @@
-"""An event that is there again once it was waited for."""
+"""An event that is reset once it has been waited for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from etlstage.transport.process import Signal
+from tests.patience import HANG
 
 pytestmark = pytest.mark.core
 
@@ -18,10 +19,10 @@ async def _wait(signal: Signal, woken: list[int]) -> None:
 
 
 async def test_each_set_wakes_once() -> None:
-    """Set twice before who waits has its turn, it is set once; on both event loops."""
+    """Setting it twice before the waiter runs counts once, on both event loops."""
     signal, woken = Signal(), list[int]()
     for count in 1, 2:
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_wait, signal, woken)
                 await anyio.wait_all_tasks_blocked()
@@ -32,7 +33,7 @@ async def test_each_set_wakes_once() -> None:
 
 
 async def test_set_before_it_is_waited_for_counts() -> None:
-    """Who comes later does not wait, once."""
+    """The next waiter does not wait; the one after it does."""
     signal, woken = Signal(), list[int]()
     signal.set()
     async with anyio.create_task_group() as tasks:
@@ -45,10 +46,10 @@ async def test_set_before_it_is_waited_for_counts() -> None:
 
 
 async def test_set_for_who_was_cancelled_wakes_the_next() -> None:
-    """Before he has had his turn, and behind that."""
+    """It may be set before or after the cancelled waiter has run."""
     for turn in False, True:
         signal, woken = Signal(), list[int]()
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_wait, signal, woken)
                 await anyio.wait_all_tasks_blocked()
@@ -61,7 +62,7 @@ async def test_set_for_who_was_cancelled_wakes_the_next() -> None:
 
 
 def test_set_in_the_turn_of_a_cancellation_is_kept() -> None:
-    """What is waited for is cancelled by then, and its task has not run yet."""
+    """The waiter's future is cancelled by then, but its task has not run yet."""
 
     async def run() -> None:
         signal = Signal()

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Workers that connect to a socket, and the locator that takes their logs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from etlstage.transport.socket import (
     launch_over_socket,
     launch_worker,
 )
+from tests.patience import HANG
 
 DIALECT = CocaineDialect()
 CONNECTOR = DIALECT.connection
@@ -43,7 +44,7 @@ else:
     wire = socket.create_connection((host, int(port)))
 wire.sendall(b"\\x93\\x01\\x00\\x91\\xd9\\x24" + told["--uuid"].encode())
 """
-"""What any worker here begins with."""
+"""The beginning of each worker's program."""
 LONG = b"\x94\x01\x00\x91\xda\xea\x60" + b"x" * 60000 + b"\xda\xea\x60" + b"x" * 9000
 """A handshake that does not end."""
 
@@ -55,7 +56,7 @@ def hello(token: str) -> bytes:
 
 @contextmanager
 def listening() -> Iterator[tuple[Listener, SocketWire]]:
-    """Give a listener and the wire of a worker that it expects."""
+    """Yield a listener and the wire of a worker that it expects."""
     listener = Listener(CONNECTOR)
     wire = listener.expect()
     try:
@@ -74,7 +75,7 @@ def connected(listener: Listener, data: bytes = b"") -> socket.socket:
 
 @contextmanager
 def started(script: str) -> Iterator[tuple[SocketWire, PipeChild]]:
-    """Start a worker in Python; it is gone and closed at the end."""
+    """Start a worker in Python; kill and close it at the end."""
     command = (sys.executable, "-I", "-S", "-c", CONNECT + script)
     request = LaunchRequest(command, ENV, stage="clean", dialect=DIALECT)
     wire, child = launch_over_socket(request)
@@ -98,14 +99,14 @@ def dismissed(client: socket.socket) -> bool:
 
 
 def mode(path: Path) -> int | None:
-    """Return who may do what with a file or folder; None: there is none."""
+    """Return the permissions of a file or folder; None if there is none."""
     return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
 
 
 async def read_all(wire: SocketWire) -> bytes:
     """Return all that comes."""
     output = b""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         while (data := wire.read(65536)) != b"":
             if data is None:
                 await wire.readable()
@@ -118,7 +119,7 @@ async def read_all(wire: SocketWire) -> bytes:
 
 
 async def test_worker_is_met_and_its_greeting_is_handed_on() -> None:
-    """Before it comes nothing is to be read and there is no room; then all is there."""
+    """Before it connects, nothing can be read or written; its greeting is kept."""
     with listening() as (listener, wire):
         assert wire.read(10) is None
         assert wire.write(b"x") == 0
@@ -162,9 +163,9 @@ def test_workers_of_one_listener_are_distinguished(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (hello("somebody"), "is no worker that we wait for"),
-        (b"\x93\x02\x00\x90", "the first frame is no handshake"),
-        (b"GET / HTTP/1.1\r\n", "the first frame is no handshake"),
+        (hello("somebody"), "is not a worker that we wait for"),
+        (b"\x93\x02\x00\x90", "the first frame is not a handshake"),
+        (b"GET / HTTP/1.1\r\n", "the first frame is not a handshake"),
         (LONG, f"did not identify itself in {len(LONG)} bytes"),
     ],
     ids=["unknown", "no handshake", "no dialect", "too long"],
@@ -172,7 +173,7 @@ def test_workers_of_one_listener_are_distinguished(
 async def test_stranger_is_refused(
     data: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its connection is closed, the reason is logged, and no more."""
+    """Its connection is closed, and the reason is logged without the token."""
     with listening() as (listener, wire), connected(listener, data) as stranger:
         for _ in range(3):
             assert wire.read(10) is None
@@ -184,7 +185,7 @@ async def test_stranger_is_refused(
 
 
 async def test_worker_comes_once() -> None:
-    """Another of the same name is not the one that we wait for."""
+    """Another connection with the same token is refused."""
     with listening() as (listener, wire), connected(listener, hello(wire.token)) as one:
         assert wire.read(100) == hello(wire.token)
         with connected(listener, hello(wire.token)) as other:
@@ -196,7 +197,7 @@ async def test_worker_comes_once() -> None:
 
 
 async def test_strangers_do_not_pile_up() -> None:
-    """Who sends nothing has to go when there are too many of them; a worker gets in."""
+    """The oldest silent connection is closed when there are too many."""
     with listening() as (listener, wire):
         silent = []
         for _ in range(65):
@@ -210,7 +211,7 @@ async def test_strangers_do_not_pile_up() -> None:
 
 
 async def test_who_is_not_expected_any_more_is_refused() -> None:
-    """The stage is stopping: nothing is to be read, and nothing can be written."""
+    """When a stage stops, nothing more can be read or written."""
     with listening() as (listener, wire):
         other = listener.expect()
         wire.close_write()
@@ -226,7 +227,7 @@ async def test_who_is_not_expected_any_more_is_refused() -> None:
 
 
 async def test_waiting_for_one_lets_others_in() -> None:
-    """Whoever waits serves whoever comes, and both are woken."""
+    """Any waiting wire accepts all connections, and both waiters are woken."""
     with listening() as (listener, wire):
         other = listener.expect()
         async with anyio.create_task_group() as tasks:
@@ -244,7 +245,7 @@ async def test_waiting_for_one_lets_others_in() -> None:
 
 
 async def test_no_other_user_gets_at_the_socket() -> None:
-    """It is in a folder of ours; both are gone with the last wire."""
+    """It is in a private folder; both are removed with the last wire."""
     with listening() as (listener, wire):
         other = listener.expect()
         path = Path(listener.endpoint)
@@ -261,7 +262,7 @@ async def test_no_other_user_gets_at_the_socket() -> None:
 async def test_path_is_short_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No system takes a long one for a socket."""
+    """No system accepts a long path for a socket."""
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", os.fspath(deep))
@@ -271,7 +272,7 @@ async def test_path_is_short_enough(
 
 
 def test_each_loop_has_a_folder() -> None:
-    """So each task of Spark has; all workers of a loop share one."""
+    """All workers of a loop share one; each task of Spark has its own."""
     folders = []
 
     async def start() -> None:
@@ -286,7 +287,7 @@ def test_each_loop_has_a_folder() -> None:
 
 
 async def test_program_that_cannot_be_started_leaves_nothing() -> None:
-    """Neither a folder nor anybody who is expected."""
+    """No folder is left, and no worker is expected any more."""
     with started("wire.recv(1)") as (wire, _):
         folder = Path(wire.endpoint).parent
         request = LaunchRequest(("no-such-program",), ENV, dialect=DIALECT)
@@ -308,9 +309,9 @@ while data := wire.recv(10):
 
 
 async def test_worker_connects_and_identifies_itself() -> None:
-    """All that it writes elsewhere is read as its stderr."""
+    """Everything it writes to stdout and stderr is read as its stderr."""
     with started(TALK) as (wire, child):
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             while not (written := wire.write(b"hello")):
                 await wire.readable()
             assert written == 5
@@ -327,16 +328,16 @@ async def test_worker_connects_and_identifies_itself() -> None:
 
 
 async def test_worker_that_ends_before_it_is_met_has_sent_all() -> None:
-    """What it wrote is read behind its end."""
+    """Its output can be read after its exit."""
     with started("wire.sendall(b'bye')") as (wire, child):
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await child.wait()
         wire.close_write()
         assert await read_all(wire) == hello(wire.token) + b"bye"
 
 
 async def test_what_is_unread_is_known() -> None:
-    """While it lives the kernel knows; when it ended, that it left something."""
+    """While anything is unread, the last write counts, even after the worker's end."""
     with listening() as (listener, wire):
         assert wire.unread() == 0
         worker = connected(listener, hello(wire.token))
@@ -355,7 +356,7 @@ async def test_what_is_unread_is_known() -> None:
 
 
 async def test_full_socket_takes_a_part_and_then_nothing() -> None:
-    """No one is blocked; when it is read there is room again."""
+    """A write does not block; once the worker reads, there is room again."""
     with listening() as (listener, wire):
         worker = connected(listener, hello(wire.token))
         wire.read(100)
@@ -373,7 +374,7 @@ async def test_full_socket_takes_a_part_and_then_nothing() -> None:
 
 
 async def test_dialect_decides_what_a_worker_is_given() -> None:
-    """One that does not connect has pipes."""
+    """A dialect that does not connect gets pipes."""
     wire, child = launch_worker(LaunchRequest(("true",), ENV, terms=LaunchTerms()))
     assert isinstance(wire, PipeWire)
     await child.wait()
@@ -384,10 +385,10 @@ async def test_dialect_decides_what_a_worker_is_given() -> None:
 
 @pytest.mark.parametrize("connects", [False, True])
 async def test_who_is_called_can_be_woken(connects: bool) -> None:
-    """Before the worker has connected, and behind that (issue 13)."""
+    """This works before and after the worker has connected (issue 13)."""
     with listening() as (listener, wire):
         client = connected(listener, hello(wire.token)) if connects else None
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             while connects and wire.read(100) is None:
                 await wire.readable()
             async with anyio.create_task_group() as tasks:
@@ -403,7 +404,7 @@ EMIT = msgpack.packb([1, 0, [3, "app", "too hot", []], []])
 
 @contextmanager
 def open_desk() -> Iterator[tuple[LocatorServer, int]]:
-    """Give a desk, and what a worker writes its stderr to."""
+    """Yield a locator, and the descriptor that a worker writes its stderr to."""
     reading, writing = os.pipe()
     desk = LocatorServer(CONNECTOR)
     desk.join(PipeReader(open(reading, "rb", buffering=0)))  # noqa: SIM115
@@ -425,14 +426,14 @@ def visit(desk: LocatorServer, data: bytes) -> socket.socket:
 
 async def line_of(desk: LocatorServer) -> bytes:
     """Return what is read next."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         while (data := desk.read(1000)) is None:
             await desk.readable()
     return data
 
 
 async def test_line_of_the_logging_service_is_one_of_stderr() -> None:
-    """Also in the middle of another, which is cut then."""
+    """It may interrupt another line, which is then cut."""
     with open_desk() as (desk, stderr):
         assert desk.read(10) is None
         with visit(desk, EMIT):
@@ -446,7 +447,7 @@ async def test_line_of_the_logging_service_is_one_of_stderr() -> None:
 
 
 async def test_locator_answers() -> None:
-    """Where the service is: at the same place."""
+    """Its answer is its own address, where the logging service is, too."""
     with open_desk() as (desk, stderr):
         ask = msgpack.packb([7, 0, ["logging"], []])
         with visit(desk, ask) as visitor:
@@ -464,7 +465,7 @@ async def test_locator_answers() -> None:
 
 
 async def test_visitor_who_talks_nonsense_is_shown_out() -> None:
-    """The next one is served."""
+    """Its connection is closed, and the next one is served."""
     with open_desk() as (desk, _), visit(desk, b"\xc1") as visitor:
         with visit(desk, EMIT):
             assert await line_of(desk) == b"ERROR app: too hot\n"
@@ -473,7 +474,7 @@ async def test_visitor_who_talks_nonsense_is_shown_out() -> None:
 
 
 async def test_desk_takes_so_many_visitors() -> None:
-    """Who is one too many is shown out."""
+    """The first connection beyond the limit is closed."""
     with open_desk() as (desk, _):
         visitors = []
         for _ in range(17):
@@ -489,7 +490,7 @@ async def test_desk_takes_so_many_visitors() -> None:
 
 
 async def test_end_of_stderr_is_the_end() -> None:
-    """Whoever still visits; before there is one, and behind the end, no one waits."""
+    """Open connections don't prevent it; without stderr there is no waiting."""
     desk = LocatorServer(CONNECTOR)
     assert desk.read(1) == b""
     desk.stop_waiting()

@@ -1,4 +1,4 @@
-"""Signs of life: when a worker is ready, and that it is there while it is idle."""
+"""Signs of life: that a worker is ready, and that it lives while it is idle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from etlstage import worker
 from etlstage.worker.status import Status as StatusOfWorker
-from tests.conversation import PATIENCE
+from tests.patience import HANG
 from tests.worker.conftest import ENVIRONMENT, Fence, Start
 
 ECHO = "worker.transform(lambda message: [message])"
 
 
 class Status:
-    """A named pipe in which a worker gives its signs of life."""
+    """A named pipe to which a worker writes its signs of life."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -30,35 +30,35 @@ class Status:
 
     @property
     def env(self) -> dict[str, str]:
-        """What passes it to a worker."""
+        """The environment that passes the pipe to a worker."""
         return {"ETLSTAGE_STATUS": str(self.path)}
 
     def expect(self, count: int = 1) -> None:
-        """Wait for so many signs."""
+        """Wait for ``count`` signs."""
         while count > 0:
-            assert select.select([self._reading], [], [], PATIENCE)[0]
+            assert select.select([self._reading], [], [], HANG)[0]
             count -= len(os.read(self._reading, count))
 
     @property
     def silent(self) -> bool:
-        """Whether there is nothing to read, now."""
+        """Whether there is nothing to read now."""
         return not select.select([self._reading], [], [], 0)[0]
 
     @property
     def ended(self) -> bool:
-        """Whether no one has it open any more."""
-        assert select.select([self._reading], [], [], PATIENCE)[0]
+        """Whether every writer has closed the pipe."""
+        assert select.select([self._reading], [], [], HANG)[0]
         return os.read(self._reading, 1) == b""
 
     def drain(self) -> None:
-        """Forget what is there now."""
+        """Discard everything written so far."""
         while not self.silent:
             os.read(self._reading, 65536)
 
     def rest(self) -> list[str]:
         """Return the lines up to the end."""
         text = b""
-        while select.select([self._reading], [], [], PATIENCE)[0]:
+        while select.select([self._reading], [], [], HANG)[0]:
             chunk = os.read(self._reading, 65536)
             if not chunk:
                 return text.decode().splitlines()
@@ -66,7 +66,7 @@ class Status:
         raise AssertionError("the worker did not close it")
 
     def close(self) -> None:
-        """Look at it no more; safe to call twice."""
+        """Close the reading end; safe to call twice."""
         if self._reading != -1:
             os.close(self._reading)
             self._reading = -1
@@ -74,7 +74,7 @@ class Status:
 
 @pytest.fixture
 def status(tmp_path: Path) -> Iterator[Status]:
-    """Return the pipe, with no one at its other end."""
+    """Return a pipe that has no writer yet."""
     status = Status(tmp_path / "status")
     yield status
     status.close()
@@ -83,7 +83,7 @@ def status(tmp_path: Path) -> Iterator[Status]:
 def test_worker_is_ready_when_it_is_about_to_read(
     start: Start, status: Status, fence: Fence
 ) -> None:
-    """What it does before, such as to load a model, belongs to its start."""
+    """Earlier work, such as loading a model, is part of its start."""
     stage = start(
         f"import sys; open(sys.argv[1]).read()\n{ECHO}", fence, env=status.env
     )
@@ -93,7 +93,7 @@ def test_worker_is_ready_when_it_is_about_to_read(
 
 
 def test_worker_is_not_ready_before(start: Start, status: Status, fence: Fence) -> None:
-    """It may take as long as it likes."""
+    """Nothing is written while it still prepares, however long that takes."""
     wait = "import os, sys; os.write(2, b'here'); open(sys.argv[1]).read()"
     stage = start(f"{wait}\n{ECHO}", fence, env=status.env)
     stage.wait_for_stderr("here")
@@ -114,7 +114,7 @@ def test_worker_is_not_ready_before(start: Start, status: Status, fence: Fence) 
 def test_every_sort_of_worker_reports(
     start: Start, status: Status, call: str, request_: bytes, answer: bytes
 ) -> None:
-    """Also one that reads nothing: it is ready when it begins."""
+    """An extractor that reads nothing is ready when it begins."""
     stage = start(f"worker.{call}", env=status.env)
     status.expect()
     stage.write(request_)
@@ -125,7 +125,7 @@ def test_every_sort_of_worker_reports(
 def test_worker_reports_once_where_no_heartbeat_is_asked_for(
     start: Start, status: Status
 ) -> None:
-    """Its answers are enough."""
+    """Without heartbeats, its replies are enough."""
     stage = start(ECHO, env=status.env)
     status.expect()
     for _ in range(3):
@@ -134,7 +134,7 @@ def test_worker_reports_once_where_no_heartbeat_is_asked_for(
 
 
 def test_idle_worker_reports_that_it_lives(start: Start, status: Status) -> None:
-    """Three times in the time it is given; it still hears what it is asked."""
+    """It writes heartbeats, and still answers messages."""
     stage = start(ECHO, env=status.env | {"ETLSTAGE_HEARTBEAT": "0.03"})
     status.expect(10)
     stage.ask(b"a\n", b"a\n\0")
@@ -144,7 +144,7 @@ def test_idle_worker_reports_that_it_lives(start: Start, status: Status) -> None
 
 
 def test_patient_supervisor_is_not_bothered(start: Start, status: Status) -> None:
-    """The time that it gives is in seconds."""
+    """The interval is in seconds: no heartbeat is due within the test."""
     stage = start(ECHO, env=status.env | {"ETLSTAGE_HEARTBEAT": "600"})
     status.expect()
     stage.ask(b"a\n", b"a\n\0")
@@ -152,7 +152,7 @@ def test_patient_supervisor_is_not_bothered(start: Start, status: Status) -> Non
 
 
 def test_worker_does_not_care_whether_it_is_heard(start: Start, status: Status) -> None:
-    """Neither by one who does not read nor by one who is gone."""
+    """Neither a full pipe nor a pipe without a reader disturbs it."""
     filling = os.open(status.path, os.O_WRONLY | os.O_NONBLOCK)
     try:
         while True:
@@ -180,7 +180,7 @@ def test_worker_does_not_care_whether_it_is_heard(start: Start, status: Status) 
 def test_what_can_not_be_done_is_reported(
     start: Start, env: dict[str, str], problem: str
 ) -> None:
-    """The work can be done all the same."""
+    """The worker processes messages all the same."""
     stage = start(ECHO, env=env)
     stage.ask(b"a\n", b"a\n\0")
     assert stage.finish() == (b"", 0)
@@ -191,7 +191,7 @@ def test_what_can_not_be_done_is_reported(
 def test_forked_child_does_not_hold_it(
     start: Start, status: Status, fence: Fence
 ) -> None:
-    """As it holds nothing else of the protocol."""
+    """Like the other descriptors of the protocol, it is closed in a child."""
     stage = start(
         """
         import os, sys
@@ -213,7 +213,7 @@ def test_forked_child_does_not_hold_it(
 
 
 def test_programs_are_not_notified_of_it() -> None:
-    """They would give signs of life in our name, or write to another file."""
+    """Otherwise they could report in our name, or write to a reused descriptor."""
     code = """
 from etlstage import worker
 import subprocess
@@ -255,7 +255,7 @@ worker.transform(f)
 def test_skipped_messages_are_counted(
     start: Start, status: Status, call: str, asked: bytes, skipped: int
 ) -> None:
-    """By the supervisor: else they would pass for messages without output (issue 10)."""
+    """Otherwise they would count as messages without output (issue 10)."""
     stage = start(
         f"""
         def f(asked):
@@ -277,7 +277,7 @@ def test_skipped_messages_are_counted(
 
 
 def test_count_for_which_there_is_no_room_is_reported_later(status: Status) -> None:
-    """The supervisor may be busy; what is not reported is not forgotten."""
+    """The supervisor may be busy; the count must not be lost."""
     told = StatusOfWorker(os.open(status.path, os.O_WRONLY | os.O_NONBLOCK))
     while told.count("skipped", 1):
         pass
@@ -291,7 +291,7 @@ def test_count_for_which_there_is_no_room_is_reported_later(status: Status) -> N
 def test_function_counts_and_reports_how_far_it_is(
     start: Start, status: Status
 ) -> None:
-    """Each is a line of JSON (issue 11)."""
+    """Counts and progress are lines of JSON (issue 11)."""
     stage = start(
         """
         def slow(message):
@@ -316,13 +316,13 @@ def test_function_counts_and_reports_how_far_it_is(
     ("name", "add"), [("a-b", 1), ("", 1), ("skipped", 1), ("a", 0)]
 )
 def test_what_can_not_be_counted(name: str, add: int) -> None:
-    """It is wrong whether somebody listens or not."""
+    """A wrong count is an error even without a supervisor that listens."""
     with pytest.raises(ValueError, match=f"can't count {add}"):
         worker.count(name, add)
 
 
 @pytest.mark.parametrize("share", [-1, 1.01, float("nan")])
 def test_progress_that_is_no_share(share: float) -> None:
-    """A percentage would be read as more than all."""
+    """Progress is a share; a percentage would be more than all."""
     with pytest.raises(ValueError, match="from 0 to 1"):
         worker.progress(share)

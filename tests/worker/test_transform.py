@@ -38,45 +38,35 @@ def test_no_input_is_no_output(start: Start) -> None:
     assert start(UPPER).finish() == (b"", 0)
 
 
-@pytest.mark.parametrize(
-    ("message", "reply"),
-    [
+def test_generator_gives_none_one_or_many(start: Start) -> None:
+    """Any iterable will do."""
+    stage = start(WORDS)
+    for message, reply in (
         (b"", b"\0"),
         (b"a", b"a\n\0"),
         (b"a b c", b"a\nb\nc\n\0"),
         (b" ", b"\0"),
-    ],
-)
-def test_generator_gives_none_one_or_many(
-    start: Start, message: bytes, reply: bytes
-) -> None:
-    """Any iterable will do."""
-    stage = start(WORDS)
-    stage.ask(message + b"\n", reply)
+    ):
+        stage.ask(message + b"\n", reply)
     assert stage.finish() == (b"", 0)
 
 
-@pytest.mark.parametrize(
-    ("reply", "wire"),
-    [
-        ("[]", b"\0"),
-        ("()", b"\0"),
-        ("[b'']", b"\n\0"),
-        ("[b'', b'']", b"\n\n\0"),
-        ("(b'a', b'b')", b"a\nb\n\0"),
-        ("iter([b'a'])", b"a\n\0"),
-        ("{b'a': 1}", b"a\n\0"),
-        ("map(bytes, [b'a', b'b'])", b"a\nb\n\0"),
-        ("[type('Name', (bytes,), {})(b'a')]", b"a\n\0"),
-    ],
-)
-def test_any_iterable_of_bytes_is_a_reply(
-    start: Start, reply: str, wire: bytes
-) -> None:
-    """Empty messages are messages."""
-    stage = start(f"worker.transform(lambda message: {reply})")
-    stage.ask(b"x\n", wire)
-    stage.ask(b"x\ny\n", wire * 2)
+def test_any_iterable_of_bytes_is_a_reply(start: Start) -> None:
+    """Empty messages are messages; here each is an expression for its reply."""
+    stage = start("worker.transform(eval)")
+    for reply, wire in (
+        (b"[]", b"\0"),
+        (b"()", b"\0"),
+        (b"[b'']", b"\n\0"),
+        (b"[b'', b'']", b"\n\n\0"),
+        (b"(b'a', b'b')", b"a\nb\n\0"),
+        (b"iter([b'a'])", b"a\n\0"),
+        (b"{b'a': 1}", b"a\n\0"),
+        (b"map(bytes, [b'a', b'b'])", b"a\nb\n\0"),
+        (b"[type('Name', (bytes,), {})(b'a')]", b"a\n\0"),
+    ):
+        stage.ask(reply + b"\n", wire)
+        stage.ask((reply + b"\n") * 2, wire * 2)
     assert stage.finish() == (b"", 0)
 
 
@@ -101,7 +91,7 @@ def test_multi_byte_markers_may_be_cut(start: Start) -> None:
 def test_message_may_be_as_large_as_the_supervisor_lets_it(
     start: Start, size: int
 ) -> None:
-    """The limit is the supervisor's; the dialect's default does not hold here."""
+    """The supervisor sets the limit; the dialect's default doesn't apply here."""
     stage = start("worker.transform(lambda message: [message])")
     message = b"0123456789" * (size // 10) + b"\n"
     stage.ask(message, message + b"\0")
@@ -116,7 +106,7 @@ def test_one_to_one(start: Start) -> None:
 
 
 def test_large_one_to_one(start: Start) -> None:
-    """There are no parts of such a reply."""
+    """Such a reply is not sent in parts."""
     stage = start("worker.transform(lambda m: (m * n for n in [9]))", "-E", r"\n")
     stage.ask(b"x" * 99_999 + b"\n", b"x" * 899_991 + b"\n")
     assert stage.finish() == (b"", 0)
@@ -137,7 +127,7 @@ def test_load_answers_with_eop_alone(start: Start) -> None:
 
 
 def test_call_returns_at_the_end_of_input(start: Start) -> None:
-    """What the program does then is its own business; the output is closed."""
+    """The output is closed; the program may continue with something else."""
     stage = start("""
         import sys
         worker.transform(lambda message: [message])

@@ -1,11 +1,10 @@
 """
-Frames: what they are made of in each version of the protocol, how they are cut, and in
-which order they are written.
+Frames: their form in each version of the protocol, how they are split from bytes, and
+in which order they are written.
 
-Nothing here knows what may follow what; see ``session.py``. A frame is an array of
-msgpack with at least three elements: two numbers, of which one names the session it
-belongs and one what it is, and the arguments. Version 1 adds headers; what is behind
-those is not read.
+Nothing here knows what may follow what; see ``session.py``. A frame is a msgpack array
+of at least three elements: two numbers, for its session and its type, and the
+arguments. Version 1 adds headers; elements after them are not read.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ __all__ = (
 )
 
 MOST_TEXT: Final = 64 * 1024
-"""Bytes of a name or a reason, at most."""
-_AROUND: Final = 2 * MOST_TEXT  # bytes of a frame beside its payload: texts and headers
-_SLICE: Final = 256 * 1024  # bytes understood at once
-_TURN: Final = 256 * 1024  # bytes behind which a heartbeat's answer may have to wait
+"""Maximal length of a name or a reason, in bytes."""
+_AROUND: Final = 2 * MOST_TEXT  # bytes of a frame beyond its payload: texts and headers
+_SLICE: Final = 256 * 1024  # bytes parsed at once
+_TURN: Final = 256 * 1024  # bytes written at once, which may delay a heartbeat
 _MOST_ELEMENTS: Final = 4096  # of one array; headers are the only long one
 
 
 class Words(NamedTuple):
-    """The form of one version: the order of a frame, and its numbers."""
+    """The frames of one version: the order of elements, and the numbers of types."""
 
     channel_first: bool
     """The session comes before the type."""
     control: int
-    """The session of what concerns the worker as a whole."""
+    """Session number of frames about the connection as a whole."""
     first: int
     """The first session of a worker."""
     pairs: bool
-    """An error has a category beside its code."""
+    """An error has a category in addition to its code."""
     error_ends: bool
-    """Behind an error there is no choke: it ends its half of the session."""
+    """An error ends its half of the session: no choke follows."""
     handshake: int
     heartbeat: int
     terminate: int
@@ -68,34 +67,34 @@ class Words(NamedTuple):
     choke: int
 
 
-# In version 0, one list of numbers goes for all sessions. In version 1, numbers are
-# counted per state: what a handshake is on a new connection is later a heartbeat, and
-# the first frame of a session is an invoke, whose number is that of a chunk.
+# In version 0, each type has its own number. In version 1, numbers depend on the state:
+# the number of a handshake on a new connection is later that of a heartbeat, and the
+# first frame of a session is an invoke, whose number is later that of a chunk.
 ZERO: Final = Words(False, 0, 1, False, False, 0, 1, 2, 3, 4, 5, 6)
 ONE: Final = Words(True, 1, 2, True, True, 0, 0, 1, 0, 0, 1, 2)
 
 
 class CocaineVersion(Enum):
-    """Which version of the protocol is spoken."""
+    """A version of the protocol."""
 
     ZERO = "0"
     """``[type, session, arguments]``: runtimes up to 0.11."""
     ONE = "1"
     """``[session, type, arguments, headers]``: runtimes since 0.12."""
     AUTO = "auto"
-    """By the worker's first frames."""
+    """Detected from the worker's first frames."""
 
     @property
     def words(self) -> Words | None:
-        """Its form; None if that is not known yet."""
+        """The form of its frames; None if that is not known yet."""
         return {CocaineVersion.ZERO: ZERO, CocaineVersion.ONE: ONE}.get(self)
 
 
 class Encoding(Enum):
-    """As what strings are sent; any are understood."""
+    """The msgpack type of strings that are sent; any type is read."""
 
     RAW = "raw"
-    """All in the one type that msgpack had when the runtimes were written."""
+    """All have the only type that msgpack had when the runtimes were written."""
     BIN_CHUNKS = "bin-chunks"
     """Payloads as ``bin``, the rest raw: for decoders that take raw for UTF-8."""
     BIN = "bin"
@@ -103,7 +102,7 @@ class Encoding(Enum):
 
 
 class Packer:
-    """Makes frames, with strings in an encoding."""
+    """Packs frames, with strings in an encoding."""
 
     def __init__(self, encoding: Encoding) -> None:
         packer = _msgpack().Packer
@@ -116,7 +115,7 @@ class Packer:
 
 
 class Frames:
-    """Cuts what was received into frames, and holds what does not make one yet."""
+    """Splits received bytes into frames, and holds an incomplete one."""
 
     def __init__(self, max_payload: int) -> None:
         msgpack = _msgpack()
@@ -135,21 +134,21 @@ class Frames:
         )
         self._wrong = (ValueError, TypeError, msgpack.UnpackException)
         self._full = msgpack.BufferFull
-        self._pending = 0  # bytes, at most, of the frame that is not complete
+        self._pending = 0  # bytes of the incomplete frame, at most
 
     @property
     def end(self) -> int:
-        """Where the frame ends that has just come, in bytes of all that was fed."""
+        """Where the last complete frame ends, as an offset in all bytes fed."""
         end: int = self._unpacker.tell()
         return end
 
     def feed(self, data: bytes) -> Iterator[object]:
         """
-        Yield what is complete now.
+        Yield the frames that are complete now.
 
         Raises:
-            RemoteProtocolError: If that is no msgpack.
-            PayloadTooBig: If it is longer than a frame may be.
+            RemoteProtocolError: If the bytes are not msgpack.
+            PayloadTooBig: If a frame or its payload is too long.
 
         """
         for at in range(0, len(data), _SLICE):
@@ -181,11 +180,11 @@ class Frames:
 
 def text_of(value: object, what: str) -> str:
     """
-    Return a name or a reason.
+    Return the text of a name or a reason.
 
     Raises:
-        RemoteProtocolError: If it is none.
-        PayloadTooBig: If it is too long for one.
+        RemoteProtocolError: If it is not a string.
+        PayloadTooBig: If it is too long.
 
     """
     if type(value) is not bytes:
@@ -203,7 +202,7 @@ def _kind(value: object) -> str:
 
 
 def unpacked_text(payload: bytes) -> bytes | None:
-    """Return the message of a payload that is msgpack itself; None if it is none."""
+    """Return the message in a payload that is a msgpack string; None for others."""
     msgpack = _msgpack()
     try:
         message = msgpack.unpackb(payload, raw=True)
@@ -213,7 +212,7 @@ def unpacked_text(payload: bytes) -> bytes | None:
 
 
 def _msgpack() -> Any:  # noqa: ANN401 - it has no types
-    # A stage of another dialect needs no such package.
+    # Stages of other dialects do not need the package.
     try:
         import msgpack
     except ImportError as error:
@@ -227,7 +226,7 @@ def _msgpack() -> Any:  # noqa: ANN401 - it has no types
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 """Names and values."""
 
-# RFC 7541, appendix A; then what the runtimes add for tracing, at 80, 81 and 82.
+# RFC 7541, appendix A; then the headers that runtimes add for tracing, at 80 to 82.
 _STATIC: Final[Headers] = (
     (b":authority", b""),
     (b":method", b"GET"),
@@ -256,18 +255,18 @@ _STATIC: Final[Headers] = (
     *((b"", b"") for _ in range(62, 80)),
     *((name, bytes(8)) for name in (b"trace_id", b"span_id", b"parent_id")),
 )
-_STORED: Final = 4096  # bytes that are stored
-_OVERHEAD: Final = 32  # bytes of an entry beside its name and value
+_STORED: Final = 4096  # bytes that are stored, at most
+_OVERHEAD: Final = 32  # bytes of an entry beyond its name and value
 
 
 class HeaderTable:
     """
     Reads the headers that one peer sends, as version 1 compresses them.
 
-    The tables are those of HPACK (RFC 7541), the bytes are not. A header is the number
-    of an entry, or ``[store, name, value]`` where the name may be the number of an
-    entry, too. What is stored is then entry 83, and those before it move up. Each
-    direction of a connection has a table of its own. We write all headers out, which
+    The tables are those of HPACK (RFC 7541), its encoding is not used. A header is the
+    number of an entry, or ``[store, name, value]``, where the name may be the number of
+    an entry, too. A stored header becomes entry 83, and earlier ones move up. Each
+    direction of a connection has its own table. We write all headers in full, which
     needs none.
     """
 
@@ -276,11 +275,11 @@ class HeaderTable:
         self._size = 0
 
     def read(self, headers: object) -> Headers:
-        """Return the headers of one frame; a RemoteProtocolError if they are none."""
+        """Return the headers of one frame; raise RemoteProtocolError for other data."""
         if headers == ():
             return ()
         if type(headers) is not tuple:
-            raise RemoteProtocolError("headers of a frame are no array")
+            raise RemoteProtocolError("headers of a frame are not an array")
         return tuple(map(self._header, headers))
 
     def _header(self, header: object) -> tuple[bytes, bytes]:
@@ -312,7 +311,7 @@ class HeaderTable:
     def _store(self, name: bytes, value: bytes) -> None:
         self._stored.appendleft((name, value))
         self._size += _cost(name, value)
-        # One that is larger than all there is room for empties the table.
+        # An entry that is larger than the table empties it.
         while self._size > _STORED:
             self._size -= _cost(*self._stored.pop())
 
@@ -323,24 +322,24 @@ def _cost(name: bytes, value: bytes) -> int:
 
 # --- writing ----------------------------------------------------------------------
 
-# In msgpack: an array of three, of which the last one is an array of one, or none.
+# In msgpack: an array of three elements, of one, and of none.
 _FRAME, _ONE, _NONE = b"\x93", b"\x91", b"\x90"
 
 _Whole: TypeAlias = tuple[Words, str, bytes, bytes]
-"""What is before and behind the message of a session, of one version and event."""
+"""For one version and event, the bytes before and after the message of a session."""
 
 
 class Outgoing:
     """
-    Frames that are to be written, in the order in which they are.
+    The frames to be written, in order.
 
-    What is about the connection as a whole overtakes the rest, but for the terminate,
-    which is behind all else. What may be sent is decided in ``session.py``.
+    Frames about the connection as a whole overtake the rest, except for the terminate,
+    which comes last. ``session.py`` decides what may be sent.
 
     Args:
-        words: The forms of frames; None if they are not known yet.
-        encoding: Of strings.
-        packed: A payload is msgpack itself.
+        words: The form of frames; None if it is not known yet.
+        encoding: The encoding of strings.
+        packed: A payload is a msgpack string itself.
 
     """
 
@@ -353,12 +352,12 @@ class Outgoing:
         self._payload = self._packed_twice if packed else self._packer.pack_payload
         self._control: list[bytes] = []
         self._data: deque[bytes] = deque()
-        self._size = 0  # bytes of these
+        self._size = 0  # bytes of the data
         self._whole: _Whole | None = None
 
     @property
     def said(self) -> Words:
-        """The forms of frames here; a LocalProtocolError if they are not known yet."""
+        """The form of frames; raises LocalProtocolError if it is not known yet."""
         if self.words is None:
             raise LocalProtocolError(
                 "the protocol version of the worker is not known yet"
@@ -366,7 +365,7 @@ class Outgoing:
         return self.words
 
     def hello(self, identity: str) -> None:
-        """Identify ourselves."""
+        """Send the handshake of a worker."""
         self._control.append(self._about(self.said.handshake, identity))
 
     def beat(self) -> None:
@@ -374,7 +373,7 @@ class Outgoing:
         self._control.append(self._about(self.said.heartbeat))
 
     def terminate(self, code: int, reason: str) -> None:
-        """Send the end."""
+        """Send terminate."""
         self._put([self._about(self.said.terminate, code, reason.encode())])
 
     def invoke(self, number: int, event: str, headers: Headers) -> None:
@@ -396,7 +395,7 @@ class Outgoing:
         self._put([self._head(self.said.choke, _NONE) % self._packer.pack(number)])
 
     def whole(self, first: int, event: str, messages: Iterable[bytes]) -> None:
-        """Begin a session for each message, from a number on, and end our halves."""
+        """Begin a session for each message, numbered from ``first``; end our halves."""
         pack, payload = self._packer.pack, self._payload
         whole = self._whole
         if whole is None or whole[:2] != (self.said, event):
@@ -421,17 +420,17 @@ class Outgoing:
             self.choke(number)
 
     def drop(self) -> None:
-        """Forget what was not taken, but for what is about the connection."""
+        """Drop what was not taken, except frames about the connection."""
         self._data.clear()
         self._size = 0
 
     def clear(self) -> None:
-        """Forget all that was not taken."""
+        """Drop everything that was not taken."""
         self._control.clear()
         self.drop()
 
     def take(self) -> list[bytes]:
-        """Return what is to be written next; each of it is a system call."""
+        """Return the pieces to write next; each takes one system call."""
         pieces, self._control = self._control, []
         data = self._data
         if self._size < _TURN:
@@ -442,7 +441,7 @@ class Outgoing:
             size += len(data[0])
             self._size -= len(data[0])
             if size >= _TURN and pieces:
-                # One that is long is not copied.
+                # A long frame is not copied.
                 return [b"".join(pieces), data.popleft()]
             pieces.append(data.popleft())
         return pieces if len(pieces) < 2 else [b"".join(pieces)]
@@ -452,7 +451,7 @@ class Outgoing:
         return self._packer.pack_payload(packed)
 
     def _head(self, kind: int, rest: bytes) -> bytes:
-        """Return a frame in which the place of its number is marked for formatting."""
+        """Return a frame with ``%b`` in place of its session number."""
         packed = self._packer.pack(kind)
         order = b"%b" + packed if self.said.channel_first else packed + b"%b"
         return _FRAME + order + rest

@@ -1,13 +1,13 @@
 """
-One connection with a worker, seen from either side: what may follow what, and when.
+One connection with a worker, for either side: what may follow what, and when.
 
-``frame.py`` has the numbers of each version, cuts frames from bytes, and writes them;
-``sessions.py`` knows what is open.
+``frame.py`` has the numbers of each version, and reads and writes frames;
+``sessions.py`` has the open sessions.
 
-A worker connects, identifies itself (handshake), and beats for the first time when it may
-be given sessions. We answer each beat at once. A session is an exchange: we invoke an
-event, send chunks and a choke; the worker sends chunks and a choke, or an error. Each
-side ends its own half. Either side sends terminate when it is about to go.
+A worker connects, identifies itself (handshake), and sends its first heartbeat when it
+is ready for sessions. We answer each heartbeat at once. A session is an exchange: we
+invoke an event, then send chunks and a choke; the worker sends chunks and a choke, or
+an error. Each side ends its own half. Either side sends terminate before it ends.
 """
 
 from __future__ import annotations
@@ -46,55 +46,55 @@ from etlstage.protocol.events import (
 
 __all__ = ("CocaineSession", "ConnectionState", "Deadlines")
 
-# Codes of a terminate: all is well, and another worker would fail, too.
+# Codes of a terminate: all is well; another worker would fail, too.
 _NORMAL, _ABNORMAL = 1, 2
 _STOPPING: Final = Farewell(_NORMAL, "the stage is stopping")
-_FRAMING: Final = 5  # bytes that msgpack puts in front of a string, at most
+_FRAMING: Final = 5  # bytes that msgpack puts before a string, at most
 _LIMITS: Final = Limits()
-# Python's and Go's leave when a heartbeat of theirs has no answer for 5 s.
+# Python and Go workers exit when a heartbeat has no answer for 5 s.
 _UNHEARD: Final = 2.0  # seconds
 
 
 class Deadlines(NamedTuple):
-    """How long things may take, in seconds; None: for ever."""
+    """How long things may take, in seconds; None: forever."""
 
     handshake: float | None = None
     """From the connection to the handshake."""
     heartbeat: float | None = 30.0
     """From one heartbeat of the worker, or anything else that it sends, to the next."""
     seal: float = 3.0
-    """For open sessions to end, when one side is about to go."""
+    """For open sessions to end, when one side is about to end."""
     terminate: float = 5.0
     """For a worker that sent terminate to close the connection."""
     beat: float = 10.0
-    """The worker's: from one heartbeat to the next."""
+    """On the worker's side: from one heartbeat to the next."""
     disown: float = 60.0
-    """The worker's: from a heartbeat to the answer."""
+    """On the worker's side: from a heartbeat to its answer."""
 
 
 class Alarm(Enum):
-    """What may be due."""
+    """A deadline; its value describes what has been missed when it passes."""
 
-    # An alarm is set with each read, and that of Enum is Python code.
+    # An alarm is set with each read, and Enum's own hash is Python code.
     if not TYPE_CHECKING:
         __hash__ = object.__hash__
 
     HANDSHAKE = "it did not identify itself"
     HEARTBEAT = "there was no heartbeat"
     UNHEARD = "it is not read"
-    """It gets our heartbeats: it may beat, and get no answer."""
+    """We send heartbeats instead of answers, which the worker may be waiting for."""
     SEAL = "its sessions did not end"
-    """We send it terminate all the same."""
+    """We send terminate all the same."""
     DRAIN = "it announced its end and did not end its sessions"
     TERMINATE = "it announced its end and did not exit"
     BEGIN = "there is a worker"
-    """Its clock begins."""
+    """Starts the worker's timers."""
     BEAT = "the worker has to beat"
     DISOWN = "the supervisor answered no heartbeat"
 
 
 class Alarms:
-    """Deadlines by what they are of."""
+    """The deadlines of one connection."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._seconds: Final[dict[Alarm, float | None]] = {
@@ -116,35 +116,35 @@ class Alarms:
         return first
 
     def begin(self) -> None:
-        """Ring as soon as there is a time."""
+        """Have ``BEGIN`` due as soon as the time is known."""
         self._due[Alarm.BEGIN] = -math.inf
 
     def set(self, alarm: Alarm) -> None:
-        """Wait for it from now on."""
+        """Start the time of an alarm, or restart it."""
         seconds = self._seconds[alarm]
         if seconds is not None:
             assert self._now is not None, "what is waited for has a beginning"
             self._due[alarm] = self._now + seconds
 
     def cancel(self, alarm: Alarm) -> bool:
-        """Stop waiting for it; return whether it was waited for."""
+        """Cancel an alarm; return whether it was set."""
         return self._due.pop(alarm, None) is not None
 
     def clear(self) -> None:
-        """Stop waiting."""
+        """Cancel all alarms."""
         self._due.clear()
 
     def waits(self, alarm: Alarm) -> bool:
-        """Return whether it is waited for."""
+        """Return whether an alarm is set."""
         return alarm in self._due
 
     def next(self) -> float | None:
-        """Return when something is due, in seconds, or None."""
-        # Its clock has not begun: it asks for the time.
+        """Return when the next alarm is due, in seconds, or None."""
+        # While the time is not known, be called at once to learn it.
         return -math.inf if self._now is None else min(self._due.values(), default=None)
 
     def rung(self) -> list[Alarm]:
-        """Return, once, what is due."""
+        """Return, once, the alarms that are due."""
         assert self._now is not None, "what is due has a time"
         rung = [alarm for alarm, due in self._due.items() if due <= self._now]
         for alarm in rung:
@@ -152,7 +152,7 @@ class Alarms:
         return rung
 
     def missed(self, alarm: Alarm) -> str:
-        """Return what was missed, as a sentence."""
+        """Return a description of the missed deadline."""
         return f"{alarm.value} within {self._seconds[alarm]:g} s"
 
 
@@ -160,18 +160,18 @@ _DEADLINES: Final = Deadlines()
 
 
 class ConnectionState(Enum):
-    """How far a connection has come."""
+    """The state of a connection."""
 
     CONNECTED = "connected"
     """The worker has not identified itself."""
     SHAKEN = "shaken"
-    """It has, and is not ready."""
+    """The worker has identified itself, and is not ready."""
     ACTIVE = "active"
-    """It may be given sessions."""
+    """The worker may be given sessions."""
     SEALED = "sealed"
-    """It ends what it has, and is given no more."""
+    """The worker ends its open sessions, and is given no more."""
     ENDED = "ended"
-    """Terminate has passed, or nothing more comes."""
+    """Terminate was sent or received, or the peer has closed its end."""
     ERROR = "error"
     """The peer broke the protocol."""
 
@@ -181,15 +181,15 @@ class CocaineSession:
     A connection, without I/O.
 
     Args:
-        side: Which end we are.
-        version: Of the protocol; a worker that is given ``AUTO`` speaks 1.
+        side: Which end of the connection this is.
+        version: The version of the protocol; a worker that is given ``AUTO`` speaks 1.
         limits: How much the peer may make us hold.
-        encoding: As what we send strings.
-        event: What is invoked, unless a caller asks for another one.
+        encoding: The msgpack type of strings that we send.
+        event: The event that is invoked, unless a caller asks for another one.
         concurrency: Sessions that a worker may have at once.
         concat: All chunks of a session are one message.
-        packed: What a worker sends is packed once more.
-        soft: A worker that sends terminate may end what it has.
+        packed: Messages from a worker are msgpack strings inside chunks.
+        soft: A worker that sends terminate may end its open sessions.
         deadlines: How long things may take.
 
     """
@@ -215,7 +215,7 @@ class CocaineSession:
         self.side = side
         self.state: ConnectionState = ConnectionState.CONNECTED
         self.identity: str = ""
-        """As the worker calls itself."""
+        """The identity that the worker gave."""
         self._ours = ours = side is Side.SUPERVISOR
         self._event = event
         self._concurrency = concurrency
@@ -224,20 +224,20 @@ class CocaineSession:
         self._headers = HeaderTable()
         self._events: list[Event] = []
         words = version.words or (None if ours else ONE)
-        # The framework packs what it writes, and gives what it reads as it is.
+        # The framework packs what it writes, and returns what it reads unchanged.
         self._out = Outgoing(words, encoding, packed=packed and not ours)
         self._sessions = Sessions(
             self._out, self._events, limits, ours=ours, concat=concat, packed=packed
         )
         self._alarms = Alarms(deadlines)
-        self._farewell = Farewell()  # what is sent when all has ended
+        self._farewell = Farewell()  # is sent when all sessions have ended
 
     def __repr__(self) -> str:
         return f"<CocaineSession {self.side.value} {self.state.name} owed={self.owed}>"
 
     @property
     def version(self) -> CocaineVersion:
-        """Which version is spoken; ``AUTO``: that is not known yet."""
+        """The version in use; ``AUTO``: it is not known yet."""
         return next(v for v in CocaineVersion if v.words is self._out.words)
 
     @property
@@ -262,7 +262,7 @@ class CocaineSession:
         try:
             self._sessions.take_all(self._frames.feed(data), self._take)
         except RemoteProtocolError as error:
-            # What was whole before that counts.
+            # Complete frames before the fault count.
             self._sessions.tell()
             self._fail(error)
         else:
@@ -270,7 +270,7 @@ class CocaineSession:
             self._leave_if_drained()
 
     def reading_paused(self, now: float, /) -> None:
-        """Beat in its place: a worker that is not read can't be missed, but miss us."""
+        """Expect no heartbeats, but send some: the worker awaits answers to its own."""
         self._tick(now)
         if self.state is ConnectionState.ACTIVE and self._ours:
             self._alarms.cancel(Alarm.HEARTBEAT)
@@ -283,7 +283,7 @@ class CocaineSession:
             self.state = ConnectionState.ENDED
 
     def peer_exited(self, clean: bool, now: float) -> None:
-        """Do nothing: each exchange is ended in words."""
+        """Do nothing: every exchange is ended by a frame."""
 
     def events_received(self) -> list[Event]:
         events = self._events.copy()
@@ -291,9 +291,9 @@ class CocaineSession:
         return events
 
     def _take(self, frame: object) -> None:
-        """Understand a frame that does not go on with a session that is open."""
+        """Parse a frame that :meth:`Sessions.take_all` does not handle."""
         if type(frame) is not tuple or len(frame) < 3:
-            raise RemoteProtocolError("a frame is no array of 3 elements or more")
+            raise RemoteProtocolError("a frame is not an array of 3 elements or more")
         words = self._out.words
         if words is None:
             self._out.words = words = ZERO if frame[0] == 0 else ONE
@@ -304,7 +304,7 @@ class CocaineSession:
         if type(number) is not int or type(kind) is not int or number < 0:
             raise RemoteProtocolError("a frame does not begin with two numbers")
         if type(arguments) is not tuple:
-            raise RemoteProtocolError("the arguments of a frame are no array")
+            raise RemoteProtocolError("the arguments of a frame are not an array")
         headers = self._headers.read(frame[3]) if len(frame) > 3 else ()
         if number == words.control:
             self._take_control(words, kind, arguments)
@@ -314,10 +314,10 @@ class CocaineSession:
     def _take_control(
         self, words: Words, kind: int, arguments: tuple[object, ...]
     ) -> None:
-        """Understand a frame about the connection."""
+        """Handle a frame about the connection."""
         if self._ours and self.state is ConnectionState.CONNECTED:
             if kind != words.handshake or not arguments:
-                raise RemoteProtocolError("the first frame is no handshake")
+                raise RemoteProtocolError("the first frame is not a handshake")
             self._alarms.cancel(Alarm.HANDSHAKE)
             self.identity = text_of(arguments[0], "the name in a handshake")
             self.state = ConnectionState.SHAKEN
@@ -369,7 +369,7 @@ class CocaineSession:
 
     def send(self, event: Event, now: float = 0.0, /) -> None:
         if self._ours and isinstance(event, Cancelled):
-            # It may come at any time: the caller does not know the state.
+            # This is allowed at any time: the caller does not know the state.
             self._cancel(event)
             return
         if self.state in (ConnectionState.ENDED, ConnectionState.ERROR):
@@ -395,7 +395,7 @@ class CocaineSession:
                 raise self._forbidden(event)
 
     def _begin(self, identity: str) -> None:
-        """Send that we are a worker, and ready."""
+        """Send the handshake and the first heartbeat of a worker."""
         self.identity = identity
         self.state = ConnectionState.ACTIVE
         self._out.hello(identity)
@@ -403,7 +403,7 @@ class CocaineSession:
         self._alarms.begin()
 
     def _cancel(self, event: Cancelled) -> None:
-        # Nothing is sent behind a terminate.
+        # Nothing is sent after a terminate.
         silent = self.state in (ConnectionState.ENDED, ConnectionState.ERROR)
         self._sessions.cancel(event, silent=silent)
         self._leave_if_drained()
@@ -411,7 +411,7 @@ class CocaineSession:
     def _send_farewell(self, event: Farewell) -> None:
         self._farewell = event if event.code else _STOPPING
         if self._ours and len(self._sessions):
-            # Frameworks drop what they have when a terminate comes.
+            # Frameworks drop their open sessions when a terminate comes.
             self.state = ConnectionState.SEALED
             self._alarms.set(Alarm.SEAL)
         else:
@@ -426,7 +426,7 @@ class CocaineSession:
             self._alarms.set(Alarm.TERMINATE)
 
     def _leave(self) -> None:
-        """Send terminate, behind all else."""
+        """Send terminate, after everything else."""
         self._out.terminate(self._farewell.code, self._farewell.reason)
         self._end()
 
@@ -465,7 +465,7 @@ class CocaineSession:
             self._alarms.set(Alarm.HANDSHAKE)
 
     def _ring(self, alarm: Alarm) -> None:
-        """Do what is due."""
+        """Act on a deadline that has passed."""
         match alarm:
             case Alarm.BEGIN:
                 self._alarms.set(Alarm.BEAT)
@@ -485,5 +485,5 @@ class CocaineSession:
 
 
 def _count(event: Opened) -> int:
-    """Return how many sessions are to be opened."""
+    """Return how many sessions the event opens."""
     return len(event.messages) if event.each else 1

@@ -1,11 +1,11 @@
 """
-The sessions of one connection: which are open, and what has come of each.
+The sessions of one connection: which are open, and what has been received in each.
 
-Their numbers rise, and none is used again: a frame for one that has ended is late, and
-hits no other. Outside they are known by the numbers of exchanges, which begin with 1.
+Their numbers rise, and none is used again: a frame for a session that has ended is late
+and affects no other. Other modules use the numbers of exchanges, which begin at 1.
 
-What must be kept in sync: a half of a session is here until it has ended. Once the
-worker has ended its own, nothing more is sent of a session on our side.
+What must be kept in sync: each half of a session is kept until it has ended. Once the
+worker has ended its half, our side sends nothing more in that session.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ WORKER_CATEGORY: Final = 42
 
 class Sessions:
     """
-    Opens sessions with what is ``outgoing``; reports in ``events`` what comes of them.
+    Writes sessions to ``outgoing``, and reports what is received in ``events``.
 
-    The other arguments are those of the connection, see ``session.py``; ``ours``: we are
-    the supervisor.
+    The other arguments are those of the connection, see ``session.py``; ``ours``: this
+    is the supervisor's side.
     """
 
     def __init__(
@@ -61,26 +61,26 @@ class Sessions:
         self._limits = limits
         self._concat = concat and ours
         self._packed = packed and ours
-        # The halves that the peer has not ended: what came, and was not passed on.
+        # Halves that the peer has not ended: messages received and not passed on.
         self._theirs: dict[int, list[bytes]] = {}
-        self._mine: set[int] = set()  # we have not ended ours
-        self._last = 0  # the highest number there was
-        self._costs: dict[int, int] = {}  # bytes of memory of parts that are joined
+        self._mine: set[int] = set()  # halves that we have not ended
+        self._last = 0  # the highest number so far
+        self._costs: dict[int, int] = {}  # bytes of memory of parts to be joined
         self._ends: list[tuple[int, tuple[bytes, ...]]] = []
 
     def __len__(self) -> int:
-        """Return how many the worker has not ended."""
+        """Return how many sessions the worker has not ended."""
         return len(self._theirs if self._ours else self._mine)
 
-    # --- what comes -----------------------------------------------------------
+    # --- receiving ------------------------------------------------------------
 
     def take_all(
         self, frames: Iterable[object], other: Callable[[object], None]
     ) -> None:
         """
-        Understand plain chunks and chokes, as nearly all frames are.
+        Handle valid chunks and chokes, which nearly all frames are.
 
-        ``other`` understands any frame: one that is something else, or may be wrong.
+        ``other`` is called for any other frame, valid or not.
         """
         theirs, mine, outgoing = self._theirs, self._mine, self._outgoing
         plain, most = not (self._concat or self._packed), self._limits.max_message_bytes
@@ -123,7 +123,7 @@ class Sessions:
         arguments: tuple[object, ...],
         headers: Headers,
     ) -> None:
-        """Understand a frame about a session."""
+        """Handle a frame about a session."""
         if number not in self._theirs:
             known = self._ours or number in self._mine
             if not known and kind == words.invoke:
@@ -142,7 +142,7 @@ class Sessions:
             self._drop(kind, number)
 
     def tell(self) -> None:
-        """Report what has come."""
+        """Report what has been received."""
         if not self._concat:
             for number, parts in self._theirs.items():
                 if parts:
@@ -165,8 +165,8 @@ class Sessions:
         arguments: tuple[object, ...],
         headers: Headers,
     ) -> None:
-        """Take a new session: on the worker's side."""
-        # Before version 1 the numbers rose for all workers together.
+        """Take a new session, on the worker's side."""
+        # Only version 1 counts per worker: before, all workers shared one sequence.
         if words is ONE and number <= self._last:
             self._drop(words.invoke, number)
             return
@@ -185,7 +185,7 @@ class Sessions:
         if self._packed:
             payload = unpacked_text(payload)
             if payload is None:
-                text = "its payload is no string packed by msgpack"
+                text = "its payload is not a string packed by msgpack"
                 self._events.append(Ended.refused(self._id(number), 0, text))
                 self._end_theirs(number)
                 return
@@ -218,7 +218,7 @@ class Sessions:
             self._events.append(Ended.refused(id_, code, reason, category))
         else:
             self._events.append(Cancelled(id_, code, reason))
-        # In version 0 a choke follows, which is late then.
+        # In version 0 a choke follows, which is then dropped as late.
         self._end_theirs(number)
 
     def _end_theirs(self, number: int) -> None:
@@ -230,16 +230,16 @@ class Sessions:
                 self._outgoing.choke(number)
 
     def _forget(self, number: int) -> None:
-        """Take nothing more of a session, and report nothing of it."""
+        """Accept and report nothing more from the peer's half of a session."""
         self._theirs.pop(number, None)
         if self._concat:
             self._costs.pop(number, None)
 
-    # --- what we send ---------------------------------------------------------
+    # --- sending --------------------------------------------------------------
 
     def open(self, event: Opened, name: str) -> None:
         """
-        Open a session, or one for each message, of which our half has ended.
+        Open a session, or one for each message, in which our half has ended.
 
         Raises:
             LocalProtocolError: If the numbers do not rise; none is open then.
@@ -262,7 +262,7 @@ class Sessions:
             self._end(number)
 
     def _fresh(self, id_: int, messages: Run) -> int:
-        """Return the number of an exchange that is to be opened."""
+        """Return the session number for an exchange that is being opened."""
         number = self._number(id_)
         if number <= self._last:
             text = f"exchange {id_} does not come behind all others"
@@ -276,14 +276,14 @@ class Sessions:
         return number
 
     def pass_on(self, event: Added) -> None:
-        """Send messages of a session that goes on, or that ends with them."""
+        """Send messages of an open session, and end our half if they are the last."""
         number = self._open(event.id)
         self._outgoing.chunks(number, event.messages)
         if event.ended:
             self._end(number)
 
     def end(self, event: Ended) -> None:
-        """End our half of sessions, some with an error: on the worker's side."""
+        """End our half of sessions, some with an error, on the worker's side."""
         refusals = {refusal.place: refusal for refusal in event.refusals}
         for place, messages in enumerate(event.groups):
             number = self._open(event.first + place)
@@ -297,7 +297,7 @@ class Sessions:
 
     def cancel(self, event: Cancelled, *, silent: bool) -> None:
         """
-        Forget a session, if it is open: what still comes of it is late.
+        Forget a session, if it is open: its later frames are dropped.
 
         ``silent``: nothing is sent to the worker any more.
         """
@@ -316,7 +316,7 @@ class Sessions:
         self._mine.remove(number)
 
     def _open(self, id_: int) -> int:
-        """Return the number of an exchange of which our half has not ended."""
+        """Return the session number of an exchange in which our half has not ended."""
         number = self._number(id_)
         if number not in self._mine:
             raise LocalProtocolError(f"exchange {id_} takes no more from us")
@@ -331,10 +331,10 @@ class Sessions:
 
 def _in_runs(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Event]:
     """
-    Return the ends of sessions, a run of numbers at a time.
+    Return the ends of sessions, with one event for each run of consecutive numbers.
 
-    What came in one read came together: its order means nothing, and sorted, what was
-    opened together ends together.
+    The order within one read means nothing; sorted, sessions that were opened together
+    end together.
     """
     ends.sort()
     found: list[Event] = []
@@ -352,9 +352,9 @@ def _in_runs(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Event]:
 
 def code_of(arguments: tuple[object, ...]) -> tuple[int, int, str]:
     """
-    Return category, code and reason of an error, or a terminate.
+    Return the category, code and reason of an error or a terminate.
 
-    Before version 1 there were no categories: 0.
+    The category is 0 before version 1, which had none.
 
     Raises:
         RemoteProtocolError: If there are none.
@@ -365,6 +365,6 @@ def code_of(arguments: tuple[object, ...]) -> tuple[int, int, str]:
     code, reason = arguments[:2]
     pair = code if type(code) is tuple else (0, code)
     if len(pair) != 2 or not all(type(number) is int for number in pair):
-        raise RemoteProtocolError("the code of an error is no number")
+        raise RemoteProtocolError("the code of an error is not a number")
     category, number = pair
     return category, number, text_of(reason, "the reason of an error")

@@ -1,7 +1,7 @@
 """
-The settings of dialect ``cocaine``, and all that others must know of it.
+The settings of dialect ``cocaine``, and its implementation of ``Dialect``.
 
-No worker imports this file: dataclasses take longer to import than the dialect.
+Workers do not import this file: dataclasses take longer to import than the dialect.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _PUSHED: Final = (
 
 
 class CocaineConnector(NamedTuple):
-    """Given by options, a worker connects, and sends its --uuid first."""
+    """Options tell a worker where to connect; it first sends its ``--uuid``."""
 
     version: CocaineVersion
-    """Of the protocol, as in a worker's arguments."""
+    """The version of the protocol that a worker's arguments name."""
 
     def arguments(
         self, *, app: str, identity: str, endpoint: str, locator: str
     ) -> tuple[str, ...]:
         options = {"app": app, "endpoint": endpoint, "locator": locator}
         options["uuid"] = identity
-        # Last: some workers read no further than to what they do not know.
+        # Last: some workers stop reading at an option that they do not know.
         if self.version is CocaineVersion.ONE:
             options["protocol"] = "1"
         return tuple(word for name in options for word in (f"--{name}", options[name]))
@@ -63,7 +63,7 @@ class CocaineConnector(NamedTuple):
             match frame:
                 case (0 | 1, 0, (name, *_), *_):
                     return text_of(name, "the name in a handshake")
-            raise RemoteProtocolError("the first frame is no handshake")
+            raise RemoteProtocolError("the first frame is not a handshake")
         return None
 
     def services(self, host: str, port: int) -> Locator:
@@ -71,12 +71,12 @@ class CocaineConnector(NamedTuple):
 
 
 class Payload(Enum):
-    """What a chunk of a reply holds."""
+    """The content of a chunk of a reply."""
 
     RAW = "raw"
     """The message."""
     MSGPACK = "msgpack"
-    """The message, as msgpack packs a string."""
+    """The message, packed as a msgpack string."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,41 +86,41 @@ class CocaineDialect(Definition, Dialect):
     name: ClassVar[str] = "cocaine"
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     protocol: CocaineVersion = CocaineVersion.AUTO
-    """Version of the protocol: 1 since runtime 0.12, 0 before; auto: what a worker
-    speaks that is given 1."""
+    """Version of the protocol: 1 since runtime 0.12, 0 before; auto: the worker is
+    offered 1, and its answer decides."""
     event: Argument = ""
-    """What the worker is to do, as its handlers are called; by default the kind of the
+    """Name of the handler that the worker is to call; by default the kind of the
     stage."""
     concurrency: Count = 10
-    """Sessions that a worker has at once, at most."""
+    """Maximum number of sessions that a worker has at once."""
     encoding: Encoding = Encoding.RAW
-    """As what strings are sent: raw, as the runtimes do; bin, for Python workers with
-    msgpack 1; bin-chunks, for workers that take raw strings for UTF-8."""
+    """How strings are encoded: raw, as by the runtimes; bin, for Python workers with
+    msgpack 1; bin-chunks, for workers that decode raw strings as UTF-8."""
     payload: Payload = Payload.RAW
-    """What a chunk of a reply holds: the message (raw), or the message packed once
-    more, as Python workers of version 0 do, which read what they are sent as it is
+    """What a chunk of a reply contains: the message (raw), or the message packed once
+    more, as by Python workers of version 0, which do not expect that of their input
     (msgpack)."""
     concat: bool = False
-    """All chunks of a reply are one message, and not a message each."""
+    """Whether all chunks of a reply form one message, instead of one each."""
     terminate: Annotated[Literal["fail", "drain"], Noun("way to terminate")] = "fail"
-    """What becomes of the sessions of a worker that sends a terminate: they are
-    lost at once (fail), or it may end them within ``seal`` (drain)."""
+    """What becomes of the sessions of a worker that sends a terminate: they are lost at
+    once (fail), or it may complete them within ``seal`` (drain)."""
     seal: Duration = 3.0
-    """For open sessions to end, in seconds, before a worker is sent a terminate; less
-    than timeout.stop."""
+    """How long open sessions may take to end before a worker is sent a terminate, in
+    seconds; less than timeout.stop."""
     handshake: Duration | None = None
-    """From the start of a worker until it identifies itself, in seconds; by default only
-    timeout.start counts."""
+    """Time from the start of a worker until it identifies itself, in seconds; by
+    default only timeout.start applies."""
     heartbeat: Duration = 30.0
-    """From one heartbeat of a worker, or anything else that it sends, to the next, in
-    seconds."""
+    """Time from one heartbeat of a worker, or anything else that it sends, to the next,
+    in seconds."""
     batches: bool = False
     """A batch is one session."""
 
     @classmethod
     def section(cls, kind: StageKind) -> Section:
-        """Return what reads the settings, but for those that a stage has for all."""
-        # A heartbeat has its key among the timeouts, and a batch is one of its own.
+        """Return the section that reads the settings, without those of every stage."""
+        # The heartbeat has a key among the timeouts, and the batch a key of its own.
         keys = {
             name: setting
             for name, setting in settings_of(cls).items()
@@ -128,7 +128,7 @@ class CocaineDialect(Definition, Dialect):
         }
         if kind is not StageKind.EXTRACT:
             drivers = Choice("driver", {"supervisor": "supervisor", "worker": "worker"})
-            doc = "Who closes a batch: we do; a worker can't ask for each message."
+            doc = "What closes a batch: always the supervisor; a worker can't ask for messages."
             keys["driver"] = Setting(
                 "driver", drivers, default="supervisor", model=cls, doc=doc
             )
@@ -139,7 +139,7 @@ class CocaineDialect(Definition, Dialect):
         return cls(**{name: given[name] for name in given if name != "driver"})
 
     def fitted(self, *, batches: bool, heartbeat: float | None) -> Self:
-        """Return the settings with those that a stage has for all dialects."""
+        """Return the settings with those that a stage has in every dialect."""
         heartbeat = self.heartbeat if heartbeat is None else heartbeat
         return replace(self, batches=batches, heartbeat=heartbeat)
 
@@ -158,7 +158,7 @@ class CocaineDialect(Definition, Dialect):
 
     @property
     def spoken(self) -> CocaineVersion:
-        """The version in a worker's arguments."""
+        """The version that a worker's arguments name."""
         auto = self.protocol is CocaineVersion.AUTO
         return CocaineVersion.ONE if auto else self.protocol
 
@@ -197,8 +197,8 @@ class CocaineDialect(Definition, Dialect):
     def failed(
         self, status: int, *, stopped: bool, held: int, unproven: int = 0
     ) -> bool:
-        """Return whether an exit is a failure: any is but one on request."""
-        # Frameworks end with any status once they are stopped, but by no signal.
+        """Return whether an exit is a failure: any is, except a requested one."""
+        # Frameworks exit with any status once they are stopped, but not by a signal.
         return not stopped or (unproven > 0 and status < 0)
 
     def plain(self) -> dict[str, object]:
@@ -206,7 +206,7 @@ class CocaineDialect(Definition, Dialect):
 
 
 def _driver_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
-    """Return that a worker can't drive a batch."""
+    """Yield the problem that a worker can't drive a batch."""
     if given.get("driver") == "worker":
         yield broken(("driver",), _PUSHED)
 
@@ -216,7 +216,7 @@ def _driver_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
 _Keys: TypeAlias = dict[str, dict[str, object]]
 
 
-# Our key for each of theirs, and its unit.
+# For each of Cocaine's keys our mapping and key, and the unit.
 _OURS: Final[dict[str, tuple[str, str, str]]] = {
     "startup-timeout": ("timeout", "start", "s"),
     "handshake-timeout": ("dialect", "handshake", "s"),
@@ -252,7 +252,7 @@ def translated(
     Return a profile and a manifest as the keys of a stage, and what was dropped.
 
     Raises:
-        ConfigError: If a value is none of its kind, or there is no program.
+        ConfigError: If a value has the wrong type, or there is no program.
 
     """
     program = manifest.get("slave")
@@ -287,7 +287,7 @@ def _translate(keys: _Keys, name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ConfigError(f"profile: {name}: expected a number, got {value!r}")
     if not value:
-        return f"{name}: 0 is no time here: leave it out"
+        return f"{name}: 0 is not a time here: leave it out"
     group, key, unit = _OURS[name]
     keys.setdefault(group, {})[key] = f"{value:g}{unit}" if unit else value
     return ""
@@ -298,7 +298,7 @@ def _drop(name: str) -> str:
 
 
 def _notes(profile: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what does not fit together here."""
+    """Yield warnings about values that do not fit together here."""
     seal = profile.get("seal-timeout", _SEAL)
     stop = profile.get("terminate-timeout", profile.get("termination-timeout", _STOP))
     if seal >= stop:

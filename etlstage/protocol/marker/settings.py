@@ -1,7 +1,7 @@
 """
-The settings of dialect ``marker``, and all that others must know of it.
+The settings of dialect ``marker``, and its implementation of ``Dialect``.
 
-No worker imports this file: dataclasses take longer to import than the dialect.
+Workers do not import this file: dataclasses take longer to import than the dialect.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _DRIVEN: Final = {"worker": Mode.BATCH_WORKER, "supervisor": Mode.BATCH_SUPERVIS
 
 _MEANINGS: Final = (
     "End of message",
-    "End of process: the end of a reply",
+    "End of process: ends a reply",
     "End of batch",
-    "Batch not complete: the worker asks for one more message",
+    "Batch not complete: the worker requests one more message",
     "Error: ends a refusal, after its reason; null: workers can't refuse",
 )
 _MARKERS: Final = {
@@ -71,33 +71,36 @@ class MarkerDialect(Definition, Dialect):
     name: ClassVar[str] = "marker"
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     mode: Mode = Mode.SINGLE
-    """Which of the scenarios of the protocol the stage follows."""
+    """Scenario of the protocol that the stage follows."""
     markers: Annotated[Markers, _SECTION] = field(default_factory=Markers)
     r"""What ends a message, a reply and a batch; ``\n``, ``\0``, ``\xHH`` and the like
     are read."""
     eob_then_eom: bool = False
-    """Write EOM after EOB, for workers that see EOB only with the next EOM."""
+    """Whether EOM is written after EOB, for workers that see EOB only with the next
+    EOM."""
     bnc_after_last: bool = False
-    """The worker writes BNC also after the last message of a full batch."""
+    """Whether the worker writes BNC also after the last message of a full batch."""
     eob_after_full: bool = True
-    """Write EOB also after a full batch; not for workers that count for themselves."""
+    """Whether EOB is written also after a full batch; false for workers that count
+    messages themselves."""
 
     @classmethod
     def section(cls, kind: StageKind) -> Section:
-        """Return what reads markers, and who asks whom, in one mapping."""
+        """Return the section that reads the markers and the mode in one mapping."""
         own = settings_of(cls)
         if kind is StageKind.EXTRACT:
             mode = own["mode"]._replace(
                 kind=Choice("mode", _EXTRACTING),
                 default=Mode.PLAIN,
-                doc="The worker writes until it exits (plain), or once for each request"
-                " (cyclic).",
+                doc="When the worker writes: once, until it exits (plain), or in reply to each"
+                " request (cyclic).",
             )
             return Section({**_MARKERS, "mode": mode}, partial(cls._read, Mode.PLAIN))
         driver = own["mode"]._replace(
             kind=Choice("driver", _DRIVEN),
             default=Mode.BATCH_SUPERVISOR,
-            doc="Who closes a batch: we, or a worker that asks for each message.",
+            doc="What closes a batch: the supervisor, or the worker, which requests each"
+            " message.",
         )
         flags = ("eob_then_eom", "bnc_after_last", "eob_after_full")
         return Section(
@@ -108,17 +111,17 @@ class MarkerDialect(Definition, Dialect):
 
     @classmethod
     def _read(cls, mode: Mode, given: Mapping[str, Any]) -> Self:
-        """Return the dialect of what was given, where a mode is by default another."""
+        """Return the dialect with the settings given; ``mode`` is the default mode."""
         markers = {name: given[name] for name in _MARKERS if name in given}
         others = {name: given[name] for name in given if name not in _MARKERS}
-        # That we close a batch does not mean that there are any.
+        # A driver "supervisor" does not mean that the stage has batches.
         if others.pop("driver", None) is Mode.BATCH_WORKER:
             mode = Mode.BATCH_WORKER
         mode = others.pop("mode", mode)
         return cls(mode=mode, markers=Markers.from_text(**markers), **others)
 
     def fitted(self, *, batches: bool, heartbeat: float | None) -> Self:
-        """Return the settings in the mode of a stage that has batches, or has none."""
+        """Return the settings with the mode for a stage with or without batches."""
         if batches and self.mode is Mode.SINGLE:
             return replace(self, mode=Mode.BATCH_SUPERVISOR)
         if self.shape.batches and not batches:
@@ -140,7 +143,7 @@ class MarkerDialect(Definition, Dialect):
         life: float | None = None,
         **_others: object,
     ) -> MarkerProtocol:
-        """Return a fresh session; where a stage's are opened, replies are proven."""
+        """Return a fresh session; with ``life``, replies are proven."""
         ours, alone = side is Side.SUPERVISOR, kind is not StageKind.TRANSFORM
         ahead = terms = None
         if ours and self.mode not in (Mode.PLAIN, Mode.BATCH_WORKER):
@@ -198,7 +201,7 @@ class MarkerDialect(Definition, Dialect):
 
 
 def _batch_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
-    """Return what contradicts itself about batches."""
+    """Yield the contradictions between settings for batches."""
     asked = given.get("driver") is Mode.BATCH_WORKER
     wanted = given.get("bnc_after_last", False) is not False
     if wanted and not asked:
@@ -210,7 +213,7 @@ def _batch_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
 def _framing_of(messages: Run) -> ByteFraming:
     if isinstance(messages, list):
         return LISTS
-    # All other runs are of PyArrow, which is installed then.
+    # All other runs are made with PyArrow, so it is installed.
     from etlstage.protocol.marker.columnar import framing_of
 
     return framing_of(messages)

@@ -1,4 +1,4 @@
-"""What may follow what, and when."""
+"""Which frames may follow which, and when."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def frames(*frames: object) -> bytes:
 
 
 def failure(events: list[Event]) -> str:
-    """Return what the peer did, by the last event."""
+    """Return the text of the failure, which must be the last event."""
     assert isinstance(events[-1], Failed)
     return str(events[-1].error)
 
 
 def test_seam_is_kept_on_both_sides() -> None:
-    """The type checker compares every method; here it gets something to compare."""
+    """The type checker compares every method; this gives it a value to check."""
     for side in Side:
         session: DialectSession = CocaineSession(side)
         assert not session.in_order
@@ -71,7 +71,7 @@ def test_version_is_known_once_the_worker_has_sent_something() -> None:
 
 
 def test_worker_has_as_many_sessions_as_it_may() -> None:
-    """One that ends, however it does, makes room for another."""
+    """A session that ends makes room for another, however it ends."""
     session = supervisor(concurrency=2)
     session.send(opened(1))
     session.send(opened(2))
@@ -87,7 +87,7 @@ def test_worker_has_as_many_sessions_as_it_may() -> None:
 
 @versions
 def test_sessions_that_are_opened_at_once_are_sessions(version: CocaineVersion) -> None:
-    """Each has a number, and a message, and our half of it has ended (issue 15)."""
+    """Each has its own number and message, and our half of it has ended (issue 15)."""
     session, other = supervisor(version), supervisor(version)
     said = sent(session, Opened(3, [b"a", b"b", b"c"], event="x"))
 
@@ -113,7 +113,7 @@ def test_sessions_that_are_opened_at_once_are_sessions(version: CocaineVersion) 
 def test_sessions_are_opened_at_once_or_not_at_all(
     first: int, messages: list[bytes], said: str
 ) -> None:
-    """What stands in the way is reported before anything is sent (issue 15)."""
+    """The obstacle is reported before anything is sent (issue 15)."""
     session = supervisor(concurrency=3, limits=Limits(5))
     sent(session, opened(1))
     with pytest.raises((LocalProtocolError, InvalidMessage), match=said) as caught:
@@ -126,7 +126,7 @@ def test_sessions_are_opened_at_once_or_not_at_all(
 
 @versions
 def test_numbers_rise_and_are_never_used_again(version: CocaineVersion) -> None:
-    """A frame that comes late could else hit another session."""
+    """Otherwise a late frame could hit another session."""
     session = supervisor(version)
     session.send(opened(3))
     session.send(Cancelled(3, 0, ""))
@@ -138,7 +138,7 @@ def test_numbers_rise_and_are_never_used_again(version: CocaineVersion) -> None:
 
 @versions
 def test_late_frames_are_dropped(version: CocaineVersion) -> None:
-    """Of a session that was cancelled: a chunk, an end, an error."""
+    """For a session that was cancelled, or has ended: a chunk, an end, an error."""
     ours, theirs = supervisor(version), worker(version)
     received(theirs, sent(ours, opened(1, b"m"), opened(2, b"n")))
     ours.send(Cancelled(1, 0, "took too long"))
@@ -153,7 +153,7 @@ def test_late_frames_are_dropped(version: CocaineVersion) -> None:
 
 @versions
 def test_frame_for_what_never_was_a_session_is_a_fault(version: CocaineVersion) -> None:
-    """There is no worker that opens one."""
+    """Workers never open sessions."""
     session = supervisor(version)
     session.send(opened(1))
     number, chunk = (2, 4) if version is CocaineVersion.ZERO else (3, 4)
@@ -167,7 +167,7 @@ def test_frame_for_what_never_was_a_session_is_a_fault(version: CocaineVersion) 
 
 
 def test_chunks_of_a_session_that_goes_on_are_reported_at_once() -> None:
-    """In one run for all that came together; the others are its end."""
+    """Adjacent chunks are one event; those of an ended session come with its end."""
     session = supervisor()
     session.send(opened(1))
     session.send(opened(2))
@@ -181,7 +181,7 @@ def test_chunks_of_a_session_that_goes_on_are_reported_at_once() -> None:
 
 
 def test_chunks_may_be_one_message() -> None:
-    """A head and slices of a body: reported at the end, and of nothing there is none."""
+    """A head and slices of a body, say; reported at the end, if there are any."""
     session = supervisor(concat=True)
     session.send(opened(1))
     session.send(opened(2))
@@ -193,7 +193,7 @@ def test_chunks_may_be_one_message() -> None:
 
 
 def test_chunks_of_one_message_are_bounded() -> None:
-    """As those of a reply that is held are."""
+    """Like the chunks of a reply that is held back."""
     session = supervisor(concat=True, limits=Limits(100, 300))
     session.send(opened(1))
 
@@ -205,7 +205,7 @@ def test_chunks_of_one_message_are_bounded() -> None:
 
 
 def test_payloads_may_be_msgpack() -> None:
-    """Those of replies; one that is anything else is refused, and the worker lives."""
+    """A reply that is not msgpack is refused, and the worker lives."""
     ours, theirs = supervisor(packed=True), worker(packed=True)
     data = sent(ours, opened(1, b"one"))
 
@@ -214,14 +214,14 @@ def test_payloads_may_be_msgpack() -> None:
     reply = sent(theirs, Ended(1, [(b"two",)]))
     assert received(ours, reply) == [Ended(1, [(b"two",)])]
     ours.send(opened(2))
-    text = "its payload is no string packed by msgpack"
+    text = "its payload is not a string packed by msgpack"
     assert received(ours, frames([3, 0, [b"\x01"]])) == [Ended.refused(2, 0, text)]
     received(theirs, frames([3, 0, [b"x"]]))
     assert received(theirs, frames([3, 0, [b"\x01"]])) == [Added(2, [b"\x01"])]
 
 
 def test_message_is_as_long_as_it_may() -> None:
-    """In both directions; what is packed around it does not count."""
+    """In both directions; the packing around a message does not count."""
     limits = Limits(100, 300)
     ours, theirs = (make(limits=limits, packed=True) for make in (supervisor, worker))
     longest, longer = bytes(100), bytes(101)
@@ -242,7 +242,7 @@ def test_message_is_as_long_as_it_may() -> None:
 
 
 def test_supervisor_may_send_a_session_in_parts() -> None:
-    """And read what the worker sends meanwhile."""
+    """And read the worker's replies in between."""
     ours, theirs = supervisor(), worker()
 
     data = sent(ours, opened(1, ended=False), Added(1, [b"a"]))
@@ -266,7 +266,7 @@ def test_supervisor_may_send_a_session_in_parts() -> None:
     [(CocaineVersion.ONE, b"\x93\x02\x02\x90"), (CocaineVersion.ZERO, b"")],
 )
 def test_worker_may_end_a_session_first(version: CocaineVersion, choke: bytes) -> None:
-    """In version 1 it keeps the session until it has heard the end of our half."""
+    """In version 1 the worker keeps it until it receives the end of our half."""
     ours, theirs = supervisor(version), worker(version)
     received(theirs, sent(ours, opened(1, ended=False)))
 
@@ -283,7 +283,7 @@ def test_worker_may_end_a_session_first(version: CocaineVersion, choke: bytes) -
 
 
 def test_headers_of_an_invoke_go_with_it() -> None:
-    """Written out: nothing has to be remembered."""
+    """Written out, so that no table of headers is needed."""
     ours, theirs = supervisor(), worker()
     event = Opened(
         1, [], each=False, ended=False, event="x", headers=((b"trace_id", b"7"),)
@@ -297,7 +297,7 @@ def test_headers_of_an_invoke_go_with_it() -> None:
 
 @versions
 def test_worker_takes_sessions_as_they_come(version: CocaineVersion) -> None:
-    """Before version 1 their numbers were the runtime's, and rose for all workers."""
+    """Before version 1 one sequence of numbers was shared by all workers."""
     session = worker(version)
     if version is CocaineVersion.ZERO:
         invokes = frames([3, 7, [b"x"]], [3, 5, [b"x"]])
@@ -313,7 +313,7 @@ def test_worker_takes_sessions_as_they_come(version: CocaineVersion) -> None:
 
 
 def test_session_numbers_may_be_long() -> None:
-    """As those of a runtime that has run for years."""
+    """Like those of a runtime that has run for years."""
     session = worker()
     for number in (127, 128, 256, 70_000, 2**32, 2**53 + 2):
         (event,) = received(session, frames([number, 0, [b"x"]]))
@@ -324,7 +324,7 @@ def test_session_numbers_may_be_long() -> None:
 
 
 def test_what_means_nothing_does_no_harm() -> None:
-    """Hidden controls of the last runtimes, and sessions that a worker does not know."""
+    """Hidden controls of the last runtimes, and sessions unknown to a worker."""
     ours, theirs = supervisor(), worker()
     ours.send(opened(1))
 
@@ -360,7 +360,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_malformed_frame_ends_the_worker(what: str) -> None:
-    """What was whole before that counts; nothing behind it is read, or sent."""
+    """Complete frames before it count; nothing after it is read or sent."""
     session = supervisor()
     session.send(opened(1))
     session.send(opened(2))
@@ -383,19 +383,19 @@ def test_malformed_frame_ends_the_worker(what: str) -> None:
 
 @pytest.mark.parametrize("data", [BEAT, frames([2, 0, [b"x"]]), frames([1, 0, []])])
 def test_worker_identifies_itself_first(data: bytes) -> None:
-    """Else no one knows whose frames they are."""
+    """Before that, frames can't be attributed to a worker."""
     events = received(CocaineSession(Side.SUPERVISOR, CocaineVersion.ONE), data)
 
     assert isinstance(events[-1], Failed)
 
 
 def test_invoke_names_an_event() -> None:
-    """A supervisor may break the protocol, too."""
+    """The supervisor, too, may break the protocol."""
     assert failure(received(worker(), frames([2, 0, []]))) == "invoke names no event"
 
 
 def test_what_is_not_in_the_protocol_is_not_sent() -> None:
-    """By neither side, nor what is the other side's."""
+    """Neither what the protocol lacks, nor what only the other side may send."""
     ours, theirs = supervisor(), worker()
 
     not_ours: list[Event] = [CommitAnswered(1), Ready("x"), Ended(1, [()])]
@@ -419,7 +419,7 @@ def test_what_is_not_in_the_protocol_is_not_sent() -> None:
 
 
 def test_worker_that_has_nothing_is_asked_to_terminate_at_once() -> None:
-    """Its heartbeats are answered all the same, and its answer is its farewell."""
+    """Its heartbeats are answered all the same; its own terminate is the farewell."""
     session = supervisor()
 
     assert sent(session, BYE) == TERMINATE
@@ -432,7 +432,7 @@ def test_worker_that_has_nothing_is_asked_to_terminate_at_once() -> None:
 
 
 def test_open_sessions_may_end_before_terminate() -> None:
-    """Frameworks drop what they have at a terminate."""
+    """Because frameworks drop their open sessions at a terminate."""
     session = supervisor()
     assert sent(session, opened(1), BYE) == frames([2, 0, [b"x"]], [2, 2, []])
     assert (session.state, session.room) == (ConnectionState.SEALED, 0)
@@ -447,7 +447,7 @@ def test_open_sessions_may_end_before_terminate() -> None:
 
 
 def test_open_sessions_have_so_long_to_end() -> None:
-    """Then the worker is notified all the same, and may still end them."""
+    """After ``seal`` the worker is asked to terminate anyway; it may still end them."""
     session = supervisor(deadlines=Deadlines(seal=3.0))
     sent(session, opened(1))
     received(session, BEAT, 10.0)
@@ -464,7 +464,7 @@ def test_open_sessions_have_so_long_to_end() -> None:
 
 
 def test_cancelling_the_last_session_is_its_end() -> None:
-    """There is nothing to wait for."""
+    """Nothing is left to wait for, so terminate is sent."""
     session = supervisor()
     sent(session, opened(1), BYE)
 
@@ -472,7 +472,7 @@ def test_cancelling_the_last_session_is_its_end() -> None:
 
 
 def test_worker_that_terminates_loses_its_sessions() -> None:
-    """As the protocol has it; nothing is sent to it any more."""
+    """As the protocol specifies; nothing more is sent to it."""
     session = supervisor()
     session.send(opened(1))
     session.send(opened(2))
@@ -487,7 +487,7 @@ def test_worker_that_terminates_loses_its_sessions() -> None:
 
 
 def test_worker_that_terminates_may_end_its_sessions() -> None:
-    """If that is set; it has a time for that, and another to go."""
+    """If so configured; it has one deadline for that, and another to exit."""
     session = supervisor(soft=True, deadlines=Deadlines(seal=3.0, terminate=5.0))
     sent(session, opened(1), opened(2))
 
@@ -504,7 +504,7 @@ def test_worker_that_terminates_may_end_its_sessions() -> None:
 
 
 def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> None:
-    """Somebody waits for them."""
+    """Callers wait for its sessions."""
     session = supervisor(soft=True, deadlines=Deadlines(seal=3.0))
     sent(session, opened(1))
     received(session, TERMINATE, 10.0)
@@ -516,7 +516,7 @@ def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> N
 
 
 def test_worker_that_has_nothing_terminates() -> None:
-    """It is no fault of the protocol's; it has to go then."""
+    """The protocol allows that, but it must exit in time."""
     session = supervisor(deadlines=Deadlines(terminate=5.0))
 
     assert received(session, TERMINATE, 10.0) == [BYE]
@@ -529,7 +529,7 @@ def test_worker_that_has_nothing_terminates() -> None:
 
 
 def test_worker_may_report_that_no_other_would_fare_better() -> None:
-    """It is code 2; to a worker it means nothing."""
+    """By code 2, which has no special meaning to a worker."""
     said = frames([1, 1, [2, b"no license"]])
 
     assert received(supervisor(), said) == [Farewell(2, "no license", final=True)]
@@ -537,7 +537,7 @@ def test_worker_may_report_that_no_other_would_fare_better() -> None:
 
 
 def test_worker_is_asked_to_terminate_and_does() -> None:
-    """It may end what it has before."""
+    """It may first end its open sessions."""
     session = worker()
     received(session, frames([2, 0, [b"x"]], [2, 2, []]))
 
@@ -552,7 +552,7 @@ def test_worker_is_asked_to_terminate_and_does() -> None:
 
 
 def test_clock_begins_when_the_time_is_first_given() -> None:
-    """A session is opened without it."""
+    """A session is constructed without the time."""
     session = CocaineSession(
         Side.SUPERVISOR, deadlines=Deadlines(handshake=2.0, heartbeat=4.0)
     )
@@ -566,7 +566,7 @@ def test_clock_begins_when_the_time_is_first_given() -> None:
 
 
 def test_worker_that_does_not_identify_itself_is_at_fault() -> None:
-    """In time."""
+    """That is, within the handshake deadline."""
     session = CocaineSession(Side.SUPERVISOR, deadlines=Deadlines(handshake=2.0))
     session.handle_timer(10.0)
     session.handle_timer(12.0)
@@ -577,7 +577,7 @@ def test_worker_that_does_not_identify_itself_is_at_fault() -> None:
 
 
 def test_worker_without_a_sign_of_life_is_at_fault() -> None:
-    """Busy or not; whatever it sends is a sign."""
+    """Whether busy or not; any frame is a sign of life."""
     session = supervisor(deadlines=Deadlines(heartbeat=4.0))
     sent(session, opened(1))
     received(session, frames([2, 0, [b"a"]]), 3.0)
@@ -589,14 +589,14 @@ def test_worker_without_a_sign_of_life_is_at_fault() -> None:
 
 
 def test_heartbeat_may_come_when_it_likes() -> None:
-    """If no one sets a time."""
+    """If no deadline is set."""
     session = supervisor(deadlines=Deadlines(heartbeat=None))
 
     assert session.get_timer() is None
 
 
 def test_worker_beats_and_is_disowned_when_no_one_answers() -> None:
-    """It counts from a heartbeat that was not answered."""
+    """The deadline counts from the first unanswered heartbeat."""
     session = worker(deadlines=Deadlines(beat=10.0, disown=5.0))
     session.handle_timer(100.0)
     assert session.get_timer() == 105.0
@@ -612,13 +612,13 @@ def test_worker_beats_and_is_disowned_when_no_one_answers() -> None:
 
 
 def test_worker_may_beat_when_it_likes() -> None:
-    """And so may the supervisor, though no one asks."""
+    """And so may the supervisor, even unprompted."""
     assert sent(worker(), Alive()) == BEAT
     assert sent(supervisor(), Alive()) == BEAT
 
 
 def test_answers_to_heartbeats_come_before_chunks() -> None:
-    """Whatever waits there: no more of that is taken at once than is soon written."""
+    """Output is taken in small portions, so an answer never waits for all chunks."""
     session = supervisor()
     session.send(opened(1, *[bytes(1000)] * 1000))
     first = session.data_to_send()
@@ -637,7 +637,7 @@ def test_answers_to_heartbeats_come_before_chunks() -> None:
 
 
 def test_worker_that_is_not_read_is_not_missed_and_does_not_miss_us() -> None:
-    """Its heartbeats wait behind what there is no room for."""
+    """Its heartbeats wait after data that we don't read yet."""
     theirs = worker(deadlines=Deadlines(beat=10.0, disown=60.0))
     theirs.handle_timer(0.0)
     theirs.reading_paused(1.0)
@@ -653,7 +653,7 @@ def test_worker_that_is_not_read_is_not_missed_and_does_not_miss_us() -> None:
 
 
 def test_one_fault_is_enough() -> None:
-    """What is due behind it, when the clock has jumped, is not done."""
+    """Other deadlines that passed in a jump of the clock have no effect then."""
     session = supervisor(deadlines=Deadlines(heartbeat=4.0, seal=3.0))
     sent(session, opened(1), BYE)
     session.handle_timer(100.0)
@@ -663,7 +663,7 @@ def test_one_fault_is_enough() -> None:
 
 
 def test_worker_waits_for_the_answer_to_its_oldest_heartbeat() -> None:
-    """A later one gives it no more time."""
+    """A later heartbeat does not extend the deadline."""
     session = worker(deadlines=Deadlines(beat=10.0, disown=15.0))
     session.handle_timer(0.0)
     session.handle_timer(10.0)
@@ -671,14 +671,14 @@ def test_worker_waits_for_the_answer_to_its_oldest_heartbeat() -> None:
 
 
 def test_cancelling_where_nothing_is_known_yet_is_nothing() -> None:
-    """Whoever cancels need not know."""
+    """The caller need not know the state."""
     session = CocaineSession(Side.SUPERVISOR)
     session.send(Cancelled(1, 0, ""))
     assert session.data_to_send() == []
 
 
 def test_nothing_is_sent_behind_a_terminate() -> None:
-    """A worker that has sent it may be gone; one that was sent it may not read on."""
+    """The receiver may have exited, or may no longer read."""
     session = supervisor()
     sent(session, opened(1, ended=False), opened(2, ended=False))
     session.reading_paused(0.0)

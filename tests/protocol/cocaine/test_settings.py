@@ -1,4 +1,4 @@
-"""What a stage sets of dialect ``cocaine``, and what others are given of it."""
+"""The settings of dialect ``cocaine``, and how they reach workers and sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRANSFORM = StageKind.TRANSFORM
 
 
 def test_settings_survive_json() -> None:
-    """As records of dead letters and recordings hold them."""
+    """Dead letters and recordings store them as JSON."""
     dialect = CocaineDialect(
         protocol=CocaineVersion.ZERO,
         event="clean",
@@ -49,7 +49,7 @@ def test_settings_survive_json() -> None:
     ("batches", "shape"), [(False, Shape.MESSAGE), (True, Shape.BATCH)]
 )
 def test_batch_is_one_session_if_there_is_one(batches: bool, shape: Shape) -> None:
-    """By default each message has its own."""
+    """By default each message has its own session."""
     made = CocaineDialect.section(TRANSFORM).read({})
     dialect = made.fitted(batches=batches, heartbeat=None)
 
@@ -58,7 +58,7 @@ def test_batch_is_one_session_if_there_is_one(batches: bool, shape: Shape) -> No
 
 
 def test_settings_have_their_keys() -> None:
-    """The heartbeat is a timeout, as that of any worker."""
+    """The heartbeat is a timeout of the stage, as for any worker."""
     section = CocaineDialect.section(TRANSFORM)
     made = section.read({"protocol": "1", "event": "clean", "driver": "supervisor"})
 
@@ -70,7 +70,7 @@ def test_settings_have_their_keys() -> None:
 
 
 def test_batches_that_a_worker_drives_are_refused_with_the_reason() -> None:
-    """Sessions are pushed: there is no counterpart to BNC."""
+    """Sessions are pushed: nothing corresponds to BNC."""
     with pytest.raises(Invalid) as caught:
         CocaineDialect.section(TRANSFORM).read({"driver": "worker"})
 
@@ -81,7 +81,7 @@ def test_batches_that_a_worker_drives_are_refused_with_the_reason() -> None:
 
 @KINDS
 def test_any_kind_of_stage_can_speak_it(kind: StageKind) -> None:
-    """The event is the kind unless there is another."""
+    """The event is named after the kind by default."""
     stage = Stage(name="s", worker=("w",), kind=kind, dialect=CocaineDialect())
 
     assert stage.dialect.problem(kind) is None
@@ -90,7 +90,7 @@ def test_any_kind_of_stage_can_speak_it(kind: StageKind) -> None:
 
 
 def test_worker_is_given_where_to_connect() -> None:
-    """The version comes last: some read no further than what they do not know."""
+    """The version comes last: some workers stop at the first option they don't know."""
     told = {
         "app": "clean",
         "identity": "u-1",
@@ -112,7 +112,7 @@ def test_worker_is_given_where_to_connect() -> None:
 
 
 def test_worker_that_connects_identifies_itself() -> None:
-    """In its first frame, in any version; what comes behind that does not matter."""
+    """In its first frame, in any version; later bytes do not matter."""
     dialect = CocaineDialect()
     for version in CocaineVersion:
         worker = CocaineDialect(protocol=version).open(Side.WORKER, Limits())
@@ -126,7 +126,7 @@ def test_worker_that_connects_identifies_itself() -> None:
     "data", [b"GET / HTTP/1.1", b"\xc1", b"\x93\x02\x00\x91\xa1u", b"\x93\x00\x00\x90"]
 )
 def test_who_sends_something_else_is_no_worker(data: bytes) -> None:
-    """Whoever is behind the socket."""
+    """Whichever program connects to the socket."""
     with pytest.raises(RemoteProtocolError):
         CocaineDialect().connection.identity(data)
 
@@ -146,7 +146,7 @@ def test_session_has_the_settings() -> None:
 
 
 def test_exit_without_our_terminate_is_a_failure() -> None:
-    """Workers that are disowned leave with status 0."""
+    """Workers that are disowned exit with status 0."""
     dialect = CocaineDialect()
 
     assert dialect.failed(0, stopped=False, held=0)
@@ -168,7 +168,7 @@ def test_silence_has_a_hint() -> None:
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra, too: only this dialect needs it."""
+    """With the extra to install: only this dialect needs it."""
     real = builtins.__import__
 
     def without(name: str, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
@@ -182,7 +182,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_locator_is_that_of_the_dialect() -> None:
-    """For the transport, which does not know it."""
+    """The transport asks the dialect for it."""
     assert isinstance(CocaineDialect().connection.services("127.0.0.1", 10053), Locator)
 
 
@@ -193,7 +193,7 @@ MANIFEST = {"slave": "clean.py"}
 
 
 def test_options_have_other_names() -> None:
-    """Of both generations of runtimes."""
+    """The names of both generations of runtimes are known."""
     keys, dropped = translated(
         {
             "startup-timeout": 10.0,
@@ -228,7 +228,7 @@ def test_options_have_other_names() -> None:
 
 
 def test_what_is_dropped_has_a_reason() -> None:
-    """Also what no one knows."""
+    """Unknown options included."""
     profile = {"crashlog-limit": 50, "idle-timeout": 0, "colour": "red"}
 
     keys, dropped = translated(profile, {**MANIFEST, "drivers": {}})
@@ -239,14 +239,14 @@ def test_what_is_dropped_has_a_reason() -> None:
     }
     assert dropped == [
         "crashlog-limit: each error has the last lines of its worker",
-        "idle-timeout: 0 is no time here: leave it out",
+        "idle-timeout: 0 is not a time here: leave it out",
         "colour: is not known to us",
         "drivers: a stage is fed by its pipeline",
     ]
 
 
 def test_worker_must_have_time_to_end_its_sessions() -> None:
-    """Before it is stopped: the runtime has a minute for that, and we 5 seconds."""
+    """Before the stop deadline: the runtime allows a minute, etlstage 5 seconds."""
     _, dropped = translated({"seal-timeout": 60}, MANIFEST)
 
     (note,) = dropped

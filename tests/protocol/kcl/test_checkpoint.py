@@ -1,4 +1,4 @@
-"""Where a checkpoint may stand: a test for each row of the rules."""
+"""Which positions a checkpoint may have: a test for each row of the rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ END = CommitVerdict(ShardPosition(SHARD_END))
 
 
 def stored(sequence: str, sub: int = 0) -> CommitVerdict:
-    """Return that a position is to be stored."""
+    """Return the verdict that a position is to be stored."""
     return CommitVerdict(ShardPosition(sequence, sub))
 
 
@@ -81,7 +81,7 @@ def test_rules(
 
 
 def test_last_number_that_was_stored_before_does_not_end_the_shard() -> None:
-    """The trap of many: success is answered, and the children never start."""
+    """A common trap: success is answered, and the children never start."""
     last = ShardPosition("20")
     standing = Standing(stored=last, largest=last, ended=True)
 
@@ -98,7 +98,7 @@ def test_end_of_a_shard_is_stored_once() -> None:
 
 
 def test_order_of_positions() -> None:
-    """Sentinels below and above all numbers; numbers not as text."""
+    """Sentinels sort below and above all numbers, and numbers not as text."""
     order = [
         *map(ShardPosition, (AT_TIMESTAMP, TRIM_HORIZON, LATEST, "0", "9")),
         *(ShardPosition("10"), ShardPosition("10", 1), ShardPosition("9" * 128)),
@@ -108,13 +108,14 @@ def test_order_of_positions() -> None:
     assert all(rank(one) < rank(other) for one, other in pairwise(order))
 
 
+@pytest.mark.no_cover
 @given(
     st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.none() | st.text()
 )
 def test_a_stored_position_never_goes_back(
     start: int, given_: int, asked: int, text: str | None
 ) -> None:
-    """Nor does it pass what was delivered, whatever is asked for."""
+    """Nor does it exceed what was delivered, whatever position is asked for."""
     begin, largest = ShardPosition(str(start)), ShardPosition(str(start + given_))
     for sequence in (str(asked), text):
         position, _ = judge(sequence, None, Standing(begin, largest))
@@ -132,14 +133,14 @@ def test_a_stored_position_never_goes_back(
     ],
 )
 def test_positions_are_plain_json(value: object, position: ShardPosition) -> None:
-    """As the pipeline keeps them."""
+    """The pipeline stores them as JSON."""
     assert position_of(value) == position
 
 
 @pytest.mark.parametrize("value", [5, {"at": 5}, ["5"], "five", ["5", -1]])
 def test_other_positions_are_refused(value: object) -> None:
-    """Those of another dialect, for one."""
-    with pytest.raises(ValueError, match="is no position in a shard"):
+    """Those of another dialect, for example."""
+    with pytest.raises(ValueError, match="is not a position in a shard"):
         position_of(value)
     assert rank_of("five") is None
 
@@ -155,5 +156,5 @@ def test_other_positions_are_refused(value: object) -> None:
     ],
 )
 def test_errors_are_answered_with_a_name(error: str, name: str) -> None:
-    """Clients compare names; a sentence is none (issue 25)."""
+    """Clients compare names; a sentence is not one (issue 25)."""
     assert error_name(error) == name

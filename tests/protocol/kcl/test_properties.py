@@ -1,4 +1,4 @@
-"""A daemon's properties as a load stage, name by name."""
+"""A daemon's properties translated to a load stage, name by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = "executableName = python  sample.py\n"
 
 
 def test_file_of_java() -> None:
-    """Comments, separators, escapes, and lines that go on."""
+    """Comments, separators, escapes, and continued lines."""
     text = (
         "# comment\n! another = 1\n\n"
         "a=1\n  b : two words \nc three\nd\n"
@@ -55,8 +55,8 @@ def test_what_has_a_key() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("shutdownGraceMillis = 0", "0 is no time here: timeout.farewell is left"),
-        ("timeoutInSeconds = 0", "0 is no time here: timeout.message is left"),
+        ("shutdownGraceMillis = 0", "0 is not a time here: timeout.farewell is left"),
+        ("timeoutInSeconds = 0", "0 is not a time here: timeout.message is left"),
         ("callProcessRecordsEvenForEmptyRecordList = false", "false is the default"),
         ("idleTimeBetweenReadsInMillis = 1000", "records come from the extract stage"),
         ("regionName = r", "records come from the extract stage"),
@@ -73,14 +73,14 @@ def test_what_has_a_key() -> None:
     ],
 )
 def test_what_is_dropped_is_reported(line: str, said: str) -> None:
-    """With the reason; also what is false or 0, and what a daemon ignores."""
+    """With the reason; including false, 0, and what a daemon ignores."""
     keys, (dropped,), _ = translated(f"{PROGRAM}{line}\n")
     assert dropped.startswith(f"{line.split()[0]}: {said}")
     assert keys.keys() == {"worker", "dialect"}
 
 
 def test_stream_is_the_extract_stage() -> None:
-    """Where it is, where it begins, and how it is read and shared (issue 25)."""
+    """Its name, start and endpoint, and how it is read and shared (issue 25)."""
     keys, dropped, extract = translated(
         PROGRAM + "streamName = clicks\nregionName = eu-west-1\nkinesisEndpoint = u\n"
         "initialPositionInStream = TRIM_HORIZON\nidleTimeBetweenReadsInMillis = 500\n"
@@ -118,7 +118,7 @@ def test_stream_is_the_extract_stage() -> None:
     ],
 )
 def test_where_a_stream_begins(lines: str, begin: str) -> None:
-    """As a daemon does: at its end, by default; an ARN counts before a name."""
+    """As for a daemon: at the stream's end by default; an ARN overrides a name."""
     stream = "streamArn = arn:aws:kinesis:r:1:stream/s\nstreamName = other\n"
     _, dropped, extract = translated(PROGRAM + stream + lines)
     assert extract["kinesis"]["from"] == begin
@@ -127,7 +127,7 @@ def test_where_a_stream_begins(lines: str, begin: str) -> None:
 
 
 def test_empty_lists_come_as_daemons_read() -> None:
-    """Every 1.5 s, by default."""
+    """Every 1.5 s by default."""
     asked = "callProcessRecordsEvenForEmptyRecordList = true"
     keys, _, _ = translation("kcl", PROGRAM + asked)
     assert keys["dialect"]["empty_after"] == "1.5s"
@@ -146,6 +146,6 @@ def test_empty_lists_come_as_daemons_read() -> None:
     ],
 )
 def test_wrong_value(text: str, said: str) -> None:
-    """It is named."""
+    """The error names the property."""
     with pytest.raises(ConfigError, match=re.escape(said)):
         translated(text)

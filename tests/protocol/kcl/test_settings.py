@@ -1,4 +1,4 @@
-"""What a stage sets of dialect ``kcl``, and what others are given of it."""
+"""The settings of dialect ``kcl``, and what others ask of the dialect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etlstage.protocol.kcl.settings import KclDialect
 
 
 def test_settings_survive_json() -> None:
-    """As records of dead letters and recordings hold them."""
+    """Dead letters and recordings store them as JSON."""
     dialect = KclDialect(
         version=Version.V1, max_line=5, max_uncommitted=6, commit_overdue=7.0
     )
@@ -37,14 +37,14 @@ def test_settings_are_read_as_they_are_written() -> None:
 
 
 def test_unknown_version_is_refused() -> None:
-    """With what there is."""
+    """The error names the setting."""
     with pytest.raises(ConfigError, match="version"):
         KclDialect(version="v3")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [StageKind.EXTRACT, StageKind.TRANSFORM])
 def test_record_processors_only_load(kind: StageKind) -> None:
-    """They emit nothing but protocol; the text names what would do instead."""
+    """They emit only the protocol; the error names the dialect to use instead."""
     problem = KclDialect().problem(kind)
 
     assert problem is not None
@@ -54,7 +54,7 @@ def test_record_processors_only_load(kind: StageKind) -> None:
 
 
 def test_sessions_of_both_sides() -> None:
-    """With the settings; a shard begins where these set it."""
+    """With the settings; a supervisor begins at the shard's position."""
     dialect = KclDialect(version=Version.V2, max_uncommitted=3)
     ours = dialect.open(
         Side.SUPERVISOR, Limits(), batch=2, assignment=Assignment("s-1", ["5", 0])
@@ -66,15 +66,15 @@ def test_sessions_of_both_sides() -> None:
 
 
 def test_position_of_something_else_is_refused() -> None:
-    """By the name of the shard, before a process is started."""
-    with pytest.raises(ConfigError, match="shard s-1: 5 is no position in a shard"):
+    """With the shard's name, before a process is started."""
+    with pytest.raises(ConfigError, match="shard s-1: 5 is not a position in a shard"):
         KclDialect().open(
             Side.SUPERVISOR, Limits(), assignment=Assignment("s-1", position=5)
         )
 
 
 def test_what_others_are_given() -> None:
-    """How exchanges are made, and words for what went wrong."""
+    """The shape of exchanges, and descriptions of failures."""
     dialect = KclDialect()
 
     assert dialect.shape is Shape.COMMITTED

@@ -1,4 +1,4 @@
-"""The tables of all modes, walked at random and compared with questions."""
+"""The state tables of all modes, walked at random and compared with a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.protocol.strategies import moderate
 
 class SessionMachine(RuleBasedStateMachine):
     """
-    Plays any tokens against a model that knows no states, only questions.
+    Plays any tokens against a model that has no states, only answers to questions.
 
     Is a batch open? How many EOP are owed? Did the worker ask for more?
     """
@@ -41,7 +41,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.owed = 0
 
     def tell(self, token: Token, count: int, *, allowed: bool) -> bool:
-        """Pass the token; check that the answer is the model's."""
+        """Handle the token; check that it is allowed exactly if the model does."""
         before = repr(self.session)
         if allowed:
             self.session.handle(token, count)
@@ -104,7 +104,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "session"))
     @invariant()
     def agrees(self) -> None:
-        """The state shows what the model returned."""
+        """The session's state follows from the model's answers."""
         assert self.session.owed == self.owed >= 0
         if self.mode is Mode.PLAIN:
             expected = MarkerState.STREAMING
@@ -119,6 +119,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.session.state is expected
 
 
+@pytest.mark.no_cover
 def test_any_sequence_of_tokens_goes_as_the_model_has_it() -> None:
-    """The tables of all modes, walked at random."""
+    """The state tables of all modes, walked at random."""
     run_state_machine_as_test(SessionMachine, settings=moderate)

@@ -1,4 +1,4 @@
-"""Messages that keep their order by key, or keep none."""
+"""Messages that keep their order per key, or have no order."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
 from etlstage.supervisor.exchange.submission import Collected
+from tests.patience import HANG
 from tests.supervisor.acts import acting, in_memory
 from tests.supervisor.exchange.test_dispatch import stage as silent
 from tests.supervisor.refusing import refusing
@@ -42,7 +43,7 @@ def keyed(key: str | None = "/id", workers: int = 3) -> Stage:
 def test_pointer_is_read_as_the_rfc_has_it(
     pointer: str, tokens: tuple[str, ...]
 ) -> None:
-    """Tokens between slashes; two escapes."""
+    """Tokens between slashes, with two escapes."""
     assert point(pointer) == tokens
 
 
@@ -62,19 +63,19 @@ def test_pointer_is_read_as_the_rfc_has_it(
 def test_key_is_what_the_pointer_points_at(
     pointer: str, left: bytes, right: bytes, same: bool
 ) -> None:
-    """Messages without it share one."""
+    """Messages without the key share one."""
     one, other = keys_of(keyed(pointer), [left, right])
 
     assert (one == other) is same
 
 
 def test_keys_can_be_beside_the_messages() -> None:
-    """As a source puts them there."""
+    """A source may annotate its messages with keys."""
     assert keys_of(keyed(None), AnnotatedRun([b"a", b"b"], key=[5, 6])) == [5, 6]
 
 
 def test_no_keys_at_all_are_refused() -> None:
-    """The text shows what to do."""
+    """The error shows the remedy."""
     with pytest.raises(
         LocalProtocolError,
         match="stage t: order key needs keys: set key to a JSON pointer",
@@ -86,7 +87,7 @@ def test_no_keys_at_all_are_refused() -> None:
 
 
 def test_lane_belongs_to_one_worker() -> None:
-    """What has one key is in one lane."""
+    """Messages with the same key are in the same lane."""
     lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
     lanes.feed(AnnotatedRun([b"a", b"b", b"c", b"d"], key=[0, 1, 3, 2]), 0.0)
 
@@ -100,7 +101,7 @@ def test_lane_belongs_to_one_worker() -> None:
     cuts=st.lists(st.integers(1, 4), min_size=1),
 )
 def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
-    """Whoever is answered first: starts are the caller's, sizes balance."""
+    """In any order of replies: places are the caller's, and sizes are accounted for."""
     lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
     messages = [b"%d" % n for n in range(len(keys))]
     lanes.feed(AnnotatedRun(messages, key=keys), 0.0)
@@ -139,7 +140,7 @@ def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
 
 
 def test_answers_are_cut_where_their_messages_were_not_neighbours() -> None:
-    """Those that were are passed on together."""
+    """Adjacent messages stay together."""
     lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
     lanes.feed(AnnotatedRun([b"a", b"b", b"c", b"d"], key=[0, 0, 1, 0]), 0.0)
     lane = lanes.lanes[0]
@@ -155,7 +156,7 @@ def test_answers_are_cut_where_their_messages_were_not_neighbours() -> None:
 
 
 def test_messages_without_a_key_are_counted() -> None:
-    """A pointer that is misspelt must not go unnoticed."""
+    """A misspelled pointer must not go unnoticed."""
     lanes = Lanes(keyed(), 3, lambda: None, max_unread=math.inf)
     lanes.feed([b'{"id": 1}', b'{"di": 1}', b"x"], 0.0)
 
@@ -168,7 +169,7 @@ def busy(backlog: Backlog) -> list[int]:
 
 
 def test_lane_has_one_owner() -> None:
-    """Two workers must not process one key at the same time; who is gone owns none."""
+    """Two workers must not process one key at once; one that has left owns none."""
     backlog = Backlog()
     for number in range(3):
         backlog.join(number)
@@ -186,7 +187,7 @@ def test_lane_has_one_owner() -> None:
 
 
 def test_lane_moves_to_a_new_worker_only_at_rest() -> None:
-    """What its owner has begun, he finishes: else a later message might overtake it."""
+    """Its owner finishes what it began, or a later message might overtake it."""
     backlog = Backlog()
     backlog.join(0)
     lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
@@ -204,17 +205,14 @@ def test_lane_moves_to_a_new_worker_only_at_rest() -> None:
 
 
 def places(item: Collected) -> list[int] | Position:
-    """Return which messages an outcome is of, by their places."""
+    """Return the places of an outcome's messages, or the position."""
     if isinstance(item, Position):
         return item
     return list(range(item.start, item.start + len(item.messages)))
 
 
 def test_position_waits_for_all_lanes() -> None:
-    """It is behind all messages fed before it, whatever their keys, and no others.
-
-    (issue 14)
-    """
+    """It comes after exactly the messages fed before it, in all lanes (issue 14)."""
     lanes = Lanes(keyed(None), 2, lambda: None, max_unread=math.inf)
     lanes.feed(AnnotatedRun([b"a", b"b"], key=[0, 1]), 0.0)
     lanes.mark(Position("here"))
@@ -243,13 +241,13 @@ def record(key: int, number: int) -> bytes:
 
 @in_memory
 async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
-    """One worker holds one message forever; all others come out."""
+    """One worker holds a message forever; the results of all others come out."""
     run = stage(
         "slow_at", "stuck", 30, workers=2, window=1, order=Order.NONE, timeout=QUICK
     )
     messages = [b"stuck", *numbers(500)]
     seen: list[Result] = []
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         async with (
             acting(run) as supervisor,
             aclosing(supervisor.stream(messages)) as results,
@@ -263,7 +261,7 @@ async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
 
 @in_memory
 async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
-    """A slow key holds up its own lane, and no other."""
+    """A slow key holds up its own lane, but no other."""
     run = stage(
         "slow_at", "stuck", 30, workers=3, order=Order.KEY, key="/id", timeout=QUICK
     )
@@ -272,7 +270,7 @@ async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
     free = [m for m in others if keys_of(run, [m])[0] % 3 != lane]
     assert len(free) >= 200
     seen: list[Result] = []
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         async with (
             acting(run) as supervisor,
             aclosing(supervisor.stream([b"stuck", *others])) as results,
@@ -292,7 +290,7 @@ async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
 @in_memory
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_submit_returns_results_in_input_order(order: Order) -> None:
-    """Whatever the stage promises to a stream."""
+    """Whatever order the stage promises for streams."""
     key = "/id" if order is Order.KEY else None
     messages = [record(n * 7 % 11, n) for n in range(500)]
     async with acting(stage("echo", workers=3, order=order, key=key)) as supervisor:
@@ -304,7 +302,7 @@ async def test_submit_returns_results_in_input_order(order: Order) -> None:
 
 @in_memory
 async def test_key_that_is_missing_fails_the_stream() -> None:
-    """The mistake is the caller's."""
+    """It is the caller's mistake."""
     run = stage("echo", workers=2, order=Order.KEY)
     async with acting(run) as supervisor:
         with pytest.raises(LocalProtocolError, match="order key needs keys"):
@@ -317,7 +315,7 @@ async def test_lane_of_a_worker_that_is_given_up_goes_to_others() -> None:
     run = stage(
         "exits_at_word", "end", workers=2, order=Order.KEY, restart=RestartPolicy(max=0)
     )
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG):
         async with acting(run) as supervisor:
             (first,) = await supervisor.submit(AnnotatedRun([b"end"], key=[0]))
             assert first.error is not None

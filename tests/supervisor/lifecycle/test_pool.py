@@ -1,8 +1,8 @@
 """
-What is decided about workers: single decisions, then any interleaving of them.
+Decisions about workers: single ones, then any interleaving of them.
 
 The second half runs a whole stage in memory: the decisions, the messages and the
-protocol are real; processes, bytes in pipes and the clock are the test's.
+protocol are real; processes, bytes in pipes and the clock are simulated.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ LOST = WorkerLost("lost", stage="t")
 
 
 class Driver:
-    """Hands events to a state and keeps what comes back, but for what is published."""
+    """Passes events to a state and keeps the instructions, but for published events."""
 
     def __init__(self, run: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
         self.state = PoolState(run, random)
@@ -84,7 +84,7 @@ class Driver:
         self.out = self._keep(self.state.begin())
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Return the instructions but ``Tell``."""
+        """Return the instructions, except ``Publish``."""
         self.out = self._keep(self.state.handle(event, self.now))
         check_pool(self.state)
         return self.out
@@ -105,7 +105,7 @@ class Driver:
         untouched: bool = False,
         stopped: bool = False,
     ) -> None:
-        """Report that a worker is gone."""
+        """Report that a worker has exited."""
         event = WorkerExited(
             worker,
             7,
@@ -133,7 +133,7 @@ def driver(**policies: object) -> Driver:
 
 
 def test_every_worker_is_started() -> None:
-    """Each under a name of its own."""
+    """Each under its own name."""
     d = driver(workers=2)
 
     assert d.out == [Spawn("t-1", 1, math.inf), Spawn("t-2", 1, math.inf)]
@@ -148,7 +148,7 @@ def test_started_means_ready_by_default() -> None:
 
 
 def test_worker_that_announces_itself_is_waited_for() -> None:
-    """It is fed when it reports so."""
+    """It is fed once it reports readiness."""
     d = driver(ready=True, timeout=Timeouts(start=10.0))
 
     assert d.start() == [SetTimer("t-1", 10.0)]
@@ -157,7 +157,7 @@ def test_worker_that_announces_itself_is_waited_for() -> None:
 
 
 def test_worker_that_does_not_get_ready_is_given_up() -> None:
-    """The reason names the limit."""
+    """The reason states the deadline."""
     d = driver(ready=True, timeout=Timeouts(start=10.0))
     d.start()
     d.now = 10.0
@@ -179,7 +179,7 @@ def test_no_one_waits_for_ever_for_readiness_by_default() -> None:
 
 
 def test_worker_that_answered_is_started_again_at_once() -> None:
-    """As often as it takes."""
+    """As often as necessary."""
     d = driver(restart=RestartPolicy(max=1))
     for start in range(2, 9):
         d.start()
@@ -188,7 +188,7 @@ def test_worker_that_answered_is_started_again_at_once() -> None:
 
 
 def test_starts_without_progress_wait_longer_and_longer() -> None:
-    """Then the worker is fatal, and with the last one the stage is given up."""
+    """Then the worker fails permanently, and the stage with the last worker."""
     d = driver(restart=RestartPolicy(max=3, delay=1.0))
     d.start()
     d.end()
@@ -218,7 +218,7 @@ def test_starts_without_progress_wait_longer_and_longer() -> None:
 
 
 def test_worker_that_died_of_a_message_has_made_progress() -> None:
-    """The more often that message has failed, the longer the wait; never the end."""
+    """The more often a message has failed, the longer the wait, but it never ends."""
     d = driver(restart=RestartPolicy(max=1, delay=1.0))
     for _ in range(9):
         d.start()
@@ -236,7 +236,7 @@ def test_worker_that_died_of_a_message_has_made_progress() -> None:
 
 
 def test_worker_that_read_nothing_has_made_no_progress() -> None:
-    """Though it held messages: these can't have killed it."""
+    """Though it held messages: they can't have killed it."""
     d = driver(restart=RestartPolicy(max=1))
     for _ in range(2):
         d.start()
@@ -246,7 +246,7 @@ def test_worker_that_read_nothing_has_made_no_progress() -> None:
 
 
 def test_no_restarts_means_none() -> None:
-    """Not even to find a culprit."""
+    """Not even to find the message at fault."""
     d = driver(restart=RestartPolicy(max=0))
     d.start()
     d.end(lost=1, tries=1, answered=5)
@@ -255,7 +255,7 @@ def test_no_restarts_means_none() -> None:
 
 
 def test_one_of_two_workers_may_be_fatal() -> None:
-    """The stage goes on with the other one."""
+    """The stage continues with the other one."""
     d = driver(workers=2, restart=RestartPolicy(max=0))
     d.start("t-1")
     d.start("t-2")
@@ -267,7 +267,7 @@ def test_one_of_two_workers_may_be_fatal() -> None:
 
 
 def test_worker_that_reports_that_none_could_work_ends_the_stage() -> None:
-    """Others finish what they have, and no one is started again (issue 15)."""
+    """Others finish what they have, and none is restarted (issue 15)."""
     d = driver(workers=3)
     for name in ("t-1", "t-2"):
         d.start(name)
@@ -286,7 +286,7 @@ def test_worker_that_reports_that_none_could_work_ends_the_stage() -> None:
 
 
 def test_transient_worker_may_end_well() -> None:
-    """Status 0 with nothing to do is no failure; held messages make it one."""
+    """Status 0 while idle is no failure; with held messages it is one."""
     d = driver(restart=RestartPolicy(policy="transient"))
     d.start()
     d.end(status=0, lost=1, answered=5)
@@ -299,7 +299,7 @@ def test_transient_worker_may_end_well() -> None:
 
 
 def test_program_that_is_gone_makes_no_progress() -> None:
-    """It can be there again, so it is tried again."""
+    """It may reappear, so starting is tried again."""
     d = driver(restart=RestartPolicy(max=1))
     d.start()
     d.end()
@@ -310,7 +310,7 @@ def test_program_that_is_gone_makes_no_progress() -> None:
 
 
 def test_one_fault_is_enough() -> None:
-    """What it does wrong while it is stopped is no news."""
+    """Faults while it is being stopped are not reported."""
     d = driver()
     d.start()
     d.handle(WorkerFailed("t-1", 7, LOST))
@@ -323,7 +323,7 @@ def test_one_fault_is_enough() -> None:
 
 
 def test_idle_worker_must_give_signs_of_life() -> None:
-    """Each of them moves the deadline; without one it is given up."""
+    """Each one moves the deadline; a worker without one is given up."""
     d = driver(timeout=Timeouts(heartbeat=10.0))
     assert d.start() == [FeedWorker("t-1"), SetTimer("t-1", 10.0)]
     d.now = 4.0
@@ -342,7 +342,7 @@ def test_idle_worker_must_give_signs_of_life() -> None:
 def test_busy_worker_need_send_no_sign_of_life(
     idle_since: float | None, due: float
 ) -> None:
-    """Its time begins when it has nothing to do."""
+    """Its time begins when it becomes idle."""
     d = driver(timeout=Timeouts(heartbeat=10.0))
     d.start()
     d.now = 10.0
@@ -354,7 +354,7 @@ def test_busy_worker_need_send_no_sign_of_life(
 
 
 def test_worn_worker_is_replaced_without_counting() -> None:
-    """However often: nothing is wrong with it."""
+    """However often: there is nothing wrong with it."""
     d = driver(restart=RestartPolicy(max=1))
     for start in range(2, 9):
         d.start()
@@ -369,10 +369,7 @@ def test_worn_workers_are_replaced_one_at_a_time() -> None:
     for worker in "t-1", "t-2":
         d.start(worker)
         d.handle(WorkerReady(worker, 7))
-    assert d.handle(WorkerWorn("t-1", "was old")) == [
-        SetTimer("t-1", None),
-        Retire("t-1"),
-    ] or d.out == [Retire("t-1")]
+    assert d.handle(WorkerWorn("t-1", "was old")) == [Retire("t-1")]
     assert d.handle(WorkerWorn("t-2", "was old")) == []
     d.end("t-1", status=0)
     d.start("t-1")
@@ -381,7 +378,7 @@ def test_worn_workers_are_replaced_one_at_a_time() -> None:
 
 
 def test_worker_that_retires_is_replaced_whatever_the_policy() -> None:
-    """It was we who wanted it gone, though it took a signal."""
+    """Its exit was the supervisor's decision, though it took a signal."""
     d = driver(restart=RestartPolicy(policy="temporary"))
     d.start()
     d.handle(WorkerWorn("t-1", "was old"))
@@ -391,7 +388,7 @@ def test_worker_that_retires_is_replaced_whatever_the_policy() -> None:
 
 
 def test_worker_that_fails_while_it_retires_has_failed() -> None:
-    """Where restarts are not wanted, there is none."""
+    """Where its exit status forbids a restart, there is none."""
     d = driver(restart=RestartPolicy(never_on=frozenset({78})))
     d.start()
     d.handle(WorkerWorn("t-1", "was old"))
@@ -401,7 +398,7 @@ def test_worker_that_fails_while_it_retires_has_failed() -> None:
 
 
 def test_retirement_is_not_forgotten() -> None:
-    """The other worker could not be started; then this one is replaced."""
+    """If the other worker can't be started, this one is replaced."""
     d = driver(workers=2, restart=RestartPolicy(max=1))
     d.start("t-1")
     d.start("t-2")
@@ -412,7 +409,7 @@ def test_retirement_is_not_forgotten() -> None:
 
 
 def test_worn_worker_is_replaced_when_who_was_missing_is_let_go() -> None:
-    """Nothing else need happen to it: it may be idle, and send no sign of life."""
+    """No other event may ever reach it: it may be idle, without signs of life."""
     d = driver(workers=2, restart=RestartPolicy(max=2, delay=1.0))
     d.start("t-1")
     d.start("t-2")
@@ -426,7 +423,7 @@ def test_worn_worker_is_replaced_when_who_was_missing_is_let_go() -> None:
 
 
 def test_forced_stop_is_not_patient() -> None:
-    """Who is cancelled does not wait for the end of a worker's input."""
+    """A cancelled supervisor does not wait until a worker has read all its input."""
     d = driver()
     d.start()
 
@@ -449,14 +446,14 @@ def test_age_and_messages_vary() -> None:
 
 
 def elastic(**policy: float) -> Driver:
-    """Return the driver of a stage with one to three workers, of which one runs."""
+    """Return the driver of a stage with one to three workers, one of them running."""
     d = driver(workers=PoolPolicy(min=1, max=3, **policy))
     d.start()
     return d
 
 
 def test_worker_is_added_when_enough_waits() -> None:
-    """Another one when that one runs, as long as there may be more."""
+    """One at a time, each once the last one runs, up to the maximum."""
     d = elastic(grow_at=2)
     assert d.handle(DemandSeen(1)) == []
     assert d.handle(DemandSeen(2)) == [Spawn("t-2", 1, math.inf)]
@@ -471,7 +468,7 @@ def test_worker_is_added_when_enough_waits() -> None:
 
 
 def test_idle_worker_goes_and_comes_back_under_its_name() -> None:
-    """Not the last one that there must be, and none that has something to do."""
+    """Neither one of the required minimum, nor one that is busy."""
     d = elastic(idle=10.0)
     d.handle(DemandSeen(2))
     assert d.start("t-2")[-1] == SetTimer("t-2", 10.0)
@@ -487,7 +484,7 @@ def test_idle_worker_goes_and_comes_back_under_its_name() -> None:
 
 
 def test_number_of_workers_is_what_was_set() -> None:
-    """The last ones go; the bounds of the stage do not count any more."""
+    """The last ones are stopped; the stage's own limits no longer apply."""
     d = elastic()
     assert d.handle(ScaleRequested(5)) == [
         Spawn(f"t-{number}", 1, math.inf) for number in (2, 3, 4, 5)
@@ -499,7 +496,7 @@ def test_number_of_workers_is_what_was_set() -> None:
 
 
 def test_no_worker_is_started_while_all_are_stopped() -> None:
-    """Whoever asks for more comes too late."""
+    """Requests for more come too late."""
     d = elastic()
     d.handle(StopRequested())
 
@@ -508,7 +505,7 @@ def test_no_worker_is_started_while_all_are_stopped() -> None:
 
 
 def test_no_worker_is_started_for_a_stage_that_was_given_up() -> None:
-    """All messages have failed: who came would have nothing to do (issue 22)."""
+    """All messages have failed, so a worker would have nothing to do (issue 22)."""
     d = driver(restart=RestartPolicy(max=0))
     d.start()
     d.end()
@@ -517,11 +514,11 @@ def test_no_worker_is_started_for_a_stage_that_was_given_up() -> None:
     assert d.handle(ScaleRequested(3)) == []
 
 
-# --- the end of it all ---------------------------------------------------------------
+# --- the end -------------------------------------------------------------------------
 
 
 def test_stop_stops_everybody() -> None:
-    """Whoever runs; who waits for a restart is not started."""
+    """Running workers are stopped; those that wait for a restart are not started."""
     d = driver(workers=2, restart=RestartPolicy(delay=5.0))
     d.start("t-1")
     d.start("t-2")
@@ -540,7 +537,7 @@ def test_stop_stops_everybody() -> None:
 
 
 def test_event_that_can_not_happen_is_a_bug() -> None:
-    """The text names the event and the state."""
+    """The error names the event and the state."""
     d = driver()
 
     d.handle(StopRequested())
@@ -566,7 +563,7 @@ def test_repr_shows_every_worker() -> None:
 
 
 def test_story_of_a_worker_is_its_own() -> None:
-    """What happened to another is not in it."""
+    """It does not include other workers' events."""
     d = driver(workers=2)
     d.start("t-1")
 
@@ -578,12 +575,12 @@ def test_story_of_a_worker_is_its_own() -> None:
 
 
 def number_of(worker: str) -> int:
-    """Return the number of a worker, from 0."""
+    """Return a worker's number, from 0."""
     return int(worker.rpartition("-")[2]) - 1
 
 
 class Process:
-    """A worker in memory, and what the supervisor knows of it."""
+    """A worker in memory, and what the supervisor knows about it."""
 
     def __init__(self, run: Stage, backlog: Backlog, number: int, spawn: Spawn) -> None:
         self.name = spawn.worker
@@ -591,8 +588,8 @@ class Process:
         self.protocol = run.dialect.open(Side.SUPERVISOR, Limits())
         self.dispatcher = Dispatcher(run, backlog, number)
         self.peer = Peer(run)
-        self.inbox = b""  # what it has not read
-        self.read = 0  # bytes
+        self.inbox = b""  # bytes that it has not read
+        self.read = 0  # number of bytes
         self.fed = False
         self.retiring = False
         self.error: Exception | None = None
@@ -657,7 +654,7 @@ class Supervision(RuleBasedStateMachine):
         self.stopped = False
         self._perform(self.state.begin())
 
-    # What a crew does, in memory.
+    # The work of a crew, in memory.
 
     def _handle(self, event: Event) -> None:
         self._perform(self.state.handle(event, self.now))
@@ -712,7 +709,7 @@ class Supervision(RuleBasedStateMachine):
             process.told = True
 
     def _pass_on(self, process: Process) -> None:
-        """Let the worker have what was queued; what it answers waits in it."""
+        """Deliver what was queued; the worker's replies wait in it."""
         data = b"".join(process.protocol.data_to_send())
         process.inbox += data
 
@@ -725,7 +722,7 @@ class Supervision(RuleBasedStateMachine):
 
     @rule(messages=st.lists(st.sampled_from([b"", b"a", b"bc", b"bad\n"]), max_size=6))
     def submit(self, messages: list[bytes]) -> None:
-        """Somebody submits some messages."""
+        """Submit some messages."""
         caller = Submission(lambda: None, order=None if self.ordered else AnyOrder())
         self.backlog.open(caller)
         caller.feed(messages, self.now)
@@ -737,7 +734,7 @@ class Supervision(RuleBasedStateMachine):
 
     @rule()
     def work_on(self) -> None:
-        """Every worker reads and answers all that it has."""
+        """Have every worker read and answer everything that it has."""
         for process in list(self.processes.values()):
             if self.processes.get(process.name) is process and process.error is None:
                 self._answer_all(process)
@@ -746,7 +743,7 @@ class Supervision(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule(data=st.data(), size=st.integers(1, 20))
     def answer(self, data: st.DataObject, size: int) -> None:
-        """A worker reads some bytes and answers what it can."""
+        """Have a worker read some bytes and answer what it can."""
         process = self._choose(data)
         if process.error is None:
             self._answer(process, size)
@@ -755,19 +752,19 @@ class Supervision(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule(data=st.data(), status=st.sampled_from([0, 1, -9]))
     def die(self, data: st.DataObject, status: int) -> None:
-        """A worker ends: by itself, or because it was asked to."""
+        """End a worker: by itself, or because it was asked to."""
         self._end(self._choose(data), status)
 
     @precondition(lambda self: self.processes)
     @rule(data=st.data())
     def misbehave(self, data: st.DataObject) -> None:
-        """A worker breaks the protocol, or misses its deadline."""
+        """Have a worker break the protocol, or miss its deadline."""
         self._fail(self._choose(data), "did something wrong")
 
     @precondition(lambda self: self.processes)
     @rule(data=st.data())
     def announce(self, data: st.DataObject) -> None:
-        """A worker sends a heartbeat, which may be its first."""
+        """Have a worker send a heartbeat, which may be its first."""
         process = self._choose(data)
         starting = self.state[process.name] is WorkerState.STARTING
         event = WorkerReady(process.name, 1) if starting else AliveSeen(process.name)
@@ -776,7 +773,7 @@ class Supervision(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 3.0, 20.0]))
     def wait(self, seconds: float) -> None:
-        """Time passes, and timers ring."""
+        """Let time pass, and timers ring."""
         until = self.now + seconds
         while self.timers and min(self.timers.values()) <= until:
             worker = min(self.timers, key=lambda name: self.timers[name])
@@ -790,7 +787,7 @@ class Supervision(RuleBasedStateMachine):
     @precondition(lambda self: self.callers)
     @rule(data=st.data())
     def go_away(self, data: st.DataObject) -> None:
-        """A caller loses its patience."""
+        """Have a caller give up."""
         index = data.draw(st.integers(0, len(self.callers) - 1))
         self.backlog.drop(self.callers.pop(index))
         del self.submitted[index], self.answers[index]
@@ -798,23 +795,23 @@ class Supervision(RuleBasedStateMachine):
     @precondition(lambda self: not self.stopped)
     @rule(wanted=st.integers(0, 9))
     def stop(self, wanted: int) -> None:
-        """The supervisor is closed; not often, or nothing else would happen."""
+        """Close the supervisor; seldom, or nothing else would happen."""
         if wanted == 9:
             self.stopped = True
             self._handle(StopRequested())
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def decisions_are_sound(self) -> None:
-        """The state's own invariants, and one timer for each worker at most."""
+        """Check the state's own invariants, and that no instruction is left."""
         if hasattr(self, "state"):
             check_pool(self.state)
             assert not self.queue
 
     @invariant()
     def suspects_are_alone(self) -> None:
-        """What is tried alone is all that its worker holds."""
+        """Check that a message tried alone is all that its worker holds."""
         for process in getattr(self, "processes", {}).values():
             if process.dispatcher.giving.alone and process.protocol.owed:
                 (suspect,) = (item.exchange for item in process.dispatcher.open.ranges)
@@ -822,7 +819,7 @@ class Supervision(RuleBasedStateMachine):
 
     @invariant()
     def outcomes_are_single(self) -> None:
-        """No message is answered twice."""
+        """Check that no message is answered twice."""
         for index, caller in enumerate(getattr(self, "callers", ())):
             self.answers[index] += [
                 item for item in caller.collect() if isinstance(item, Outcome)
@@ -837,7 +834,7 @@ class Supervision(RuleBasedStateMachine):
                 assert places == sorted(places)
 
     def teardown(self) -> None:
-        """However it went: let it end, and every message has its outcome."""
+        """Let the run end; check that every message has its outcome."""
         if not hasattr(self, "state"):
             return
         for _ in range(1000):
@@ -897,7 +894,7 @@ class Supervision(RuleBasedStateMachine):
         process.idle_since = None if process.protocol.owed else self.now
 
     def _wear(self, process: Process) -> None:
-        """Have a worker replaced that has answered enough."""
+        """Have a worker replaced that has answered its maximum."""
         if process.answered >= process.max_messages:
             process.max_messages = math.inf
             self._handle(WorkerWorn(process.name, "answered enough"))
@@ -940,4 +937,4 @@ class Supervision(RuleBasedStateMachine):
 Supervision.TestCase.settings = settings(
     deadline=None, max_examples=200, stateful_step_count=50
 )
-TestSupervision = Supervision.TestCase
+TestSupervision = pytest.mark.no_cover(Supervision.TestCase)
