@@ -1,14 +1,17 @@
-"""What is in the journals of a set, counted, and how far its readers are behind."""
+"""Counts of what the journals of a set hold, and the lag of its readers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from etlstage.errors import EtlstageError
+from etlstage.journal.errors import OffsetGone
 from etlstage.journal.journals import Journals
+from etlstage.journal.reader import Registered
 from etlstage.sequencing import (
     Flags,
     MustStartReplay,
@@ -23,33 +26,33 @@ __all__ = ("JournalCounts", "Lag", "lags", "verify")
 
 @dataclass
 class JournalCounts:
-    """Messages of one journal, acknowledgements left out."""
+    """Counts of one journal's messages, without acknowledgements."""
 
     journal: str
     bytes: int = 0
     committed: int = 0
     pending: int = 0
-    """In transactions that are open."""
+    """In open transactions."""
     rolled_back: int = 0
     duplicates: int = 0
     damaged: int = 0
-    """Places that are not what was written, or no message."""
+    """Damaged ranges and invalid frames."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the counts for JSON."""
         return asdict(self)
 
 
 class Lag(NamedTuple):
-    """How far a reader is behind in one journal."""
+    """The lag of a reader in one journal."""
 
     reader: str
     journal: str
     bytes: int
     messages: int
-    """Those that are there, committed or not."""
+    """Unread messages, committed or not."""
     seconds: float
-    """Since the oldest that it has not read was appended; 0 if it has read all."""
+    """Seconds since the oldest unread message was appended; 0 if there is none."""
 
 
 _DUPLICATES = (
@@ -65,6 +68,19 @@ def verify(
     on_error: Callable[[EtlstageError], object] = lambda _: None,
 ) -> JournalCounts:
     """Read all of a journal, and count what it holds."""
+    while True:
+        # If segments are dropped meanwhile, count again without them.
+        with suppress(OffsetGone):
+            damages: list[EtlstageError] = []
+            account = _verified(journals, journal, damages.append)
+            for error in damages:
+                on_error(error)
+            return account
+
+
+def _verified(
+    journals: Journals, journal: str, on_error: Callable[[EtlstageError], object]
+) -> JournalCounts:
     account = JournalCounts(journal)
     log = journals.log(journal)
     begin, end = log.first(), log.end()
@@ -75,7 +91,7 @@ def verify(
         on_error(error)
 
     sequencer = Sequencer()
-    # By producer, how many messages its open span has.
+    # By producer, the number of messages in its open span.
     spans: dict[int, int] = {}
     messages = journals.read_uncommitted(journal, begin, end, on_error=damaged)
     for envelope in messages:
@@ -90,7 +106,7 @@ def verify(
         ):
             spans[producer] = spans.get(producer, 0) + 1
         else:
-            # Of the span what is not delivered is rolled back.
+            # Messages of the span that are not delivered are rolled back.
             delivered = _delivered(journals, sequencer, damaged)
             own = flags_of(uuid) != Flags.ACK_TXN
             open_ = spans.pop(producer, 0)
@@ -119,21 +135,27 @@ def _delivered(
 
 
 def lags(journals: Journals, *, now: float | None = None) -> list[Lag]:
-    """Return how far each reader is behind in each journal."""
+    """Return the lag of each reader in each journal."""
     now = time.time() if now is None else now
     found = []
     for reader in journals.readers():
         for spec in journals.select():
-            log = journals.log(spec.name)
-            end = log.end()
-            offset = max(reader.checkpoint.offsets.get(spec.name, 0), log.first())
-            first = next(log.groups(offset, skip=True), None)
-            seconds = 0.0 if first is None else max(0.0, now - first.time / 1e9)
-            count = 0
-            messages = journals.read_uncommitted(
-                spec.name, offset, end, on_error=lambda _: None
-            )
-            for envelope in messages:
-                count += flags_of(envelope.message.uuid) != Flags.ACK_TXN
-            found.append(Lag(reader.name, spec.name, end - offset, count, seconds))
+            while True:
+                # The reader may have read on meanwhile, and segments been dropped.
+                with suppress(OffsetGone):
+                    found.append(_lag(journals, reader, spec.name, now))
+                    break
     return found
+
+
+def _lag(journals: Journals, reader: Registered, journal: str, now: float) -> Lag:
+    log = journals.log(journal)
+    end = log.end()
+    offset = max(reader.checkpoint.offsets.get(journal, 0), log.first())
+    first = next(log.groups(offset, skip=True), None)
+    seconds = 0.0 if first is None else max(0.0, now - first.time / 1e9)
+    count = 0
+    messages = journals.read_uncommitted(journal, offset, end, on_error=lambda _: None)
+    for envelope in messages:
+        count += flags_of(envelope.message.uuid) != Flags.ACK_TXN
+    return Lag(reader.name, journal, end - offset, count, seconds)

@@ -1,4 +1,4 @@
-"""What goes wrong with journals."""
+"""Errors of journals."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = (
 
 
 class JournalError(EtlstageError):
-    """Base of what goes wrong with journals, and what can't be read as a set of them."""
+    """Base of journals' errors; also raised if files are not a set of journals."""
 
 
 class AppendInDoubt(JournalError, AppendUncertain):
-    """Raised when a broker has not confirmed an append, which may stand there."""
+    """Raised when a broker has not confirmed an append, which may have been made."""
 
 
 class JournalDamaged(JournalError, BlockDamaged):
@@ -29,8 +29,8 @@ class JournalDamaged(JournalError, BlockDamaged):
 
     Attributes:
         journal: Name of the journal.
-        offset: Where they begin.
-        end: Where what follows is sound again; None where that was not looked for.
+        offset: Where the damage begins.
+        end: Where sound bytes follow; None if that was not determined.
 
     """
 
@@ -46,11 +46,12 @@ class JournalDamaged(JournalError, BlockDamaged):
 
 class OffsetGone(JournalError):
     """
-    Raised when what is to be read has been dropped.
+    Raised when an offset to be read has been dropped.
 
     Attributes:
+        journal: Name of the journal.
         asked: Offset that was to be read.
-        first: The first that there is.
+        first: First offset that is kept.
 
     """
 
@@ -59,16 +60,17 @@ class OffsetGone(JournalError):
             f"{journal}: offset {asked} has been dropped, the first that is kept is"
             f" {first}; register a reader to keep what it has not read"
         )
+        self.journal = journal
         self.asked = asked
         self.first = first
 
 
 class LimitReached(JournalError):
     """
-    Raised when more may not be appended before readers have read on.
+    Raised when an append has to wait until readers have read more.
 
     Attributes:
-        reader: Name of the reader that is farthest behind.
+        reader: Name of the reader with the most unread bytes.
 
     """
 
@@ -81,4 +83,4 @@ class LimitReached(JournalError):
 
 
 class ReaderBusy(JournalError):
-    """Raised when another process, or this one, reads under the same name."""
+    """Raised when a reader of the same name is open, in this or another process."""

@@ -1,21 +1,19 @@
 """
-A set of journals in a folder: its spec, what appends to it, and what is kept.
+A set of journals in a folder: its spec, appends, readers and retention.
 
-The spec describes the set, and is a file that is replaced at once. Each journal is a
-folder beside it. Any number of processes may have the set open; what they share is the
-files, and a lock for each journal that is held for one append.
+The spec is a file that describes the set and is replaced atomically. Each journal is a
+folder beside the spec. Any number of processes may have the set open; they share only
+the files, and a lock per journal that is held for the time of one append.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from itertools import pairwise
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self
 
 import anyio
 import anyio.lowlevel
@@ -34,6 +32,7 @@ from etlstage.journal.reader import (
     Start,
     registered,
 )
+from etlstage.journal.retention import Keep, Retention, limit_of, sync_of
 from etlstage.journal.run import RunFraming, RunMessage
 from etlstage.journal.storage import FolderStorage, MemoryStorage, Storage
 from etlstage.sequencing import (
@@ -55,31 +54,16 @@ from etlstage.sequencing import (
 from etlstage.sequencing import modulo as modulo_by
 from etlstage.sequencing import rendezvous as rendezvous_by
 
-__all__ = (
-    "Journals",
-    "Keep",
-    "amount_of",
-    "bytes_of",
-    "modulo",
-    "rendezvous",
-    "sync_of",
-)
+__all__ = ("Journals", "modulo", "rendezvous")
 
 LAYOUT: Final = 1
-"""Of the folder; a newer one is not read."""
-
-Keep: TypeAlias = str | None
-"""What is kept besides what readers have not read: ``7d``, ``100GiB``, ``read`` for
-nothing, None for all."""
+"""Version of the folder's layout; a newer one is refused."""
 
 _SPEC: Final = "spec.json"
-_AMOUNT: Final = re.compile(r"(\d+)\s*([a-zA-Z]+)")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 class _Appended:
-    """Bytes that are in their journal: readers see them, they outlive this process."""
+    """An append that readers can see and that survives the end of this process."""
 
     def __init__(
         self,
@@ -92,17 +76,17 @@ class _Appended:
         self.journal = journal
         self.begin = begin
         self.end = end
-        # Why they could not be forced to the disk, where that was to be done.
+        # Why the bytes could not be forced to the disk, if that was attempted.
         self.error = error
         self._journals = journals
 
     @property
     def done(self) -> bool:
-        """Whether all has been done that ``sync`` asks for."""
+        """Whether the append is as durable as the ``sync`` setting demands."""
         return self.error is None
 
     def wait(self) -> None:
-        """Raise the error of the disk, if there was one."""
+        """Raise the disk's error, if there was one."""
         if self.error is not None:
             raise self.error
 
@@ -112,15 +96,15 @@ class _Appended:
 
 
 class _Barrier(_Appended):
-    """What is to be synced."""
+    """An earlier append that still has to be synced."""
 
     @property
     def done(self) -> bool:
-        """Not before it is waited for."""
+        """Always False: the sync is done by :meth:`wait`."""
         return False
 
     def wait(self) -> None:
-        """Sync it."""
+        """Sync the journal."""
         self._journals.sync(self.journal)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -128,7 +112,7 @@ class _Barrier(_Appended):
 
 
 class _LockedSection:
-    """Holds the lock of a journal until its method is called."""
+    """Holds the lock of a journal until one of its methods is called."""
 
     def __init__(self, journals: Journals, journal: str) -> None:
         self._journals = journals
@@ -137,43 +121,44 @@ class _LockedSection:
         self._lock.__enter__()
 
     def release(self, *data: bytes) -> _Appended:
-        """Append."""
+        """Append the data, and release the lock."""
         try:
             return self._journals._append(self._journal, *data)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let the lock go."""
+        """Release the lock without appending."""
         self._lock.__exit__(None, None, None)
 
 
 class Journals:
     """
-    A set of journals, which is made or opened.
+    A set of journals, which is created or opened.
 
     Args:
-        path: Its folder, or a broker or its address, ``http://broker:8080/orders/``;
-            ``storage`` is in its place for a set in memory.
-        partitions: How many journals a new set has (default 1); of one that is there
-            it has to be the number. A broker is not asked for it.
-        name: Of a new set; default: that of the folder.
-        content_type: Of a new set's messages.
-        labels: Of a new set.
+        path: The set's folder, or a broker or its address, such as
+            ``http://broker:8080/orders/``; omitted for a set in ``storage``.
+        partitions: Number of journals of a new set (default 1). For an existing set
+            it has to match the actual number. A broker's number is not verified.
+        name: Name of a new set (default: the folder's name).
+        content_type: Content type of a new set's messages.
+        labels: Labels of a new set's journals.
         sync: When appended bytes are forced to the disk: ``commit`` by :meth:`sync`
-            and at the end, ``append`` each time, or at most every so many seconds,
-            ``1s``.
-        keep: Of a new set; see :data:`Keep`.
-        limit: Of a new set: bytes of a journal that a reader may have unread before
-            more is appended, ``20GiB``.
-        segment: Of a new set: bytes after which a journal begins another file.
-        create: Whether a set that is not there is made.
-        storage: Where the files are.
+            and on close, ``append`` with each append, or, with a time such as ``1s``,
+            with the first append after that time.
+        keep: What a new set keeps; see :data:`~etlstage.journal.retention.Keep`.
+        limit: Bytes of a new set's journal that a reader may have unread before
+            appends are refused, such as ``20GiB``.
+        segment: Bytes after which a journal of a new set begins another file.
+        create: Whether to create a set that does not exist.
+        storage: Where the files are; default: the folder ``path``, or else memory.
         now: Returns the time in nanoseconds since 1970.
 
     Raises:
-        JournalError: If the folder is no set, or not one as it is described here.
-        ConfigError: If an argument is wrong.
+        JournalError: If the folder is not a set of journals, or has another number of
+            partitions.
+        ConfigError: If an argument is invalid.
 
     """
 
@@ -210,11 +195,11 @@ class Journals:
         self._sync_every = sync_of(sync)
         self._dirty: dict[str, int] = {}
         self._logs: dict[str, ByteLog] = {}
-        # By journal, up to where may be appended without asking for readers again.
+        # By journal, the offset up to which appends need no new look at the readers.
         self._room: dict[str, int] = {}
         self._raw = b""
-        amount_of(keep)
-        bytes_of(limit)
+        Retention.of(keep)
+        limit_of(limit)
         framing_by_content_type(content_type)
         where = str(path) if path is not None else "memory"
         self._where = where
@@ -251,7 +236,7 @@ class Journals:
         path: str | os.PathLike[str] | Broker | None = None,
         **settings: Any,  # noqa: ANN401 - those of the class
     ) -> Self:
-        """Return the set for use without ``async``; to be closed, or in a ``with``."""
+        """Return the set for use without ``async``; close it, or use ``with``."""
         return cls(path, **settings)
 
     def __enter__(self) -> Self:
@@ -277,7 +262,7 @@ class Journals:
         await anyio.to_thread.run_sync(self.close)
 
     def close(self) -> None:
-        """Force what was appended to the disk, and close all files."""
+        """Force appended bytes to the disk, and close all files."""
         try:
             self.sync()
         finally:
@@ -287,7 +272,7 @@ class Journals:
                     log.close()
 
     def refresh(self) -> None:
-        """Look whether the set has changed."""
+        """Load the spec again if it has changed."""
         raw = self.storage.load(_SPEC)
         if raw == self._raw:
             return
@@ -301,8 +286,8 @@ class Journals:
                 )
             self.name: str = spec["name"]
             self.content_type: str = spec["content_type"]
-            self._keep = amount_of(spec["keep"])
-            self._limit = bytes_of(spec["limit"])
+            self._keep = Retention.of(spec["keep"])
+            self._limit = limit_of(spec["limit"])
             self._segment: int = spec["segment"]
             single = self.broker is not None and self.broker.single
             specs = tuple(
@@ -322,7 +307,7 @@ class Journals:
         self._names = {spec.name: spec for spec in specs}
 
     def select(self, labels: Mapping[str, str] | None = None) -> Sequence[JournalSpec]:
-        """Return the journals that have all these labels."""
+        """Return the journals that have all given labels."""
         if not labels:
             return self._specs
         return [s for s in self._specs if labels.items() <= s.labels.items()]
@@ -334,7 +319,7 @@ class Journals:
     async def watch(
         self, labels: Mapping[str, str] | None = None, *, every: float = 1.0
     ) -> AsyncIterator[Sequence[JournalSpec]]:
-        """Yield the journals that have these labels, now and whenever they change."""
+        """Yield the journals that have these labels, now and after each change."""
         last: object = None
         while True:
             self.refresh()
@@ -347,14 +332,14 @@ class Journals:
         self, count: int, *, labels: Mapping[str, str] | None = None
     ) -> None:
         """
-        Add journals; who has the set open sees them at its next refresh.
+        Add journals; other processes see them at their next :meth:`refresh`.
 
         Args:
-            count: How many.
-            labels: In place of those that all have.
+            count: Number of journals to add.
+            labels: Replaces the labels of all journals of the set.
 
         Raises:
-            JournalError: If they are a broker's.
+            JournalError: If the journals are a broker's.
 
         """
         if self.broker is not None:
@@ -372,7 +357,7 @@ class Journals:
             self.refresh()
 
     def log(self, journal: str) -> JournalLog:
-        """Return the segments of a journal; as :meth:`byte_log`, and not a broker's."""
+        """Return the log of a journal in a folder; refuse a broker's."""
         log = self.byte_log(journal)
         if not isinstance(log, JournalLog):
             raise JournalError(f"{journal}: a broker does not show its segments")
@@ -380,10 +365,10 @@ class Journals:
 
     def byte_log(self, journal: str) -> ByteLog:
         """
-        Return the log of a journal, wherever it is.
+        Return the log of a journal, in a folder or of a broker.
 
         Raises:
-            JournalError: If the set has none of that name.
+            JournalError: If the set has no journal of that name.
 
         """
         log = self._logs.get(journal)
@@ -405,14 +390,14 @@ class Journals:
 
     def start_append(self, journal: str, *, limited: bool = True) -> _LockedSection:
         """
-        Return the right to append to a journal.
+        Lock a journal for one append.
 
         Args:
-            journal: Its name.
-            limited: Whether it is to be refused where a reader has too much to read.
+            journal: Name of the journal.
+            limited: Whether to refuse if a reader has too many bytes unread.
 
         Raises:
-            LimitReached: If that is so.
+            LimitReached: If ``limited``, and a reader has reached the limit.
 
         """
         if limited and self._limit is not None:
@@ -420,11 +405,11 @@ class Journals:
         return _LockedSection(self, journal)
 
     def append(self, journal: str, data: bytes) -> _Appended:
-        """Append frames, such as those of a recorded intent, which no limit holds up."""
+        """Append frames regardless of the limit, such as those of a recorded intent."""
         return self.start_append(journal, limited=False).release(data)
 
     def pending_except(self, journal: str) -> Sequence[_Appended]:
-        """Return what a crash of the machine could still undo, in other journals."""
+        """Return the appends to other journals that a crash could still undo."""
         return [
             _Barrier(self, name, end, end)
             for name, end in self._dirty.items()
@@ -432,7 +417,7 @@ class Journals:
         ]
 
     def sync(self, journal: str | None = None) -> None:
-        """Return when what was appended would outlive a crash of the machine."""
+        """Force appended bytes to the disk, so that they outlive a machine crash."""
         for name in [journal] if journal is not None else list(self._dirty):
             log = self.byte_log(name)
             with self.storage.locked(log.lock):
@@ -440,8 +425,8 @@ class Journals:
                 self._dirty.pop(name, None)
 
     async def room(self, journal: str | None = None, *, poll: float = 0.05) -> None:
-        """Return when readers have read so much that more may be appended."""
-        # Other processes are waited for, and they set no event.
+        """Wait until readers have read enough for more to be appended."""
+        # The readers may be in other processes, which can't set an event here.
         while not self.has_room(journal):  # noqa: ASYNC110
             await anyio.sleep(poll)
 
@@ -465,7 +450,7 @@ class Journals:
                 log.sync()
                 self._dirty.pop(journal)
             except OSError as why:
-                # Readers may have the bytes already, so they are not taken back.
+                # Readers may have read the bytes already, so they can't be taken back.
                 error = why
         if self._keep is not None and log.rolled:
             assert isinstance(log, JournalLog)
@@ -479,9 +464,13 @@ class Journals:
         end = log.appended()
         if end < self._room.get(journal, -1):
             return
-        # Not what is needed, too: of what was read a part may wait for its commit.
+        # The limit is about what was read. What a reader may need again is no measure:
+        # messages that were read may wait for their commit. A reader without any
+        # offset is just starting.
         read = [
-            (one.checkpoint.offsets.get(journal, 0), one.name) for one in self.readers()
+            (one.checkpoint.offsets.get(journal, 0), one.name)
+            for one in self.readers()
+            if one.checkpoint.offsets
         ]
         if not read:
             self._room[journal] = end + 1
@@ -494,7 +483,7 @@ class Journals:
     # --- reading --------------------------------------------------------------------
 
     def new_message(self, spec: JournalSpec) -> Message:
-        """Return a message of the type that a journal's content type has."""
+        """Return an empty message of the type for a journal's content type."""
         kinds: dict[str, Callable[[], Message]] = {
             JsonFraming.content_type: JsonMessage,
             CsvFraming.content_type: CsvRecord,
@@ -542,12 +531,12 @@ class Journals:
         Return an iterator over all messages of one journal, up to its end now.
 
         Args:
-            journal: Its name.
-            begin: Offset of the first message; by default all are read.
-            end: Offset behind the last.
-            new_message: Makes the messages; by content type if it is not given.
-            on_error: Is given what is passed over, damage and frames that are none;
-                without it that is raised.
+            journal: Name of the journal.
+            begin: Offset of the first message (default: of the first that is kept).
+            end: Offset of the end of the last message (default: the journal's end).
+            new_message: Creates the messages (default: by content type).
+            on_error: Called with the error for each damaged range or invalid frame
+                that is skipped; without it the error is raised.
 
         """
         log = self.byte_log(journal)
@@ -561,11 +550,11 @@ class Journals:
         return SoundMessages(reader, new_message or self.new_message, on_error)
 
     def readers(self) -> list[Registered]:
-        """Return all readers that have names."""
+        """Return all named readers."""
         return registered(self.storage)
 
     def forget(self, reader: str) -> None:
-        """Drop the position of a reader: nothing is kept for it any more."""
+        """Drop a reader's position, so that nothing is kept for it any longer."""
         if self.storage.size(f"readers/{reader}.json") is None:
             known = [one.name for one in self.readers()]
             raise JournalError(f"no reader {reader!r}{guess(reader, known)}")
@@ -573,56 +562,38 @@ class Journals:
 
     # --- retention ------------------------------------------------------------------
 
+    @property
+    def drops(self) -> bool:
+        """Whether the set has a retention, so that segments are dropped at all."""
+        return self._keep is not None
+
     def trim(self) -> dict[str, int]:
         """Drop the whole segments that ``keep`` allows; return how many, by journal."""
         if self._keep is None:
             return {}
-        readers = self.readers()
         dropped = {}
         for name in self._names:
             log = self.log(name)
             with self.storage.locked(log.lock):
-                if gone := self._trim(log, readers):
+                # Readers are listed under the lock: a new reader takes it once after
+                # it has registered, to be sure that it was not missed.
+                if gone := self._trim(log, self.readers()):
                     dropped[name] = gone
         return dropped
 
     def _trim(self, log: JournalLog, readers: list[Registered]) -> int:
-        need = min((one.needs.get(log.name, 0) for one in readers), default=None)
-        return len(log.drop(self._droppable(log, need)))
-
-    def _droppable(self, log: JournalLog, need: int | None) -> int:
-        """Return up to where segments may be dropped."""
         assert self._keep is not None
-        unit, amount = self._keep
-        segments = log.segments()
-        if unit == "read":
-            return need or 0
-        before = 0
-        if unit == "bytes":
-            left = log.size()
-            for one, following in pairwise(segments):
-                if left <= amount:
-                    break
-                left -= following - one
-                before = following
-        else:
-            oldest = self._now() - amount * 10**9
-            for following in segments[1:]:
-                # All of a segment is older than what the next begins with.
-                began = log.age_of(following)
-                if began is None or began > oldest:
-                    break
-                before = following
-        return before if need is None else min(before, need)
+        need = min((one.needs.get(log.name, 0) for one in readers), default=None)
+        return len(log.drop(self._keep.droppable(log, need, self._now())))
 
     def _make(self, spec: dict[str, Any], create: bool) -> None:
         if not create:
             raise JournalError(f"{self._where}: no set of journals is there")
-        # One that was killed in making it leaves these; a spec is there at once.
+        # A process killed while creating the set leaves the lock and a temporary spec.
         others = (name for name in self.storage.names("") if name != "lock")
         if not all(name.startswith(f".{_SPEC}.") for name in others):
             raise JournalError(
-                f"{self._where}: it is no set of journals, and not empty: a new set needs"
+                f"{self._where}: it is not a set of journals, and not empty: a new set needs"
                 " a folder of its own"
             )
         with self.storage.locked("lock"):
@@ -636,7 +607,7 @@ def modulo(key: Callable[[Any], object]) -> Unbound:
 
 
 def rendezvous(key: Callable[[Any], object]) -> Unbound:
-    """Map messages by the hash of a key, so that hardly one moves with a new journal."""
+    """Map messages by the hash of a key; a new journal moves only few of them."""
     return Unbound(rendezvous_by, _writing(key))
 
 
@@ -646,41 +617,3 @@ def _writing(key: Callable[[Any], object]) -> Callable[[Any, Fnv1a], None]:
         hasher.write(value if isinstance(value, bytes) else encode_json(value))
 
     return write
-
-
-def sync_of(text: str) -> int:
-    """Return the nanoseconds between two syncs, from ``sync``."""
-    if text == "append":
-        return 0
-    if text == "commit":
-        return 1 << 63
-    found = _AMOUNT.fullmatch(text)
-    if found is None or found[2] not in _SECONDS:
-        raise ConfigError(
-            f"sync is {text!r}, expected 'commit', 'append' or a time such as '1s'"
-        )
-    return int(found[1]) * _SECONDS[found[2]] * 10**9
-
-
-def amount_of(keep: Keep) -> tuple[str, int] | None:
-    """Return what ``keep`` bounds: seconds, bytes or read, and how many."""
-    if keep is None or keep == "read":
-        return None if keep is None else ("read", 0)
-    found = _AMOUNT.fullmatch(keep)
-    if found and found[2] in _SECONDS:
-        return "seconds", int(found[1]) * _SECONDS[found[2]]
-    if found and found[2] in _BYTES:
-        return "bytes", int(found[1]) * _BYTES[found[2]]
-    raise ConfigError(
-        f"keep is {keep!r}, expected 'read', a time such as '7d' or a size such as '1GiB'"
-    )
-
-
-def bytes_of(limit: str | None) -> int | None:
-    """Return the bytes of ``limit``."""
-    if limit is None:
-        return None
-    found = _AMOUNT.fullmatch(limit)
-    if not found or found[2] not in _BYTES:
-        raise ConfigError(f"limit is {limit!r}, expected a size such as '20GiB'")
-    return int(found[1]) * _BYTES[found[2]]

@@ -1,9 +1,10 @@
 """
 Reading journals: the bytes of one, and the committed messages of a set.
 
-A reader with a name keeps where it stands beside the journals: how far it has read, the
-producers, and from where on it may need the log again, for the oldest open span begins
-before what was read last. What is behind that may be dropped.
+A named reader stores its position beside the journals: how far it has read, the states
+of the producers, and the first offset that it may need again. The latter is smaller if
+spans are open, as these begin before what was read last. Bytes before it may be
+dropped.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ _LOG: Final = logging.getLogger("etlstage.journal")
 _RUNS: Final = 16
 
 Start = Literal["beginning", "end"] | float | Mapping[str, int]
-"""From where a reader that has no position begins: also a time, in seconds since 1970,
-and offsets by journal."""
+"""Where a reader without a position begins. A number is a time, in seconds since 1970;
+a mapping has offsets by journal."""
 
 T = TypeVar("T")
 
 OnError = Callable[[FrameError | JournalDamaged], object]
-"""Is given what is passed over. What it raises, the reader does: the next call goes on
-behind what was passed over."""
+"""Called with the error for what is skipped. An exception that it raises propagates
+from the reader, whose next call resumes after what was skipped."""
 
 
 class LogReader:
@@ -72,12 +73,13 @@ class LogReader:
 
     Args:
         log: The journal.
-        spec: What is known of it.
+        spec: The journal's spec.
         offset: Where to begin.
-        end: Where to end; without it reading never ends, and returns None where there
-            is nothing yet.
-        on_error: Is given damage that is passed over; without it that is raised.
-        heads: Whether of groups only the beginnings are read.
+        end: Where to end; without it reading never ends, and returns None if there is
+            nothing yet.
+        on_error: Called with the error for damage that is skipped; without it the error
+            is raised.
+        heads: Whether to read only the beginnings of groups.
 
     Attributes:
         at: The end of the last group that was looked at.
@@ -105,7 +107,7 @@ class LogReader:
         self._ended = False
 
     def read(self, size: int) -> bytes | None:
-        """Return the rest of a group; ``size`` is not looked at, for groups are whole."""
+        """Return the rest of a group; ``size`` is ignored, as groups are read whole."""
         while self._end is None or self.at < self._end:
             group = self.group()
             if group is None:
@@ -136,7 +138,7 @@ class LogReader:
             groups = self._log.groups(error.offset, skip=True, heads=heads)
             group = next(groups, None)
             if group is None:
-                # While following, it is reported when something stands behind it.
+                # A follower reports damage only once a sound group follows it.
                 if self._end is not None:
                     self._on_error(error)
                 return None
@@ -148,20 +150,20 @@ class LogReader:
 
 
 class Registered(NamedTuple):
-    """What is stored of a reader."""
+    """The stored state of a named reader."""
 
     name: str
     checkpoint: Checkpoint
     needs: dict[str, int]
-    """By journal, from where on it may read again."""
+    """By journal, the first offset that the reader may need again."""
     updated: float
-    """When, in seconds since 1970."""
+    """When the state was stored, in seconds since 1970."""
     load: str = ""
-    """Of a pipeline, what it loaded."""
+    """For a pipeline's reader: identifies the load."""
 
 
 def registered(storage: Storage) -> list[Registered]:
-    """Return all readers that have names."""
+    """Return all named readers."""
     names = sorted(n for n in storage.names("readers") if n.endswith(".json"))
     found = []
     for name in names:
@@ -179,7 +181,7 @@ def _parsed(name: str, data: bytes) -> Registered:
         needs, updated, load = value["needs"], value["updated"], value.get("load", "")
         return Registered(name, checkpoint, needs, updated, load)
     except (ValueError, LookupError, TypeError) as error:
-        raise JournalError(f"readers/{name}.json is no position: {error}") from None
+        raise JournalError(f"readers/{name}.json is not a position: {error}") from None
 
 
 def plain_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -190,10 +192,10 @@ def plain_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def checkpoint_of(value: Any) -> Checkpoint:  # noqa: ANN401 - whatever JSON has
     """
-    Return the checkpoint that :func:`plain_checkpoint` has made plain.
+    Return the checkpoint for the JSON that :func:`plain_checkpoint` has returned.
 
     Raises:
-        ValueError, LookupError, TypeError: If it is none.
+        ValueError, LookupError, TypeError: If the value is not such a checkpoint.
 
     """
     states = [
@@ -216,35 +218,36 @@ class CommittedReader:
     """
     Iterates over the committed messages of a set, each once, without acknowledgements.
 
-    With a name it goes on where it stood. Its position is stored as it goes, when it is
-    closed, and by :meth:`commit`; a message counts as done when the next is asked for.
-    After a crash those since the last position come again.
+    A named reader resumes from its stored position, which is stored while it reads, on
+    close, and by :meth:`commit`. A message counts as done when the next is requested.
+    After a crash the messages since the last stored position are delivered again.
 
     Args:
         journals: The set.
-        name: Of the reader; without it no position is kept.
+        name: Name of the reader; without it no position is stored.
         follow: Whether to wait for more at the end.
         start: Where to begin without a position.
-        new_message: Makes the messages; by content type if it is not given.
-        ring: How many messages are held for spans that are open; what is not held is
-            read again when it is committed. By default 8192, and 16 runs of messages,
-            for each of these may be large.
-        horizon: Seconds after which a producer that is silent is forgotten.
-        commit_every: Seconds between two positions that are stored by itself; None:
-            none is, at the end neither.
-        position: Where to begin, in place of what is stored under the name.
+        new_message: Creates the messages (default: by content type).
+        ring: Number of messages to hold for open spans; those that are not held are
+            read again when they are committed (default: 8192, but 16 runs of messages,
+            as each of these may be large).
+        horizon: Seconds after which a silent producer is forgotten.
+        commit_every: Seconds between two automatic commits of the position; None: no
+            automatic commit, nor one on close.
+        position: Where to begin, instead of the position stored under the name.
         poll: Seconds between two looks for more, while following.
-        on_error: Is given what is passed over, damage and frames that are none;
-            without it such an error is raised, and the next call resumes after a frame.
-        load: Of a pipeline, what it loads: the name is taken from a run of the same,
-            which has lost its state to this one, and what is stored under it is used
-            only if it is of the same.
+        on_error: Called with the error for each damaged range or invalid frame that is
+            skipped; without it the error is raised, and the next call resumes after the
+            invalid frame.
+        load: For a pipeline, identifies the load. The name is taken from another run of
+            the same load, as that run has lost its state to this one. A position that
+            another load has stored under the name is not used.
 
     Attributes:
-        frames: How many were read, also of what is not committed.
+        frames: Number of frames read, including those that are not committed.
 
     Raises:
-        ReaderBusy: If somebody else reads under that name.
+        ReaderBusy: If another reader is using the name.
 
     """
 
@@ -284,12 +287,13 @@ class CommittedReader:
             known = {one.name: one for one in registered(self._storage)}
             if (one := known.get(name)) is not None and one.load == (load or one.load):
                 position = one.checkpoint
+        begins = position is None and name is not None
         position = position or Checkpoint({}, [])
         self._sequencer = Sequencer(*position, ring=ring)
         self._offsets: dict[str, int] = dict(position.offsets)
-        # By journal, where what was passed over last ends.
+        # By journal, the end of the last range that was skipped.
         self._passed: dict[str, int] = {}
-        # By journal, what is before would outlive a crash of the machine.
+        # By journal, the offset up to which bytes would outlive a machine crash.
         self._secured: dict[str, int] = dict(position.offsets)
         self._iterators: dict[str, ReadUncommitted] = {}
         self._readers: dict[str, LogReader] = {}
@@ -298,6 +302,8 @@ class CommittedReader:
         self._due = 0.0
         self._refresh_at = 0.0
         try:
+            if begins and journals.drops:
+                self._have_all_kept()
             self._look()
             if name is not None:
                 self.commit()
@@ -356,14 +362,14 @@ class CommittedReader:
 
     def position(self, *, secured: bool = True) -> Checkpoint:
         """
-        Return from where to go on; the message that was returned last is done.
+        Return the position to resume from, counting the last returned message as done.
 
         Args:
-            secured: Whether what is before it is forced to the disk; else that is for
-                :meth:`secure`, before it is stored.
+            secured: Whether to force the bytes before the position to the disk.
+                Otherwise :meth:`secure` has to do so before the position is stored.
 
         Raises:
-            OSError: If it can't be.
+            OSError: If the bytes can't be forced to the disk.
 
         """
         self._sequencer.finish_message()
@@ -373,7 +379,7 @@ class CommittedReader:
         return found
 
     def secure(self, position: Checkpoint) -> None:
-        """Force what is before a position to the disk; raises OSError."""
+        """Force the bytes before a position to the disk; raises OSError."""
         for journal, offset in position.offsets.items():
             if offset > self._secured.get(journal, 0):
                 self._journals.byte_log(journal).secure(offset)
@@ -384,8 +390,8 @@ class CommittedReader:
         Store a position.
 
         Args:
-            position: Without it that behind all messages but the one that was returned
-                last, which is not done yet.
+            position: Default: the position before the message that was returned last,
+                which is not done yet.
 
         """
         self._due = time.monotonic() + (self._commit_every or 0)
@@ -395,7 +401,7 @@ class CommittedReader:
         self._storage.replace(f"readers/{self.name}.json", data)
 
     def unread(self) -> tuple[int, float]:
-        """Return how many bytes have not been read, and the seconds since the oldest came."""
+        """Return the number of unread bytes, and the age of the oldest in seconds."""
         size, seconds = 0, 0.0
         for name, reader in list(self._readers.items()):
             log, at = self._journals.byte_log(name), reader.at
@@ -406,7 +412,7 @@ class CommittedReader:
         return size, seconds
 
     def close(self) -> None:
-        """Store the position and let the name go; a second call does nothing."""
+        """Store the position and release the name; a second call does nothing."""
         if self._held is not None:
             try:
                 if self._commit_every is not None:
@@ -416,7 +422,7 @@ class CommittedReader:
 
     def _position(self) -> Checkpoint:
         checkpoint = self._sequencer.checkpoint(self._horizon)
-        # A journal of which nothing was read yet, and where it was begun.
+        # Include the start offsets of journals of which nothing was read yet.
         offsets = {**self._offsets, **checkpoint.offsets}
         for journal, end in self._passed.items():
             offsets[journal] = max(offsets[journal], end)
@@ -427,7 +433,7 @@ class CommittedReader:
         if held is not None:
             path = f"readers/{self.name}.pid"
             with suppress(OSError):
-                # Of one who has taken the name from us it stays.
+                # The file is not ours if another run has taken the name.
                 if self._storage.load(path) == self._holder:
                     self._storage.remove(path)
             self._storage.let_go(held)
@@ -460,8 +466,17 @@ class CommittedReader:
             raise
         return held
 
+    def _have_all_kept(self) -> None:
+        """Keep any process from dropping segments until a position is stored."""
+        self.commit(Checkpoint({}, []))
+        for spec in self._journals.select():
+            # A process that is dropping segments now may have missed this reader. It
+            # holds the lock.
+            with self._storage.locked(self._journals.byte_log(spec.name).lock):
+                pass
+
     def _look(self) -> None:
-        """Begin with journals that are new."""
+        """Begin to read journals that are new."""
         specs = self._journals.select()
         if specs is self._specs:
             return
@@ -471,7 +486,7 @@ class CommittedReader:
                 continue
             log = self._journals.byte_log(spec.name)
             if spec.name not in self._offsets:
-                # One that was added since is read from its beginning.
+                # A journal that was added since is read from its beginning.
                 self._offsets[spec.name] = self._begin(log) if first else log.first()
             elif (offset := self._offsets[spec.name]) > (reach := log.reach()):
                 raise JournalError(
@@ -517,7 +532,7 @@ class CommittedReader:
             self._sequencer.queue_uncommitted(found)
 
     def _read(self) -> Envelope | None:
-        """Return the next message of any journal; one goes on while it has some."""
+        """Return the next message of any journal; read each to its end in turn."""
         for _ in range(len(self._turn)):
             if (found := self._iterators[self._turn[0]].poll()) is not None:
                 self.frames += 1
@@ -539,7 +554,7 @@ class CommittedReader:
     def _replay(self) -> ReadUncommitted:
         journal, begin, end = self._sequencer.replay_range()
         spec = self._readers[journal].spec
-        # What is no message was reported when it was read for the first time.
+        # Invalid frames were reported when they were read for the first time.
         on_error = None if self._on_error is None else lambda _: None
         log = self._journals.byte_log(journal)
         reader = LogReader(log, spec, begin, end=end, on_error=on_error)
@@ -548,12 +563,13 @@ class CommittedReader:
 
 class SoundMessages(ReadUncommitted):
     """
-    Iterates over all messages, and passes over what is none.
+    Iterates over all messages, and skips invalid frames.
 
     Args:
         reader: Where the messages come from.
-        new_message: Makes them.
-        on_error: Is given what is passed over; without it that is raised.
+        new_message: Creates the messages.
+        on_error: Called with the error for each frame that is skipped; without it the
+            error is raised.
 
     """
 

@@ -1,12 +1,14 @@
 """
 A pipeline that is cut at durable edges: its parts run side by side, each by itself.
 
-Each part is a pipeline with a state of its own. One that fails stops no other: those
-before it go on until the journals are at their limit, those behind it load what has
-come so far. A part ends when the one before it has, and all is read.
+Each part is a pipeline with a state of its own. A part that fails stops no other: the
+parts before it continue until the journals reach their limit, the parts after it load
+what has come so far. A part ends when the part before it has ended, and everything is
+read.
 
-A load is over when the last part has loaded all of it. Until then a first part that has
-come to the end of an input, which each run would read anew, is not run again.
+A load is over when the last part has loaded all of it. If the input is one that each
+run reads from the beginning, a first part that has reached its end is not run again
+until then.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from anyio.abc import TaskGroup
 from etlstage.errors import ConfigError, LedgerImbalance, guess
 from etlstage.pipeline.dead_letter.letter import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.delivery import EDGE_BOUNDS, Bounds, Delivery
+from etlstage.pipeline.delivery.delivery import (
+    EDGE_BOUNDS,
+    Bounds,
+    Delivery,
+    StateHeld,
+)
 from etlstage.pipeline.delivery.folder import edge_folder
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.pipeline.edge import DurableEdge, Waiting
@@ -45,7 +52,7 @@ __all__ = ("DividedPipeline",)
 _log = Log()
 
 _LOOK: Final = 0.2
-"""Seconds between two looks at what another process does, and at the journals."""
+"""Seconds between two checks on another process, and on the journals."""
 _WORST: Final = ("done", "drained", "forced")
 
 
@@ -54,13 +61,13 @@ class DividedPipeline(Runner):
     Pipelines of which each reads what the one before it appends.
 
     Args:
-        name: As the report calls it.
+        name: Name of the pipeline, as shown in the report.
         parts: The pipelines in order. All but the last end in the sink of an edge, all
             but the first begin with the source of one.
-        edges: What lies between them: one less.
-        first: The first part that is run; those before it may run elsewhere.
-        last: The last that is; None: that of the pipeline.
-        release: Called behind all else, with the error of the run if there is one.
+        edges: The edges between them: one less.
+        first: Number of the first part to run; parts before it may run elsewhere.
+        last: Number of the last part to run; None: the last of the pipeline.
+        release: Called last, with the error of the run if there is one.
 
     """
 
@@ -79,10 +86,11 @@ class DividedPipeline(Runner):
         self._last = len(parts) - 1 if last is None else last
         self._whole = parts
         self._parts = parts[first : self._last + 1]
-        # The numbers of parts that are under way, and what became of the others.
+        # The numbers of running parts, and the reports of those that have ended.
         self._running: set[int] = set()
         self._reports: dict[int, Report] = {}
-        # By the number of the edge, from the beginning and at the end.
+        # By edge number: set once the edge is counted, and what waited there before the
+        # run and after it.
         self._counted: dict[int, anyio.Event] = {}
         self._before: dict[int, Waiting] = {}
         self._after: dict[int, Waiting] = {}
@@ -113,24 +121,24 @@ class DividedPipeline(Runner):
         **settings: Any,  # noqa: ANN401 - those of a pipeline
     ) -> DividedPipeline:
         """
-        Return a pipeline that is cut behind some of its stages.
+        Return a pipeline that is cut after some of its stages.
 
         Args:
-            name: As the report calls it.
+            name: Name of the pipeline, as shown in the report.
             state: The state directory, with the journals and the dead letters.
             source: Where messages come from.
-            stages: What they pass through.
-            sink: Where they end.
-            durable: The stages whose output waits in journals, by name, and the
+            stages: The transform stages, in order.
+            sink: Where messages are loaded.
+            durable: By name, the stages whose output goes to journals, with the
                 settings of these, see :class:`~etlstage.pipeline.edge.DurableEdge`.
-            exactly_once: Whether each epoch is loaded once, and not at least once.
-            bounds: Of the epochs at the sink.
-            edge_bounds: Of those that end in an edge.
-            settings: Of each part, see :class:`~etlstage.pipeline.pipeline.Pipeline`.
+            exactly_once: Whether each epoch is loaded exactly once, not at least once.
+            bounds: When epochs at the sink end.
+            edge_bounds: When epochs at an edge end.
+            settings: For each part, see :class:`~etlstage.pipeline.pipeline.Pipeline`.
 
         Raises:
-            ConfigError: If there is no such stage, or none is named, or its order can't
-                be kept.
+            ConfigError: If ``durable`` names no stage or an unknown one, or a stage's
+                order can't be kept.
 
         """
         edges: list[DurableEdge] = []
@@ -183,25 +191,25 @@ class DividedPipeline(Runner):
         return cls(name, parts, edges)
 
     def drain(self) -> None:
-        """Stop extracting, and reading; what is read is loaded, the rest waits."""
+        """Stop extracting and reading; what is read is loaded, the rest waits."""
         for part in self._parts:
             part.drain()
 
     @property
     def drain_limit(self) -> float:
-        """The longest of the parts."""
+        """The parts' longest limit, in seconds."""
         return max(part.drain_limit for part in self._parts)
 
     @property
     def activity(self) -> str:
-        """What the parts wait for that do."""
+        """What the running parts wait for."""
         parts = enumerate(self._parts, self._first)
         waits = [part.activity for n, part in parts if n in self._running]
         return "; ".join(filter(None, waits))
 
     @property
     def secrets(self) -> Secrets:
-        """What is not to be shown, the same for all parts."""
+        """The texts that must not be shown, the same for all parts."""
         return self._parts[0].secrets
 
     def letters(self) -> Iterator[DeadLetter]:
@@ -209,7 +217,7 @@ class DividedPipeline(Runner):
         return chain.from_iterable(part.letters() for part in self._parts)
 
     def report(self, status: Status) -> Report:
-        """Return the report of all parts as one."""
+        """Return one report of all parts."""
         kept = [part.report(status).dead_letters for part in self._parts]
         some = [one for one in kept if one.messages] or [KeptLetters()]
         return replace(
@@ -220,7 +228,8 @@ class DividedPipeline(Runner):
         )
 
     async def _run(self) -> Status:
-        again = await anyio.to_thread.run_sync(self._prepare)
+        await anyio.to_thread.run_sync(self._prepare)
+        again = await self._begins()
         self._running = set(range(self._first + (not again), self._last + 1))
         inner = range(self._first, self._last)
         self._counted = {number: anyio.Event() for number in inner}
@@ -253,10 +262,10 @@ class DividedPipeline(Runner):
 
     async def _count_waiting(self, number: int) -> None:
         """
-        Count what waits for a part, before the one in front of it appends to that.
+        Count what waits for a part, before the part in front of it appends more.
 
-        Not sooner: where a part begins may be behind its record, in what its sink has
-        noted.
+        Not sooner: a part may begin after the position of its record, where its sink's
+        note has it.
         """
         if number - 1 in self._counted:
             edge = self._edges[number - 1]
@@ -266,7 +275,7 @@ class DividedPipeline(Runner):
             await self._counted[number].wait()
 
     async def _stop_at_limit(self, number: int) -> None:
-        """Have a part without a reader drain once its edge is full."""
+        """Drain a part whose reader has failed once the edge between them is full."""
         edge = self._edges[number]
         while number in self._running:
             if await anyio.to_thread.run_sync(edge.full):
@@ -275,7 +284,7 @@ class DividedPipeline(Runner):
             await anyio.sleep(_LOOK)
 
     async def _complete_later(self) -> None:
-        """End where there is no more once the part before is not running, and committed."""
+        """Complete the first part once the part before it is committed and at rest."""
         edge = self._edges[self._first - 1]
         while self._first in self._running:
             if await anyio.to_thread.run_sync(edge.acknowledge):
@@ -285,46 +294,64 @@ class DividedPipeline(Runner):
 
     @property
     def _touched(self) -> range:
-        """The numbers of the edges of the parts that are run."""
+        """The numbers of the edges before, between and after the parts that run."""
         return range(max(0, self._first - 1), min(self._last + 1, len(self._edges)))
 
-    def _prepare(self) -> bool:
-        """Prepare the edges; return whether the first part is to be run."""
+    def _prepare(self) -> None:
         for number in self._touched:
             self._edges[number].prepare()
+
+    async def _begins(self) -> bool:
+        """Return whether the first part is to run, once that is known."""
+        begins = await anyio.to_thread.run_sync(self._look_whether_it_begins)
+        if begins is None:
+            # The part after it has nothing to load and will end, as nothing comes now.
+            _log.info("waiting for what runs behind it", stage=self.ledger[0].stage)
+        while begins is None and not self._parts[0]._drained:
+            await anyio.sleep(_LOOK)
+            begins = await anyio.to_thread.run_sync(self._look_whether_it_begins)
+        return bool(begins)
+
+    def _look_whether_it_begins(self) -> bool | None:
+        """Return whether the first part is to run; None: a later part is still busy."""
         record = CommitRecord.latest(self._edges[0].before)
-        # Without an epoch nothing is recorded as read: what waits is of a run that was
-        # drained, at least once, or of one half that was interrupted.
+        # Without an epoch nothing is recorded as read: what waits comes from a drained
+        # run with delivery at least once, or from an interrupted run of one part.
         if self._first or (record.resumes and not record.pending) or not record.epoch:
             return True
-        # Also dead letters of that load, which were retried: the next is another, and
-        # may replace the output.
-        if record.pending or any(edge.waits for edge in self._edges):
+        # A later part may still retry dead letters of that load, too; the next load is
+        # another one, and may replace the output.
+        if not record.pending and any(edge.idle for edge in self._edges):
+            return None
+        if record.pending or any(edge.unfinished for edge in self._edges):
             _log.info(
                 "not read again: what was read before is not all loaded yet",
                 stage=self.ledger[0].stage,
             )
             return False
-        # All of the load before is loaded: the next is another for all parts.
-        for edge in self._edges:
-            edge.renew()
+        # The previous load is complete: all parts begin another one.
+        try:
+            for edge in self._edges:
+                edge.renew()
+        except StateHeld:
+            return None
         return True
 
     def _settle(self) -> None:
-        # If the last part has come to its end.
+        # The load is over if it has ended in the first part and is loaded by the last.
         pending = CommitRecord.latest(self._edges[0].before).pending
         whole = self._last == len(self._edges) and pending
         if whole and not any(edge.waits for edge in self._edges):
             self._edges[0].settle()
 
     def _balance(self) -> None:
-        """Count what waits, and assert that what was appended is what was read."""
+        """Count what waits, and assert that appended and read messages balance."""
         self._after = {number: self._edges[number].unread() for number in self._touched}
         if self._error is not None:
             return
         for number, before in self._before.items():
             if self._whole[number + 1]._cut:
-                continue  # what it has read and not loaded waits, too
+                continue  # what the part has read and not loaded still waits
             edge, after = self._edges[number], self._after[number]
             appended, read = self._appended(number), self._read(number)
             if before.messages + appended != read + after.messages:
@@ -339,7 +366,7 @@ class DividedPipeline(Runner):
         return part.count(part.ledger[-1], "done")
 
     def _read(self, number: int) -> int:
-        """Return how many it has read from there."""
+        """Return how many messages this run has read from an edge."""
         part = self._whole[number + 1]
         return part.count(part.ledger[0], "produced")
 

@@ -1,9 +1,10 @@
 """
-What lies between two halves of a pipeline that is cut at a durable edge.
+The journals between two halves of a pipeline that is cut at a durable edge.
 
-The half before it appends to journals, as to any others, and the half behind it reads
-them; here is what both together are to know: how many messages wait there, and that how
-they are spread over the journals changes only while there are none.
+The half before the edge appends to the journals, and the half after it reads them, as
+with any other journals. This module has what concerns both: it counts the messages that
+wait there, and ensures that their distribution over the journals changes only while no
+messages wait.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ __all__ = (
     "Waiting",
 )
 
+# Labels of the journals: how messages are distributed over them.
 _LABELS: Final = ("partitions", "key", "mapping")
 _LOOKS: Final = 3
-"""What journals are labelled with: how messages are spread over them."""
+"""Number of attempts to count what waits, besides a last one."""
 
 
 class Waiting(NamedTuple):
@@ -44,9 +46,9 @@ class Waiting(NamedTuple):
 
     messages: int = 0
     bytes: int = 0
-    """Of the journals, what is not committed and heads of frames included."""
+    """Bytes of the journals, including uncommitted ones and frame headers."""
     seconds: float = 0.0
-    """Since the oldest was appended."""
+    """Seconds since the oldest was appended."""
 
     def __str__(self) -> str:
         if not self.messages:
@@ -57,7 +59,7 @@ class Waiting(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A setting that is another than that of the messages that wait."""
+    """A setting that is not the one under which waiting messages were appended."""
 
     setting: str
     was: str
@@ -75,11 +77,11 @@ class DurableEdge:
     Args:
         stage: Name of the stage whose messages they hold.
         before: State directory of the half that appends.
-        behind: That of the half that reads.
-        partitions: How many journals are appended to.
+        behind: State directory of the half that reads.
+        partitions: Number of journals to which messages are appended.
         key: See :class:`~etlstage.pipeline.journal_sink.JournalSink`.
         mapping: Likewise.
-        keep: Of new journals, likewise.
+        keep: For new journals, likewise.
         limit: Likewise.
         sync: Likewise.
 
@@ -113,41 +115,64 @@ class DurableEdge:
         self._sync = sync
 
     def sink(self) -> JournalSink:
-        """Return where the half before it ends."""
+        """Return the sink of the half before the edge."""
         name = edge_name(self.stage)
         return JournalSink(self.path, name=name, sync=self._sync, **self._mapped)
 
     def source(self, cut: tuple[int, int] = CUT) -> JournalSource:
-        """Return where the half behind it begins: it ends once that before it has."""
+        """Return the source of the half after the edge; it ends when the other does."""
         name = edge_name(self.stage)
         return JournalSource(self.path, name=name, reader=READER, follow=True, cut=cut)
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever appended, or is about to be."""
+        """Whether the journals exist."""
         return (self.path / "spec.json").exists()
 
     @property
     def waits(self) -> bool:
-        """Whether the half behind it has something to load, or was interrupted."""
+        """Whether the half after the edge has messages to load, or was interrupted."""
         return not CommitRecord.latest(self.behind).ended or bool(
             self.unread().messages
         )
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether messages wait, or a load that has an epoch was interrupted."""
+        record = CommitRecord.latest(self.behind)
+        interrupted = bool(record.epoch) and not record.ended
+        return interrupted or bool(self.unread().messages)
+
     def settle(self) -> None:
-        """Record that a load that the half before it has ended is over."""
+        """Record that the load that ended in the half before the edge is over."""
         with Delivery(self.before) as delivery:
             delivery.settle()
 
+    @property
+    def idle(self) -> bool:
+        """Whether the half after the edge runs a load of which nothing is left."""
+        record = CommitRecord.latest(self.behind)
+        if record.ended or not record.epoch or self.unread().messages:
+            return False
+        with unheld(self.behind) as free:
+            return not free
+
     def renew(self) -> None:
-        """Have the half behind it begin another load with what is appended next."""
-        # Where nothing was loaded there is nothing to do: that half may be under way.
+        """
+        Let the half after the edge begin another load with what is appended next.
+
+        Raises:
+            StateHeld: If that half is running, and continues the previous load.
+
+        """
+        # If nothing was loaded there is nothing to do, and that half may be running
+        # already, for the load that is about to begin.
         if CommitRecord.latest(self.behind).epoch:
             with Delivery(self.behind) as delivery:
                 delivery.renew()
 
     def changed(self) -> Changed | None:
-        """Return what can't be changed now, and why, if anything is to be."""
+        """Return the changed setting that can't be changed now, if there is one."""
         if not self.exists:
             return None
         with Journals.open(self.path, create=False) as journals:
@@ -162,14 +187,14 @@ class DurableEdge:
 
     def prepare(self) -> None:
         """
-        Make the journals, or have them as they are wanted; commit what is recorded.
+        Create the journals, or adapt them to the settings; commit what is recorded.
 
-        Also while a run of either half is under way.
+        May be called while a run of either half is in progress.
 
         Raises:
-            StateUnusable: If messages wait, and they are wanted otherwise; or the state
-                is of no use.
-            JournalError: If the journals are of no use.
+            StateUnusable: If the settings have changed while messages wait, or the
+                state can't be used.
+            JournalError: If the journals can't be used.
 
         """
         if (changed := self.changed()) is not None:
@@ -190,19 +215,19 @@ class DurableEdge:
                     missing = int(self._wanted["partitions"]) - len(journals.select())
                     journals.add_partitions(max(0, missing), labels=self._wanted)
             if READER not in {one.name for one in journals.readers()}:
-                # What it has not read is kept for it from the beginning on.
+                # From now on the journals keep what this reader has not read.
                 journals.read_committed(READER).close()
         self.acknowledge()
 
     def acknowledge(self) -> bool:
         """
-        Commit what the half before it has recorded, unless that is under way.
+        Commit what the half before the edge has recorded, unless it is running.
 
-        It does so by itself then; and what acknowledges its last epoch, once more, takes
-        back what it has appended behind that.
+        A running half does so by itself. Appending the acknowledgement of its last
+        epoch again would also roll back what it has appended since.
 
         Returns:
-            Whether no run of that half is under way, in whatever process.
+            Whether no run of that half is in progress, in any process.
 
         """
         with unheld(self.before) as free:
@@ -214,14 +239,14 @@ class DurableEdge:
 
     def unread(self) -> Waiting:
         """
-        Return what is committed there and not recorded to be loaded.
+        Return what is committed there and not recorded as loaded.
 
         Raises:
-            JournalError: If it can't be read.
+            JournalError: If the journals can't be read.
 
         """
         for _ in range(_LOOKS):
-            # Recorded since we looked, and removed: the half behind is under way.
+            # The half after the edge has released data since we read its record.
             with suppress(OffsetGone):
                 return self._unread()
         return self._unread()
@@ -248,12 +273,12 @@ class DurableEdge:
         return Waiting(messages, size, seconds) if messages else Waiting()
 
     def full(self) -> bool:
-        """Whether so much waits that no more is appended."""
+        """Return whether so much waits that no more is appended."""
         with Journals.open(self.path, create=False) as journals:
             return not journals.has_room()
 
     def busy(self) -> str:
-        """Return why nothing can be changed now; nothing, if it can."""
+        """Return why settings can't be changed now; empty if they can."""
         if not (
             CommitRecord.latest(self.before).ended
             and CommitRecord.latest(self.behind).ended

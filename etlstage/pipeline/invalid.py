@@ -1,14 +1,15 @@
-"""Why a message does not fit the columns that it was to become; never its content."""
+"""Reasons why a message does not fit its columns, without the message's content."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple, NoReturn
 
 from etlstage.messages import counted
 
-__all__ = ("WantedColumn", "kind_of", "loaded", "reason")
+__all__ = ("LINE_BREAK", "TextLines", "WantedColumn", "kind_of", "loaded", "reason")
 
 _KINDS: Final = {
     dict: "an object",
@@ -20,28 +21,62 @@ _KINDS: Final = {
     type(None): "null",
 }
 
+# A carriage return at the end of a message is part of a Windows line break, which makes
+# no other row of it.
+LINE_BREAK: Final = r"\n|\r[\s\S]"
+"""The line breaks of readers of text, as most engines define them."""
+
 
 class WantedColumn(NamedTuple):
-    """A column, as far as a message is asked for it."""
+    """A column that a message must fit."""
 
     name: str
     nullable: bool
     type: str
-    """As Spark calls it."""
+    """The name of the type in Spark."""
+
+
+class TextLines(NamedTuple):
+    """The lines of a text output, none of which may be read as two."""
+
+    column: str | None
+    """The field that becomes the line; None: the whole message."""
+    separator: str | None = None
+    """What ends a line; None: the default line breaks of readers."""
+
+    def flaw(self, value: object) -> str | None:
+        """Return why a column's value, or a message, is not a single line."""
+        text = value.decode("latin-1") if isinstance(value, bytes) else value
+        if not isinstance(text, str) or (at := self._break_in(text)) is None:
+            return None
+        what = "it" if self.column is None else f"field {self.column!r}"
+        known = "a line break" if self.separator is None else "the lineSep"
+        return (
+            f"{what} has {known} at offset {at}, and would be two rows of format text;"
+            " json, csv and parquet keep it one"
+        )
+
+    def _break_in(self, text: str) -> int | None:
+        if self.separator is not None:
+            # The end of the text and the separator after it may form another separator.
+            at = (text + self.separator).index(self.separator)
+            return at if at < len(text) else None
+        found = re.search(LINE_BREAK, text)
+        return found.start() if found else None
 
 
 def kind_of(value: object) -> str:
-    """Return what a value of JSON is, such as ``a number``."""
+    """Return the kind of a JSON value for humans, such as ``a number``."""
     return _KINDS.get(type(value), "a number")
 
 
 def loaded(text: str) -> object:
-    """Return a JSON document, as RFC 8259 has it; raises ValueError if it is none."""
+    """Parse a JSON document as in RFC 8259; raises ValueError if it is not one."""
     return json.loads(text, parse_constant=_no_number)
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def reason(
@@ -53,14 +88,14 @@ def reason(
     closed: bool = False,
 ) -> str:
     """
-    Return why ``message``, which does not fit, does not; never its content.
+    Return why ``message`` does not fit its columns, without its content.
 
     Args:
-        message: The message.
-        made: Names of the columns for which something could be made of it.
-        columns: What it should have become.
-        demanded: Columns that it must have, if only with null.
-        closed: Whether it must have no others.
+        message: A message that does not fit.
+        made: Names of the columns for which a value could be made.
+        columns: The columns that the message must fit.
+        demanded: Fields that it must have, even if null.
+        closed: Whether it must have no other fields.
 
     """
     try:
@@ -80,7 +115,7 @@ def reason(
         if value is None and not nullable:
             return f"field {name!r} is NOT NULL and has no value"
         if value is not None and name not in made:
-            return f"field {name!r} is {kind_of(value)} that is no {wanted}"
+            return f"field {name!r} is {kind_of(value)} that is not of type {wanted}"
     if all(document.get(name) is None for name in names):
         return "it has none of the schema's fields"
     for name in demanded:

@@ -1,4 +1,4 @@
-"""What is set of journals, wherever it is: in a pipeline file, in options of Spark."""
+"""Settings of journals, common to pipeline files and the options of Spark."""
 
 from __future__ import annotations
 
@@ -27,29 +27,33 @@ class Appending(Definition):
     """How messages are appended to a set of journals."""
 
     key: Pointer | None = None
-    """A JSON pointer such as /customer: messages with one key are in one journal, in
-    order; those without it, too. Without it runs of messages go to the journals in
-    turn."""
+    """JSON pointer such as /customer: messages with the same key go to the same
+    journal, in order, and so do those without the key. By default runs of messages go
+    to the journals in turn."""
     mapping: Literal["modulo", "rendezvous"] = "modulo"
-    """How the journal of a key is found; with rendezvous few keys move when journals
+    """How the journal of a key is chosen; with rendezvous few keys move when journals
     are added."""
     limit: str | None = None
-    """Of a new set, what a reader may have unread of a journal, such as 20GiB; an epoch
-    is begun when it has read on."""
+    """How much of a journal in a new set a reader may have unread, such as 20GiB; no
+    epoch begins while a reader has more."""
     sync: str = "commit"
-    """When bytes are forced to the disk besides at the end of an epoch: append, or a
-    time such as 1s."""
+    """When bytes are forced to the disk besides at the end of an epoch: never (commit),
+    after each append (append), or at intervals such as 1s."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what is no folder, and what is no amount."""
+        """Yield the problems of a path that is not a folder, and of invalid amounts."""
         yield from remote_problems(given)
         amounts = {key: given.get(key) for key in ("keep", "limit", "sync")}
         if not any(amounts.values()):
             return
-        from etlstage.journal import journals  # takes a moment
+        from etlstage.journal.retention import (  # takes a moment
+            Retention,
+            limit_of,
+            sync_of,
+        )
 
-        checks = journals.amount_of, journals.bytes_of, journals.sync_of
+        checks = Retention.of, limit_of, sync_of
         for (key, value), check in zip(amounts.items(), checks, strict=True):
             try:
                 if isinstance(value, str):
@@ -59,7 +63,7 @@ class Appending(Definition):
 
 
 def misordered(order: Order, partitions: int, key: str | None) -> str:
-    """Return why so many journals can't keep the order of a stage; nothing, if they can."""
+    """Return why that many journals can't keep a stage's order; empty if they can."""
     if partitions == 1 or key is not None or order is Order.NONE:
         return ""
     return (
@@ -69,14 +73,14 @@ def misordered(order: Order, partitions: int, key: str | None) -> str:
 
 
 def start_of(text: str) -> Literal["beginning", "end"] | float:
-    """Return where reading begins: also a time, in seconds since 1970."""
+    """Return where reading begins; for a time, its seconds since 1970."""
     if text == "beginning" or text == "end":
         return "beginning" if text == "beginning" else "end"
     return datetime.fromisoformat(text).astimezone().timestamp()
 
 
 def start_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
-    """Yield why ``from`` is no such text."""
+    """Yield the problem of ``from`` if it is not valid for :func:`start_of`."""
     start = given.get("from")
     if isinstance(start, str):
         try:
@@ -87,7 +91,7 @@ def start_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
 
 
 def remote_problems(given: Mapping[str, Any]) -> Iterable[Problem]:
-    """Yield why ``path`` is no folder."""
+    """Yield the problem of ``path`` if it is a URL, not a folder."""
     path = given.get("path")
     if isinstance(path, str) and path.startswith(("http://", "https://")):
         text = (

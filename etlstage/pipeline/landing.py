@@ -1,10 +1,10 @@
 """
-Where messages become rows: what all that load epochs of rows have in common.
+The common base of sinks that turn messages into rows and load them in epochs.
 
 An epoch is checked before anything of it is written: messages that do not fit are
-dead-lettered, or, where there is no place for these, none of what is loaded at once is
-loaded. Files in a path of this machine are written aside and moved there, see
-``delivery/place.py``.
+dead-lettered; where dead letters are not kept, nothing of what is loaded at once is
+loaded. Files for a path of this machine are written to a hidden folder and then moved
+into place, see ``delivery/place.py``.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class RowLanding(Landing):
     Loads messages as rows, an epoch at a time.
 
     Args:
-        name: As reports and errors call it.
-        where: Where the rows go, for a human.
-        path: The same, if that is a folder of this machine.
-        replaces: Whether the first epoch takes the place of all that there is.
+        name: Name of the stage in reports and errors.
+        where: Where the rows go, for humans.
+        path: The destination, if it is a folder of this machine.
+        replaces: Whether the first epoch replaces everything that exists there.
         schema: Columns as DDL; None: each message is the string ``value``.
-        on_error: What becomes of messages that do not fit the schema.
-        dead_letters: Where these go; None: the first one ends the run.
-        config: What dead letters hold of the stage.
+        on_error: What to do with messages that do not fit the schema.
+        dead_letters: Where these are kept; None: the first one ends the run.
+        config: The stage as stored in dead letters.
 
     Attributes:
-        name: As reports and errors call it.
-        account: What became of the messages.
-        epochs: Epochs that were written.
+        name: Name of the stage in reports and errors.
+        account: The account of the load stage.
+        epochs: Number of epochs written.
 
     """
 
@@ -77,16 +77,16 @@ class RowLanding(Landing):
             self.account, on_error or ErrorPolicy(), dict(config), dead_letters
         )
         self._claimed: Claim | None = None
-        self._filled: Counter[str] = Counter()  # messages that have a column
+        self._filled: Counter[str] = Counter()  # by column, messages that have a value
         self._error: SinkFailed | None = None
         self._whole = False
         self._goes_on = self._resumed = False
-        self._known: Epochs | None = None  # where each is loaded once
+        self._known: Epochs | None = None  # only if each is loaded exactly once
         self._files: EpochFiles | None = None
-        self._fitted = 0  # messages that are written and not durable
+        self._fitted = 0  # messages that are written but not durable yet
 
     def begin(self, epochs: Epochs) -> None:
-        """Begin behind what was loaded before: it is not replaced, nor in the way."""
+        """Begin after what was loaded before, which is kept."""
         self._goes_on = self._resumed = epochs.done > 0
         if self._letters is not None:
             self._letters.pending = self._replaces
@@ -97,10 +97,10 @@ class RowLanding(Landing):
         self._files = self._files_of(epochs)
 
     def _files_of(self, epochs: Epochs) -> EpochFiles | None:
-        """Return where the files of epochs are that are loaded once."""
+        """Return the place for files of epochs that are loaded exactly once."""
         if self._path is None:
             raise self._failure(
-                f"can't load epochs once into {self._where}: it is no path of"
+                f"can't load epochs once into {self._where}: it is not a path of"
                 " this machine, nor a table of a database"
             )
         return EpochFiles(self._path, epochs.load, epochs.start)
@@ -108,20 +108,20 @@ class RowLanding(Landing):
     @property
     @abstractmethod
     def _columns(self) -> Sequence[str]:
-        """The columns that are found in JSON."""
+        """The columns whose values are taken from JSON."""
 
     @abstractmethod
     def _why(self, error: Exception) -> str:
-        """Return the text of an error, for a human."""
+        """Return the text of an error, for humans."""
 
     def _claim(self) -> None:
-        """Assert that no other run writes to the same files, and that none will."""
+        """Assert that no other run writes to the same files, now or later."""
         assert self._path is not None
         self._claimed = claim = Claim(self._path)
         try:
             holder = claim.take()
         except OSError:
-            return  # no lock can be had: they are as they were without one
+            return  # locks are not available: continue without one
         if holder is not None:
             raise self._failure(
                 f"another run writes to {self._path} ({holder}): wait until it has"
@@ -129,7 +129,7 @@ class RowLanding(Landing):
             )
 
     async def aclose(self) -> None:
-        """Forget what has not been loaded; safe to call twice and at any time."""
+        """Drop what has not been loaded; safe to call twice and at any time."""
         if self._claimed is not None:
             self._claimed.release()
         if self._files is not None and self._known is not None and not self._whole:
@@ -137,7 +137,7 @@ class RowLanding(Landing):
                 rmtree(self._files.aside(self._known.done + 1))
 
     def landed(self) -> str:
-        """Return, in one line for a human, what was loaded and what was not."""
+        """Return, in one line for humans, what was loaded and what was not."""
         account = self.account
         waiting = account.received - account.done - account.dead
         rest = f"; {counted(waiting, 'message')} not loaded" if waiting else ""
@@ -152,7 +152,7 @@ class RowLanding(Landing):
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Show what is written; make of an error one of the sink, failed for good."""
+        """Set the activity; raise other errors as SinkFailed, and keep the failure."""
         self.activity: str = f"writing {what or 'the output'}".rstrip()
         try:
             yield
@@ -173,13 +173,13 @@ class RowLanding(Landing):
             self.activity = ""
 
     def _show_tasks(self, done: int, total: int) -> None:
-        """Show in the activity how far the job that writes has come."""
+        """Show the progress of the writing job in the activity."""
         what = self.activity.partition(": ")[0]
         self.activity = f"{what}: {done:,} of {counted(total, 'task')}"
 
     @property
     def _empty(self) -> str:
-        """The note on columns in which there is nothing but null."""
+        """The remark about columns that are null in all rows."""
         names = [name for name in self._columns if not self._filled[name]]
         if not names or not self.account.done or not self._whole or self._resumed:
             return ""
@@ -190,7 +190,7 @@ class RowLanding(Landing):
         )
 
     def _recover(self) -> None:
-        """Finish the moves of the last record, and remove what was not recorded."""
+        """Finish the moves of recorded epochs, and remove what was not recorded."""
         if self._files is None or self._known is None:
             return
         sealed = self._files.sweep(self._known.done, check=self._known.check)
@@ -202,7 +202,7 @@ class RowLanding(Landing):
             self._files.mark(whole=True)
 
     async def _settle_epoch(self) -> int:
-        """Make what was written whole: the next epoch begins; return its messages."""
+        """Seal the epoch and begin the next; return the number of messages in it."""
         files, known = self._files, self._known
         assert known is not None
         number = known.done + 1
@@ -219,11 +219,11 @@ class RowLanding(Landing):
 
     @property
     def performs(self) -> bool:
-        """Whether files are moved behind the record."""
+        """Whether files are moved after the record."""
         return self._files is not None
 
     async def perform(self) -> None:
-        """Move the files of the last epoch to where they are read."""
+        """Move the files of the last epoch to where readers find them."""
         files, known = self._files, self._known
         if files is None or known is None:
             return
@@ -242,13 +242,13 @@ class RowLanding(Landing):
             self._letters.supersede(letter_time())
 
     async def _supersede(self) -> None:
-        """Record which dead letters are of output that the epoch has replaced."""
+        """Record that dead letters of replaced output are superseded."""
         if self._replaces and self._letters is not None:
             await anyio.to_thread.run_sync(self._letters.supersede, letter_time())
 
     @property
     def _replaces(self) -> bool:
-        """Whether the epoch takes the place of all that there is."""
+        """Whether the epoch replaces everything that exists at the destination."""
         return self._overwrites and not self._goes_on
 
     def _count(self, messages: int, *, epochs: int = 1) -> None:
@@ -260,14 +260,14 @@ class RowLanding(Landing):
         self, message: bytes, why: str, place: int, counts: tuple[int, int], what: str
     ) -> None:
         """
-        Dead-letter a message that does not fit; raises when it is too much.
+        Dead-letter a message that does not fit; raise if there are too many.
 
         Args:
             message: The message.
-            why: Why not.
-            place: Its place among all that the stage had.
-            counts: How many do not fit, and of how many.
-            what: As an error calls these; empty where they are the whole input.
+            why: Why it does not fit.
+            place: Its place among all messages of the stage.
+            counts: How many messages do not fit, and of how many.
+            what: Name of these messages in an error; empty if they are the whole input.
 
         """
         wanted = self._ddl or "value string"
@@ -292,28 +292,28 @@ class RowSink(RowLanding, Sink):
     """
     Loads rows run by run: messages are kept until an epoch is full.
 
-    So memory stays bounded, and what has landed is durable.
+    So memory stays bounded, and what was loaded is durable.
     """
 
-    _bounds: tuple[int, int]  # messages of an epoch, and bytes
+    _bounds: tuple[int, int]  # maximum messages of an epoch, and bytes
     _epoch: Epoch
 
     @abstractmethod
     async def _prepare(self) -> None:
-        """Find out what is wrong with the settings; raises as :meth:`write`."""
+        """Check the settings; raises like :meth:`write`."""
 
     @abstractmethod
     async def _load_epoch(self, *, last: bool) -> int:
-        """Write the epoch under way; return how many of its messages fitted."""
+        """Write the current epoch; return how many of its messages fitted."""
 
     @property
     def _marks(self) -> bool:
-        """Whether whole output is marked by the writing of its last epoch."""
+        """Whether writing the last epoch marks the output as complete."""
         return False
 
     async def write(self, run: Run) -> None:
         """
-        Take a run, and load the epoch that is full without it.
+        Take a run; load the current epoch first if the run would overfill it.
 
         Raises:
             SinkFailed: If it can't be written, or a message does not fit the schema.
@@ -336,7 +336,7 @@ class RowSink(RowLanding, Sink):
             self.account.received += len(part)
 
     async def flush(self) -> None:
-        """Load what has come so far, as an epoch; raises as :meth:`write`."""
+        """Load what has come so far, as an epoch; raises like :meth:`write`."""
         await self._prepare()
         if self._epoch.messages:
             await self._land(last=False)
@@ -344,11 +344,11 @@ class RowSink(RowLanding, Sink):
             await self._settle_epoch()
 
     async def finish(self) -> None:
-        """Load the rest and mark the output as complete; raises as :meth:`write`."""
+        """Load the rest and mark the output as complete; raises like :meth:`write`."""
         await self._prepare()
         if self._whole:
             return
-        # Without messages there still is an output: its schema, and its marker.
+        # Even without messages there is an output: its schema, and its marker.
         marks = self._marks and self._files is None
         if self._epoch.messages or not self.epochs or marks:
             await self._land(last=True)
@@ -357,12 +357,12 @@ class RowSink(RowLanding, Sink):
         self._whole = True
 
     async def aclose(self) -> None:
-        """Forget what has not been loaded; safe to call twice and at any time."""
+        """Drop what has not been loaded; safe to call twice and at any time."""
         self._epoch = Epoch()
         await super().aclose()
 
     async def _land(self, *, last: bool) -> None:
-        """Load the epoch that has come together, and begin the next."""
+        """Load the current epoch, and begin the next."""
         with self._failing(f"epoch {self.epochs + 1} "):
             fitted = await self._load_epoch(last=last)
         if self._known is not None:

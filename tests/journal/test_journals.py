@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -24,30 +26,33 @@ from etlstage.journal import (
     modulo,
     rendezvous,
 )
+from etlstage.journal.reader import Registered
+from etlstage.journal.retention import Retention
 from etlstage.sequencing import Clock, FrameError, JsonMessage
+from tests.patience import HANG
 
 SECOND = 10**9
 
 
 class Time:
-    """A clock that stands."""
+    """A clock that stands still unless it is set."""
 
     def __init__(self) -> None:
         self.now = 1_000_000 * SECOND
 
     def __call__(self) -> int:
-        """Return where it stands."""
+        """Return the current time, in nanoseconds."""
         return self.now
 
 
 def memory(storage: MemoryStorage | None = None, **fields: Any) -> Journals:  # noqa: ANN401
-    """Return a set in memory, of one journal."""
+    """Return a set of journals in memory."""
     storage = MemoryStorage() if storage is None else storage
     return Journals(storage=storage, name="orders", **fields)
 
 
 def publisher(journals: Journals) -> Publisher:
-    """Return one that maps by a key."""
+    """Return a publisher that maps messages by a key."""
     return Publisher(journals, Clock(), mapping=modulo(lambda m: m["k"]))
 
 
@@ -59,19 +64,19 @@ def publish(journals: Journals, *numbers: int) -> None:
 
 
 def numbers(reader: CommittedReader) -> list[int]:
-    """Return what a reader delivers."""
+    """Return the numbers of the messages that a reader delivers."""
     return [number_of(envelope.message) for envelope in reader]
 
 
 def number_of(message: object) -> int:
-    """Return the number that was published."""
+    """Return the number that was published in a message."""
     assert isinstance(message, JsonMessage)
     number: int = message["k"]
     return number
 
 
 async def test_one_writes_and_others_read(tmp_path: Path) -> None:
-    """Each in its own time, each message once, also after a reopening."""
+    """Each reader gets each message once, at its own pace, also after a reopening."""
     async with Journals(tmp_path / "orders", partitions=4) as journals:
         writer = publisher(journals)
         for number in range(40):
@@ -93,7 +98,7 @@ async def test_one_writes_and_others_read(tmp_path: Path) -> None:
 
 
 def test_transaction_is_read_when_it_is_acknowledged() -> None:
-    """Acknowledgements are left out; a rolled back one never is."""
+    """Readers get its messages only then, and never the acknowledgements themselves."""
     journals = memory()
     one, two = publisher(journals), publisher(journals)
     one.publish_uncommitted({"k": 1})
@@ -109,7 +114,7 @@ def test_transaction_is_read_when_it_is_acknowledged() -> None:
 
 
 async def test_following_reader_waits_for_more() -> None:
-    """Also for journals that are added."""
+    """It also follows journals that are added meanwhile."""
     storage = MemoryStorage()
     journals = memory(storage)
     found: list[int] = []
@@ -132,7 +137,7 @@ async def test_following_reader_waits_for_more() -> None:
         other = memory(storage)
         assert len(other.select()) == 4
         publish(other, *range(1, 30))
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await done.wait()
     assert sorted(found) == list(range(30))
     assert len(journals.select()) == 4
@@ -150,7 +155,7 @@ def test_message_counts_as_done_when_the_next_is_asked_for() -> None:
 
 
 def test_position_may_be_stored_in_the_middle_of_a_transaction() -> None:
-    """A transaction is no unit of memory."""
+    """A reader that resumes there continues with the rest of the transaction."""
     storage = MemoryStorage()
     journals = memory(storage)
     writer = publisher(journals)
@@ -162,13 +167,13 @@ def test_position_may_be_stored_in_the_middle_of_a_transaction() -> None:
     for _ in range(3):
         next(reader)
     reader.commit()
-    # The process is gone: nothing more is stored, and the name is free.
+    # As if the process were killed: nothing more is stored, and the name is free.
     storage._held.clear()
     assert numbers(memory(storage).read_committed("r", ring=0)) == [2, 3, 4]
 
 
 def test_positions_are_stored_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many seconds."""
+    """They are stored every ``commit_every`` seconds."""
     journals = memory()
     publish(journals, 1, 2, 3)
     now = [0.0]
@@ -185,7 +190,7 @@ def test_positions_are_stored_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_two_readers_of_one_name_are_refused(tmp_path: Path) -> None:
-    """Who holds it is named; a name is plain."""
+    """The error names the process that holds the name; names must be plain."""
     import os
 
     with Journals.open(tmp_path / "orders") as journals:
@@ -212,7 +217,7 @@ def test_two_readers_of_one_name_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_reader_begins(start: Any, found: list[int]) -> None:  # noqa: ANN401
-    """If it has no position yet."""
+    """``start`` applies only to a reader without a stored position."""
     time = Time()
     journals = memory(now=time)
     for number in (1, 2, 3):
@@ -223,7 +228,7 @@ def test_where_a_reader_begins(start: Any, found: list[int]) -> None:  # noqa: A
 
 
 def test_reader_begins_at_an_offset_within_a_group() -> None:
-    """Where a message begins."""
+    """It may begin wherever a message begins, also in the middle of a group."""
     journals = memory()
     publish(journals, 1, 2, 3)
     (name,) = [spec.name for spec in journals.select()]
@@ -235,7 +240,7 @@ def test_reader_begins_at_an_offset_within_a_group() -> None:
 
 
 def test_frames_that_are_none() -> None:
-    """Raised, and then passed over; or given to ``on_error``."""
+    """Their error is raised, and the next read skips them; or ``on_error`` gets it."""
     journals = memory()
     publish(journals, 1)
     journals.append("orders/part-000", b"no json\n")
@@ -251,7 +256,7 @@ def test_frames_that_are_none() -> None:
 
 
 def test_frames_that_are_none_within_a_replay() -> None:
-    """They are reported once."""
+    """They are reported once, although they are read twice."""
     journals = memory()
     writer = publisher(journals)
     writer.publish_uncommitted({"k": 1})
@@ -265,7 +270,7 @@ def test_frames_that_are_none_within_a_replay() -> None:
 
 
 def test_damage_stops_a_reader_or_is_passed_over() -> None:
-    """What follows is read."""
+    """With ``on_error`` the messages after the damage are read."""
     storage = MemoryStorage()
     journals = memory(storage)
     publish(journals, 1, 2, 3)
@@ -279,7 +284,7 @@ def test_damage_stops_a_reader_or_is_passed_over() -> None:
 
 
 def test_damage_at_the_end_is_reported_when_more_follows() -> None:
-    """Until then it might be repaired."""
+    """Until then it may be a torn tail that a writer repairs."""
     storage = MemoryStorage()
     journals = memory(storage)
     publish(journals, 1, 2)
@@ -302,19 +307,19 @@ KINDS: list[tuple[str, object]] = [
 
 @pytest.mark.parametrize(("content_type", "value"), KINDS)
 def test_values_of_each_content_type(content_type: str, value: object) -> None:
-    """Become messages, and are read as such."""
+    """Plain values become messages, and are read back as messages."""
     journals = memory(content_type=content_type)
     one = Publisher(journals, mapping=rendezvous(lambda _: b"k"))
     one.publish_committed(value)
     (found,) = journals.read_committed()
-    # The object has its UUID by now, wherever it is looked at.
+    # The published object itself has its UUID by now.
     shown = {"JsonMessage": "value", "CsvRecord": "fields", "Opaque": "data"}
     content: Any = getattr(found.message, shown[type(found.message).__name__])
     assert (content[1:] if isinstance(value, list) else content) == value
 
 
 def test_intents_of_a_journal_that_is_gone() -> None:
-    """It is named."""
+    """The error names the journal, and a similar one that exists."""
     with pytest.raises(
         JournalError,
         match=r"^fetching journal spec: named journal does not exist \(orders/part-0001\)"
@@ -324,7 +329,7 @@ def test_intents_of_a_journal_that_is_gone() -> None:
 
 
 def test_journals_are_selected_by_labels() -> None:
-    """The same object as long as nothing changes."""
+    """Without labels the same object is returned as long as nothing changes."""
     storage = MemoryStorage()
     journals = memory(storage, partitions=3, labels={"of": "orders"})
     assert journals.select() is journals.partitions()
@@ -338,19 +343,19 @@ def test_journals_are_selected_by_labels() -> None:
 
 
 async def test_changes_are_watched() -> None:
-    """Now, and with each change."""
+    """The watcher yields the journals now, and again after each change."""
     storage = MemoryStorage()
     journals = memory(storage)
     watching = journals.watch(every=0.001)
     assert len(await anext(watching)) == 1
     memory(storage).add_partitions(2)
-    with anyio.fail_after(5):
+    with anyio.fail_after(HANG):
         assert len(await anext(watching)) == 3
     await watching.aclose()  # type: ignore[attr-defined]
 
 
 def test_set_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
-    """What it leaves is a lock, and a spec that was not written to its end."""
+    """A killed maker leaves a lock, and a spec that was not written to its end."""
     (tmp_path / "lock").touch()
     (tmp_path / ".spec.json.4711").write_text('{"lay')
     with Journals.open(tmp_path, partitions=2) as journals:
@@ -358,9 +363,9 @@ def test_set_whose_maker_was_killed_is_made(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_no_set(tmp_path: Path) -> None:
-    """It is not made one; neither is one where none should be made."""
+    """It isn't made a set; with ``create=False`` no set is made at all."""
     (tmp_path / "file").write_text("x")
-    with pytest.raises(JournalError, match="no set of journals, and not empty"):
+    with pytest.raises(JournalError, match="not a set of journals, and not empty"):
         Journals.open(tmp_path)
     with pytest.raises(JournalError, match="no set of journals is there"):
         Journals.open(tmp_path / "none", create=False)
@@ -380,7 +385,7 @@ def test_folder_that_is_no_set(tmp_path: Path) -> None:
     ],
 )
 def test_spec_that_is_none(tmp_path: Path, text: str, error: str) -> None:
-    """A newer layout is refused in words."""
+    """The error explains what is wrong, for a newer layout too."""
     (tmp_path / "spec.json").write_text(text)
     with pytest.raises(JournalError, match=error):
         Journals.open(tmp_path)
@@ -392,19 +397,37 @@ def test_spec_that_is_none(tmp_path: Path, text: str, error: str) -> None:
         ({"sync": "sometimes"}, "sync is 'sometimes', expected 'commit'"),
         ({"sync": "1x"}, "sync is '1x'"),
         ({"keep": "7 years"}, "keep is '7 years', expected 'read'"),
+        ({"keep": "7"}, "keep is '7', expected 'read'"),  # days, or bytes?
+        ({"keep": "0d"}, "keep is '0d', expected 'read'"),
         ({"limit": "7d"}, "limit is '7d', expected a size"),
         ({"partitions": 0}, "partitions is 0, expected 1 to 10000"),
         ({"content_type": "text/plain"}, "unrecognized content-type"),
     ],
 )
 def test_wrong_arguments(fields: dict[str, Any], error: str) -> None:
-    """Are named, with what is expected."""
+    """The error names the argument, its value, and what is expected."""
     with pytest.raises(ConfigError, match=error):
         memory(**fields)
 
 
+@pytest.mark.parametrize(
+    ("keep", "amount"),
+    [
+        ("7d", ("seconds", 604_800)),
+        ("1.5h", ("seconds", 5400)),
+        ("100 GiB", ("bytes", 100 << 30)),
+        ("10MB", ("bytes", 10_000_000)),
+        ("read", ("read", 0)),
+        (None, None),
+    ],
+)
+def test_what_is_kept(keep: str | None, amount: tuple[str, int] | None) -> None:
+    """``keep`` is a duration or a size, written as in all other settings."""
+    assert Retention.of(keep) == amount
+
+
 def test_number_of_partitions_is_that_of_the_set() -> None:
-    """Another is not silently taken."""
+    """A different number is refused, rather than silently ignored."""
     storage = MemoryStorage()
     memory(storage, partitions=2)
     assert len(memory(storage, partitions=2).select()) == 2
@@ -415,13 +438,13 @@ def test_number_of_partitions_is_that_of_the_set() -> None:
 
 
 def test_position_that_is_none() -> None:
-    """Its file is named."""
+    """The error names the file of an invalid position."""
     storage = MemoryStorage()
     storage.replace("readers/r.json", b"[]")
     storage.files.pop("readers/r.json")
     journals = memory(storage)
     storage.replace("readers/r.json", b"[]")
-    with pytest.raises(JournalError, match=r"readers/r\.json is no position"):
+    with pytest.raises(JournalError, match=r"readers/r\.json is not a position"):
         journals.readers()
 
 
@@ -429,7 +452,7 @@ def test_position_that_is_none() -> None:
 
 
 def test_when_it_is_synced() -> None:
-    """Each time; after some seconds; or when asked."""
+    """With each append; after some seconds; or on demand and at the end."""
     time = Time()
 
     def synced(storage: MemoryStorage) -> int:
@@ -467,7 +490,7 @@ def test_when_it_is_synced() -> None:
 
 
 def test_position_does_not_outlive_what_was_read() -> None:
-    """It is synced before that, once: a name's would point behind the end else."""
+    """Data are synced before a position is stored, or it could point after the end."""
     storage = MemoryStorage()
     writer = memory(storage)
     reader = memory(storage, create=False).read_committed("r", commit_every=None)
@@ -489,7 +512,7 @@ def test_position_does_not_outlive_what_was_read() -> None:
 
 
 async def test_barrier_may_be_awaited() -> None:
-    """Without holding up others."""
+    """Awaiting it doesn't block other tasks."""
     storage = MemoryStorage()
     journals = memory(storage)
     publish(journals, 1)
@@ -499,7 +522,7 @@ async def test_barrier_may_be_awaited() -> None:
 
 
 def test_disk_that_fails_and_recovers() -> None:
-    """Full, and when it is forced: nothing half counts, and it goes on."""
+    """Nothing half-written counts, and publishing goes on after either error."""
     storage = MemoryStorage()
     journals = memory(storage, sync="append")
     writer = publisher(journals)
@@ -513,7 +536,7 @@ def test_disk_that_fails_and_recovers() -> None:
     assert not append.done
     with pytest.raises(OSError, match="Input/output"):
         append.wait()
-    # It is there, and forced with the next.
+    # The message is there, and is synced with the next one.
     writer.publish_committed({"k": 4})
     assert numbers(journals.read_committed()) == [2, 3, 4]
     assert journals.pending_except("") == []
@@ -523,12 +546,12 @@ def test_disk_that_fails_and_recovers() -> None:
 
 
 def segments(journals: Journals) -> int:
-    """Return how many there are."""
+    """Return the number of segments."""
     return len(journals.log("orders/part-000").segments())
 
 
 def test_all_is_kept_by_default() -> None:
-    """However old."""
+    """Without ``keep`` nothing is dropped, however old."""
     journals = memory(segment=10)
     publish(journals, *range(5))
     assert journals.trim() == {}
@@ -536,7 +559,7 @@ def test_all_is_kept_by_default() -> None:
 
 
 def test_what_all_readers_have_read_is_dropped() -> None:
-    """Without a reader nothing is; an open span is needed from its begin."""
+    """Nothing is without a reader; an open transaction is kept from its beginning."""
     journals = memory(segment=10, keep="read")
     publish(journals, *range(5))
     assert journals.trim() == {}
@@ -554,8 +577,63 @@ def test_what_all_readers_have_read_is_dropped() -> None:
     assert journals.trim() == {"orders/part-000": 6}
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("trims", ["an append", "a command"])
+def test_reader_that_registers_while_segments_are_dropped(
+    trims: str, known: bool
+) -> None:
+    """The reader begins with what is kept, and nothing of that is dropped."""
+    storage = MemoryStorage()
+    found: list[Thread] = []
+
+    def register() -> None:
+        with memory(storage) as journals:
+            journals.read_committed("late", commit_every=None, load="b").close()
+
+    class Dropping(Journals):
+        def readers(self) -> list[Registered]:
+            """Return the readers, while another one registers at that moment."""
+            readers = super().readers()
+            if not found:
+                found.append(Thread(target=register))
+                found[0].start()
+                found[0].join(0.3)
+            return readers
+
+    if known:
+        with memory(storage, keep="1B", segment=10) as journals:
+            journals.read_committed("late", commit_every=None, load="a").close()
+    with Dropping(storage=storage, name="orders", keep="1B", segment=10) as journals:
+        publish(journals, 1)
+        found.append(Thread())
+        publish(journals, *range(2, 6))
+        if known:
+            numbers(journals.read_committed("late", load="a"))
+        found.clear()
+        if trims == "an append":
+            publish(journals, 6)
+        else:
+            journals.trim()
+        found[0].join()
+        assert numbers(journals.read_committed("late", load="b"))
+
+
+def test_reader_that_is_about_to_begin_stops_no_writer() -> None:
+    """A reader without a position yet has no backlog that could hold up writers."""
+    journals = memory(segment=10, keep="read", limit="100B")
+    publish(journals, 1, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CommittedReader, "_look", publish_more(journals))
+        journals.read_committed("a", start="end", commit_every=None)
+
+
+def publish_more(journals: Journals) -> Callable[[CommittedReader], None]:
+    """Return a function that publishes one more message."""
+    return lambda _: publish(journals, 3)
+
+
 def test_what_is_old_is_dropped_but_not_before_it_is_read() -> None:
-    """By the time of the segment that follows."""
+    """A segment's age counts from the time of the segment that follows it."""
     time = Time()
     journals = memory(segment=10, keep="1h", now=time)
     for number in range(4):
@@ -574,7 +652,7 @@ def test_what_is_old_is_dropped_but_not_before_it_is_read() -> None:
 
 
 def test_what_is_too_much_is_dropped_with_each_segment() -> None:
-    """The oldest first; a reader without a name may be left behind."""
+    """The oldest is dropped first, even if a reader without a name needs it."""
     journals = memory(segment=10, keep="300B")
     publish(journals, 0, 1)
     reader = journals.read_committed()
@@ -588,7 +666,7 @@ def test_what_is_too_much_is_dropped_with_each_segment() -> None:
 
 
 def test_forgotten_reader_keeps_no_state() -> None:
-    """Another is named, if it is close."""
+    """It keeps no segments; the error for a misspelled name suggests a similar one."""
     journals = memory(segment=10, keep="read")
     numbers(journals.read_committed("slow"))
     publish(journals, *range(5))
@@ -603,7 +681,7 @@ def test_forgotten_reader_keeps_no_state() -> None:
 
 
 def test_no_one_waits_for_a_transaction_that_is_open() -> None:
-    """What has been read is not unread, though the transaction's begin is needed."""
+    """Read messages aren't backlog, though the open transaction's start is needed."""
     journals = memory(limit="1KiB")
     reader = journals.read_committed("r", follow=True, commit_every=None)
     publisher(journals).publish_uncommitted({"k": 0})
@@ -618,7 +696,7 @@ def test_no_one_waits_for_a_transaction_that_is_open() -> None:
 
 
 async def test_writers_wait_for_readers() -> None:
-    """The slowest is named; nothing was begun; it goes on when that has read."""
+    """The error names the slowest reader; writing goes on once that has read."""
     journals = memory(limit="1KiB")
     publish(journals, *range(100))  # no one reads yet
     journals.read_committed("slow", start="end").close()
@@ -646,7 +724,7 @@ async def test_writers_wait_for_readers() -> None:
 
 
 def test_spec_is_plain_json(tmp_path: Path) -> None:
-    """For whoever looks."""
+    """People and other programs can read it."""
     Journals.open(tmp_path / "orders", partitions=2, keep="7d", limit="1GiB").close()
     spec = json.loads((tmp_path / "orders" / "spec.json").read_text())
     assert spec == {
@@ -662,7 +740,7 @@ def test_spec_is_plain_json(tmp_path: Path) -> None:
 
 
 def test_name_is_let_go_where_it_can_not_be_noted_who_has_it() -> None:
-    """Or this process, which tries again, would be refused as its own other."""
+    """Otherwise the process would be refused when it tries again."""
     storage = MemoryStorage()
     with Journals.open(storage=storage) as journals:
         storage.faults.append(("replace", OSError("full"), 0))

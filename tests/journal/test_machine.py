@@ -1,11 +1,13 @@
-"""The machine of the kit, over journals in memory, in a folder, and of a broker."""
+"""The testing kit's machine, over journals in memory, in a folder, and of a broker."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
@@ -22,22 +24,23 @@ from etlstage.journal import (
 from etlstage.journal.storage import Storage
 from etlstage.sequencing import Checkpoint
 from etlstage.testing.journal import JournalMachine
+from tests.dice import diced
 from tests.journal.gateway import running
 
 FIELDS: dict[str, Any] = {"partitions": 2, "segment": 700, "keep": "read"}
 
 
 class Stored(JournalMachine):
-    """Has a named reader, whose position is what is kept."""
+    """A machine with a named reader, whose position decides what is kept."""
 
     storage: Storage
 
     def open(self) -> Journals:
-        """Open the set."""
+        """Open the set of journals."""
         return Journals(storage=self.storage, name="orders", **FIELDS)
 
     def read(self, journals: Journals, position: Checkpoint | None) -> CommittedReader:
-        """Read on under the name."""
+        """Continue reading under the same name."""
         return journals.read_committed(
             "r", ring=self.ring, commit_every=None, position=position
         )
@@ -48,26 +51,26 @@ class Stored(JournalMachine):
 
     @rule(ring=st.sampled_from([0, 1, 3, 100]))
     def choose_ring(self, ring: int) -> None:
-        """Have the next reader hold so much."""
+        """Set the number of messages that the next reader may hold."""
         self.ring = ring
 
     @rule()
     def trim(self) -> None:
-        """Drop what the reader has recorded."""
+        """Drop the segments that the reader's recorded position has passed."""
         if self._position is not None:
             self._reader.commit(self._position)  # type: ignore[attr-defined]
         self._appender.trim()  # type: ignore[attr-defined]
 
     def tear(self, journals: Journals, writer: int) -> None:
-        """Leave the beginning of a group behind the last that is whole."""
+        """Leave the beginning of a group after the last whole group."""
         folder = f"part-{writer % 2:03}"
-        # Who appends cuts what another has left.
+        # A writer would cut a torn tail that another one has left.
         log = Journals(storage=self.storage, name="orders").log(f"orders/{folder}")
         segment, _, _ = log._recovered()
         self.storage.append(f"{folder}/{segment:020}.log", b"ETJ1torn")
 
     def close(self, journals: Journals) -> None:
-        """Close it."""
+        """Close the set."""
         journals.close()
 
 
@@ -78,17 +81,17 @@ class InMemory(Stored):
 
     @rule(written=st.integers(0, 200))
     def fill_disk(self, written: int) -> None:
-        """Have the next append fail, with some of it written."""
+        """Let the next append fail after some bytes are written."""
         error = OSError(28, "No space left on device")
         self.memory.faults.append(("append", error, written))
 
     def teardown(self) -> None:
-        """Have no more errors to come."""
+        """Clear the faults, and finish."""
         self.memory.faults.clear()
         super().teardown()
 
     def tear(self, journals: Journals, writer: int) -> None:
-        """Do it where the disk has room."""
+        """Leave a torn tail, after clearing faults that would prevent that."""
         self.memory.faults.clear()
         super().tear(journals, writer)
 
@@ -100,7 +103,7 @@ class InFolder(Stored):
         self.storage = FolderStorage(Path(self._folder.name) / "orders")
 
     def teardown(self) -> None:
-        """Remove it."""
+        """Finish, and remove the folder."""
         super().teardown()
         self.storage.close()
         self._folder.cleanup()
@@ -114,12 +117,12 @@ class AtBroker(JournalMachine):
         self._gateway = self._stack.enter_context(running(*names))
 
     def open(self) -> Journals:
-        """Open its journals."""
+        """Open the broker's journals."""
         broker = Broker(self._gateway.url, retry_for=0)
         return Journals(broker, partitions=2)
 
     def read(self, journals: Journals, position: Checkpoint | None) -> CommittedReader:
-        """Read, of each journal some bytes at a time."""
+        """Read on from the position, holding one message at a time."""
         return journals.read_committed(position=position, ring=1)
 
     def close(self, journals: Journals) -> None:
@@ -128,11 +131,11 @@ class AtBroker(JournalMachine):
 
     @rule(fault=st.sampled_from(["lost", "dropped"]))
     def lose(self, fault: str) -> None:
-        """Have the answer to the next append lost, or the append."""
+        """Let the next append get lost, or only the response to it."""
         self._gateway.faults["PUT"].append(fault)
 
     def teardown(self) -> None:
-        """End it."""
+        """Finish, and stop the gateway."""
         super().teardown()
         self._stack.close()
 
@@ -141,18 +144,57 @@ class AtBroker(JournalMachine):
     ("machine", "examples"), [(InMemory, 100), (InFolder, 12), (AtBroker, 12)]
 )
 def test_each_message_once(machine: type[JournalMachine], examples: int) -> None:
-    """Whoever dies, and wherever; a reader's work is what its position covers."""
+    """Readers get each message once, whichever writers and readers crash, and when."""
     run_state_machine_as_test(
         machine,
         settings=settings(deadline=None, max_examples=examples, stateful_step_count=40),
     )
 
 
+_ONE: Final = {"writer": range(3)}
+_SOME: Final = {"count": range(1, 5)}
+ACTS: Final[Mapping[str, Mapping[str, Sequence[int]]]] = {
+    "publish_uncommitted": _ONE,
+    "commit": _ONE,
+    "publish_committed": _ONE,
+    "repeat": {"writer": range(3), "count": range(1, 6)},
+    "roll_back": _ONE,
+    "crash_writer": _ONE,
+    "take": _SOME,
+    "crash_reader": _SOME,
+    "crash_all": {},
+    "choose_ring": {"ring": (0, 1, 3, 100)},
+    "trim": {},
+    "fill_disk": {"written": range(201)},
+}
+"""The rules of the machine in memory, and the values to draw their arguments from."""
+_MARKED: Final = "hypothesis_stateful_rule"
+"""The attribute that Hypothesis sets on a rule."""
+
+
+def test_no_rule_is_left_to_hypothesis_alone() -> None:
+    """The test with dice, below, must know every rule, too."""
+    rules = {
+        name for name in dir(InMemory) if hasattr(getattr(InMemory, name), _MARKED)
+    }
+    assert rules == ACTS.keys()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_each_message_once_at_length() -> None:
-    """A thousand runs of the machine."""
-    run_state_machine_as_test(
-        InMemory,
-        settings=settings(deadline=None, max_examples=1000, stateful_step_count=50),
-    )
+@diced(40)
+def test_each_message_once_at_length(dice: Random) -> None:
+    """
+    Run the machine many times, driven by dice instead of Hypothesis.
+
+    As with Hypothesis, each run uses only some of the rules: if everything crashes all
+    the time, hardly any transaction gets long.
+    """
+    acts = [act for act in ACTS for _ in range(dice.choice([0, 1, 1, 4]))] or [*ACTS]
+    machine = InMemory()
+    machine.start()
+    for _ in range(50):
+        act = dice.choice(acts)
+        drawn = {name: dice.choice(values) for name, values in ACTS[act].items()}
+        getattr(machine, act)(**drawn)
+    machine.teardown()

@@ -1,4 +1,4 @@
-"""A disk that fails, at whichever call: what is reported, and what is lost of it."""
+"""A disk that fails at any call: what is reported, and whether data is lost."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.stage import ErrorBudget, ErrorPolicy
+from tests.patience import HANG
 from tests.pipeline.test_loading import Numbers
 
 CALLS: Final = ("fsync", "write", "open", "mkdir", "rename", "replace", "unlink")
@@ -38,11 +39,11 @@ REFUSED: Final = {7, 17}
 
 class Disk:
     """
-    Fails at one call, and from then on, unless it is an error that passes.
+    Fails at one call and, unless the error is a passing one (EIO), ever after.
 
     Args:
-        number: Of the call, counted from 0.
-        code: The error.
+        number: The failing call, counted from 0.
+        code: The error number.
 
     """
 
@@ -53,7 +54,7 @@ class Disk:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Be the disk."""
+        """Replace the calls of ``os`` by those of this disk."""
         with pytest.MonkeyPatch.context() as patched:
             for name in CALLS:
                 patched.setattr(os, name, partial(self._do, name, getattr(os, name)))
@@ -61,7 +62,7 @@ class Disk:
             patched.setattr(folder_module, "open", files, raising=False)
             yield
 
-    # Of whatever takes whatever arguments.
+    # Wraps any function with any arguments.
     def _do(self, name: str, call: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401
         reads = name == "open" and not given[1] & (os.O_CREAT | os.O_RDWR | os.O_WRONLY)
         if not reads and not (name == "unlink" and self._code == errno.ENOSPC):
@@ -69,7 +70,7 @@ class Disk:
         return call(*given, **named)
 
     def touch(self) -> None:
-        """Fail, if it is time to."""
+        """Count a call; fail if it is time to."""
         self.left -= 1
         if self.left == -1 or (self.failed and self._code != errno.EIO):
             self.failed = True
@@ -84,13 +85,13 @@ class File(FileIO):
         self._disk = disk
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - a buffer
-        """Write, if the disk does."""
+        """Write, unless the disk fails."""
         self._disk.touch()
         return super().write(data)
 
 
 class Files(Sink):
-    """Has a folder for each epoch; some messages it refuses."""
+    """A sink of one folder per epoch that refuses some messages."""
 
     def __init__(self, out: Path, letters: DeadLetters) -> None:
         super().__init__("load")
@@ -101,7 +102,7 @@ class Files(Sink):
         self._taken: list[bytes] = []
 
     def begin(self, epochs: Epochs) -> None:
-        """Remove what is not recorded."""
+        """Remove unrecorded epochs and move recorded ones."""
         self._epochs, self._files = epochs, EpochFiles(self._out, epochs.load)
         for number in self._files.sweep(epochs.done, check=epochs.check):
             self._files.move(number, replaces=False, check=epochs.check)
@@ -117,7 +118,7 @@ class Files(Sink):
                 self._taken.append(message)
 
     async def flush(self) -> None:
-        """Write what was taken."""
+        """Write the epoch's messages."""
         number = self._epochs.done + 1
         aside = self._files.aside(number)
         try:
@@ -132,11 +133,11 @@ class Files(Sink):
 
     @property
     def performs(self) -> bool:
-        """Whether files are moved behind the record."""
+        """Whether files are moved after the record is stored."""
         return True
 
     async def perform(self) -> None:
-        """Move what is recorded."""
+        """Move the recorded epoch into place."""
         try:
             number, check = self._epochs.done, self._epochs.check
             self._files.move(number, replaces=False, check=check)
@@ -144,7 +145,7 @@ class Files(Sink):
             raise SinkFailed(f"{self._out}: {error}", stage="load") from error
 
     def landed(self) -> str:
-        """Write nothing."""
+        """Return nothing to report."""
         return ""
 
 
@@ -157,7 +158,7 @@ async def run(folder: Path) -> Report:
     made = Pipeline(
         name="p", source=source, sink=sink, dead_letters=letters, delivery=delivery
     )
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         return await made.run()
 
 
@@ -169,8 +170,8 @@ async def run(folder: Path) -> Report:
 def test_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """Whichever call fails, the error has the place; the next run loads the rest (issue 14)."""
-    # No one cuts the power here, and a real one takes its time.
+    """The error has the place, and the next run loads the rest (issue 14)."""
+    # There is no power cut here, and a real fsync takes its time.
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     number, failed = 0, True
     while failed:
@@ -193,7 +194,7 @@ def test_nothing_is_lost(
 
 
 def assert_once(folder: Path, report: Report) -> None:
-    """Assert that each message is a row or a dead letter, and counted as that."""
+    """Assert that each message is a row or a dead letter, and is counted as such."""
     settled = Settled(folder / "state" / "dead_letters")
     letters = [
         int(letter.message)

@@ -1,4 +1,4 @@
-"""Pipelines that are cut at durable edges: each message once, whatever breaks off."""
+"""Pipelines that are cut at durable edges load each message once, despite crashes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.stage import Order, Stage, WorkerProgram
 from etlstage.testing import MemorySink, MemorySource, ScriptedLaunch, ScriptedWorker
+from tests.patience import HANG
 from tests.pipeline.test_journal import committed, counting
 from tests.pipeline.test_loading import Numbers, Stopped, numbers
 
@@ -42,15 +43,15 @@ STEPS = ["begin", "written", "aside", "recorded", "performed", "ended"]
 
 
 class Salted(JournalSink):
-    """Appends what never comes again, as a stage does whose replies differ."""
+    """Appends random salt to messages, like a stage whose replies differ each time."""
 
     async def write(self, run: Run) -> None:
-        """Append it."""
+        """Append a run."""
         await super().write([b"%s %d" % (m, random.randrange(10**9)) for m in run])  # noqa: S311
 
 
 class Drained(Numbers):
-    """Ends at a position when it is drained, as all do that can be read on."""
+    """Ends at a position when drained, as all resumable sources do."""
 
     draining = False
 
@@ -60,7 +61,7 @@ class Drained(Numbers):
         return True
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield runs, and a position behind each."""
+        """Yield runs, and a position after each."""
         async with aclosing(super().runs()) as items:
             async for item in items:
                 yield item
@@ -69,35 +70,35 @@ class Drained(Numbers):
 
 
 class Noting(MemorySink):
-    """Keeps what it is given with an epoch, as the table of a database does."""
+    """Stores the note of an epoch, as the table of a database does."""
 
     def __init__(self, note: str = "") -> None:
         super().__init__()
         self.note = note
 
     async def flush(self) -> None:
-        """Count what an earlier start has loaded, too."""
+        """Count messages that an earlier start has loaded, too."""
         self.account.done = self.account.received
 
     async def noted(self) -> str:
-        """Return what was kept last."""
+        """Return the last note."""
         return self.note
 
     async def commit(self, note: str) -> None:
-        """Keep it."""
+        """Store the note."""
         self.note = note
 
 
 class SaltedEdge(DurableEdge):
-    """Ends the half before it like this."""
+    """An edge whose first half ends in a :class:`Salted` sink."""
 
     def sink(self) -> JournalSink:
-        """Return that end."""
+        """Return that sink."""
         return Salted(self.path, name=f"{self.stage}/edge", **self._mapped)
 
 
 def edges_in(state: Path, count: int, **settings: Any) -> list[DurableEdge]:  # noqa: ANN401
-    """Return edges one behind the other."""
+    """Return consecutive edges."""
     states = [state, *(state / f"edge-{n}" for n in range(count))]
     return [
         SaltedEdge(f"stage-{n}", states[n], states[n + 1], **settings)
@@ -118,7 +119,7 @@ def divided(
     last: int | None = None,
     **settings: Any,  # noqa: ANN401 - those of an edge
 ) -> DividedPipeline:
-    """Return numbers into a sink, through edges."""
+    """Return a pipeline of numbers into a sink, through edges."""
     between = edges_in(state, edges, **settings)
     sources = [
         Drained(count, size),
@@ -136,13 +137,13 @@ def divided(
 
 
 async def run(made: DividedPipeline) -> Report:
-    """Run it, for no longer than it may take."""
-    with anyio.fail_after(20):
+    """Run the pipeline, with a timeout."""
+    with anyio.fail_after(HANG):
         return await made.run()
 
 
 def plain(messages: list[bytes], edges: int = 1) -> list[bytes]:
-    """Return messages without their salt, in order; each has some of each edge."""
+    """Return messages without salt, in order; each edge has added one salt."""
     assert all(message.count(b" ") == edges for message in messages)
     return sorted(message.split()[0] for message in messages)
 
@@ -160,7 +161,7 @@ CRASH = st.tuples(
 def test_each_message_is_loaded_once_wherever_parts_break_off(
     *, size: int, crashes: list[tuple[int, str, int, bool]]
 ) -> None:
-    """One part, or all of them at once; a stage's replies are never the same."""
+    """One part, or all at once, may fail; a stage's replies differ each time."""
 
     async def all_runs(folder: Path) -> None:
         for part, step, number, whole in [*crashes, (0, "never", 1, False)]:
@@ -200,7 +201,7 @@ def test_each_message_is_loaded_once_wherever_parts_break_off(
 
 
 async def test_report_names_edges_and_what_waits(tmp_path: Path) -> None:
-    """The accounts of both halves are one ledger, without those of the journals."""
+    """The halves' accounts form one ledger, without those of the journals."""
     sink = MemorySink()
     report = await run(divided(tmp_path, sink, edges=2))
     assert (report.status, len(sink.messages)) == ("done", 50)
@@ -213,7 +214,7 @@ async def test_report_names_edges_and_what_waits(tmp_path: Path) -> None:
 
 
 async def test_halves_are_run_one_after_the_other(tmp_path: Path) -> None:
-    """What was appended waits; until it is loaded, it is not read and appended again."""
+    """Appended messages wait; until they are loaded they are not appended again."""
     for appended in (50, 0):
         report = await run(divided(tmp_path, MemorySink(), last=0))
         assert report.status == "done"
@@ -231,7 +232,7 @@ async def test_halves_are_run_one_after_the_other(tmp_path: Path) -> None:
 
 
 async def test_next_run_is_another_load(tmp_path: Path) -> None:
-    """Of all parts: where output is replaced, that of the last run is."""
+    """In all parts: output that is replaced is that of the last run."""
     loads = set()
     for _ in range(2):
         sink = MemorySink()
@@ -247,7 +248,7 @@ async def test_next_run_is_another_load(tmp_path: Path) -> None:
 async def test_what_was_retried_is_loaded_before_another_load_begins(
     tmp_path: Path,
 ) -> None:
-    """It belongs to the load before, whose output the next may replace (issue 24)."""
+    """It belongs to the previous load, whose output the next may replace (issue 24)."""
     assert (await run(divided(tmp_path, MemorySink()))).status == "done"
     load = CommitRecord.latest(tmp_path / "edge-0").load
     retried = Pipeline(
@@ -263,12 +264,12 @@ async def test_what_was_retried_is_loaded_before_another_load_begins(
 
 
 async def test_part_that_fails_stops_no_other(tmp_path: Path) -> None:
-    """The one behind it loads what was committed, the next run all the rest."""
+    """The next part loads what was committed; the next run loads all the rest."""
     sink = MemorySink()
     made = divided(tmp_path, sink, at={0: counting("recorded", 3)})
     report = await run(made)
     assert isinstance(report.error, Stopped)
-    assert len(sink.messages) == 20  # what is recorded is committed by the next start
+    assert len(sink.messages) == 20  # recorded messages are committed by the next start
     assert sink.finished == 0  # its output is not complete
     rest = MemorySink()
     report = await run(divided(tmp_path, rest))
@@ -279,7 +280,7 @@ async def test_part_that_fails_stops_no_other(tmp_path: Path) -> None:
 
 
 async def test_first_half_goes_on_without_the_other(tmp_path: Path) -> None:
-    """To its end, without a limit."""
+    """It runs to its end, as the edge has no limit."""
     made = divided(tmp_path, MemorySink(), at={1: counting("begin", 1)})
     report = await run(made)
     assert isinstance(report.error, Stopped)
@@ -288,14 +289,70 @@ async def test_first_half_goes_on_without_the_other(tmp_path: Path) -> None:
 
 
 async def test_first_half_begins_while_the_other_is_run(tmp_path: Path) -> None:
-    """Which has loaded nothing yet, and waits (issue 24)."""
+    """The second half has loaded nothing yet, and waits (issue 24)."""
     with Delivery(tmp_path / "edge-0"):
         report = await run(divided(tmp_path, MemorySink(), last=0))
     assert report.status == "done", report.error
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_first_half_begins_while_the_other_is_renewed(
+    tmp_path: Path, begun: bool
+) -> None:
+    """Both may be restarted at once, after the first was killed."""
+    assert (await run(divided(tmp_path, MemorySink()))).status == "done"
+    (edge,) = edges_in(tmp_path, 1)
+    edge.renew()
+    with Delivery(edge.behind, exactly_once=True) as delivery:
+        if begun:
+            delivery.begin("again", stages=[], letters={})
+        report = await run(divided(tmp_path, MemorySink(), last=0))
+    assert report.status == "done", report.error
+    assert report.durable[0].appended == 50
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_first_half_waits_for_the_load_before_to_end(
+    tmp_path: Path, begun: bool
+) -> None:
+    """All of it is loaded already, so a part that started early has nothing to load."""
+    assert (await run(divided(tmp_path, MemorySink()))).status == "done"
+    (edge,) = edges_in(tmp_path, 1)
+    before = CommitRecord.latest(edge.behind).load
+    with Delivery(edge.behind, exactly_once=True) as delivery:
+        if begun:
+            delivery.begin("again", stages=[], letters={})
+        reports = []
+        made = divided(tmp_path, MemorySink(), last=0)
+
+        async def load() -> None:
+            reports.append(await run(made))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(load)
+            await anyio.sleep(0.5)
+            assert not reports
+            delivery.end()
+            delivery.__exit__()
+    assert reports[0].status == "done", reports[0].error
+    assert reports[0].durable[0].appended == 50
+    assert CommitRecord.latest(edge.behind).load != before
+
+
+async def test_first_half_that_waits_is_drained(tmp_path: Path) -> None:
+    """It has read nothing by then."""
+    assert (await run(divided(tmp_path, MemorySink()))).status == "done"
+    made = divided(tmp_path, MemorySink(), last=0)
+    with Delivery(tmp_path / "edge-0"):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, made)
+            await anyio.sleep(0.3)
+            made.drain()
+    assert made.report("drained").durable[0].appended == 0
+
+
 async def test_first_half_ends_at_the_limit_without_the_other(tmp_path: Path) -> None:
-    """It does not wait for a reader that is gone, and all is loaded later."""
+    """It does not wait for a reader that is gone; the next run loads everything."""
     made = divided(
         tmp_path,
         MemorySink(),
@@ -314,7 +371,7 @@ async def test_first_half_ends_at_the_limit_without_the_other(tmp_path: Path) ->
 
 
 async def test_halves_are_drained_together(tmp_path: Path) -> None:
-    """What was appended by then waits for the next run."""
+    """Messages appended by then wait for the next run."""
 
     class Draining(MemorySink):
         async def write(self, run: Run) -> None:
@@ -335,7 +392,7 @@ async def test_halves_are_drained_together(tmp_path: Path) -> None:
 async def test_what_was_not_read_is_read_by_the_next_run(
     once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where one was drained before its first position, and the half behind it failed."""
+    """After a drain before the first position, with a second half that failed."""
 
     class Failing(MemorySink):
         async def __aenter__(self) -> Self:
@@ -359,14 +416,16 @@ async def test_what_was_not_read_is_read_by_the_next_run(
 
 
 async def test_half_behind_reads_on_while_the_other_is_run(tmp_path: Path) -> None:
-    """Elsewhere, as it seems: it ends when no one holds its state any more."""
+    """The second half ends only when no run holds the first one's state."""
     sink = MemorySink()
     behind = divided(tmp_path, sink, first=1)
     with Delivery(tmp_path):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, behind)
-            await anyio.sleep(0.3)
-            assert "reading the journals" in behind.activity
+            with anyio.fail_after(30):
+                # There is no event for this.
+                while "reading the journals" not in behind.activity:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
     assert (await run(divided(tmp_path, MemorySink(), last=0))).status == "done"
     report = await run(divided(tmp_path, sink, first=1))
@@ -376,7 +435,7 @@ async def test_half_behind_reads_on_while_the_other_is_run(tmp_path: Path) -> No
 async def test_epoch_that_only_the_sink_has_noted_waits_no_more(
     tmp_path: Path,
 ) -> None:
-    """It was loaded, though the record that is found at the start is older."""
+    """It was loaded, though the record found at the start is older."""
     killed = Noting()
     made = divided(tmp_path, killed, at={1: counting("aside", 2)})
     assert isinstance((await run(made)).error, Stopped)
@@ -389,7 +448,7 @@ async def test_epoch_that_only_the_sink_has_noted_waits_no_more(
 async def test_start_of_one_half_takes_nothing_back_from_the_other(
     tmp_path: Path,
 ) -> None:
-    """It commits what is recorded only while no run is there to do it (issue 24)."""
+    """It commits recorded messages only while no run is there to do so (issue 24)."""
     count = counting("written", 3)
 
     def at(step: str) -> None:
@@ -408,7 +467,7 @@ async def test_start_of_one_half_takes_nothing_back_from_the_other(
 async def test_half_behind_loads_what_the_other_has_recorded_last(
     tmp_path: Path,
 ) -> None:
-    """And had not acknowledged when it was killed: else the load would be over."""
+    """Even if it was killed before acknowledging them; else the load would be over."""
     at = counting("recorded", 5)
     report = await run(divided(tmp_path, MemorySink(), last=0, at={0: at}))
     assert isinstance(report.error, Stopped)
@@ -435,7 +494,7 @@ async def test_half_behind_loads_what_the_other_has_recorded_last(
 async def test_what_waits_is_counted_while_the_other_half_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is recorded behind the look at the record may be removed, too (issue 24)."""
+    """Messages recorded after a look at the record may be removed, too (issue 24)."""
     assert (await run(divided(tmp_path, MemorySink(), last=0))).status == "done"
     gone = [OffsetGone("part-000", 0, 600)] * 2
     (edge,) = edges_in(tmp_path, 1)
@@ -468,7 +527,7 @@ async def test_what_waits_is_counted_while_the_other_half_loads(
 async def test_mapping_changes_only_while_nothing_waits(
     tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
-    """Else messages of one key would be in two journals; the error comes first."""
+    """Otherwise one key's messages could be in two journals; the error comes first."""
     before: dict[str, Any] = {"partitions": 2, "key": "/id"}
     await run(divided(tmp_path, MemorySink(), last=0, **before))
     report = await run(divided(tmp_path, MemorySink(), **changed))
@@ -484,7 +543,7 @@ async def test_mapping_changes_only_while_nothing_waits(
 
 
 async def test_fewer_journals_are_appended_to(tmp_path: Path) -> None:
-    """Those that there are stay, for what was read there is known of them."""
+    """Existing journals stay, as the reader's offsets refer to them."""
 
     def used() -> list[str]:
         with Journals.open(tmp_path / "edge-0" / "journals") as journals:
@@ -501,7 +560,7 @@ async def test_fewer_journals_are_appended_to(tmp_path: Path) -> None:
 
 
 async def test_message_that_is_lost_in_an_edge_fails_the_run(tmp_path: Path) -> None:
-    """The ledger balances over the edge, or the run has not succeeded."""
+    """The ledger must balance over the edge, or the run fails."""
     made = divided(tmp_path, MemorySink())
     source = made._whole[1]._source
     taken = source.runs
@@ -521,7 +580,7 @@ async def test_message_that_is_lost_in_an_edge_fails_the_run(tmp_path: Path) -> 
 
 
 async def test_at_least_once_balances_too(tmp_path: Path) -> None:
-    """Also behind a run that was interrupted."""
+    """Also after a run that was interrupted."""
 
     class Broken(MemorySink):
         async def write(self, run: Run) -> None:
@@ -543,7 +602,7 @@ def upper(name: str, **settings: Any) -> Stage:  # noqa: ANN401
 
 
 async def test_pipeline_is_cut_in_python_as_in_a_file(tmp_path: Path) -> None:
-    """Behind the stages that are named; each part has its state (issue 24)."""
+    """It is cut after the named stages; each part has its own state (issue 24)."""
 
     async def work(worker: ScriptedWorker) -> int:
         async for message in worker.messages():
@@ -591,7 +650,7 @@ async def test_pipeline_is_cut_in_python_as_in_a_file(tmp_path: Path) -> None:
 def test_cut_that_is_wrong_is_refused(
     tmp_path: Path, durable: dict[str, dict[str, Any]], text: str
 ) -> None:
-    """In the words of a file (issue 24)."""
+    """With the same texts as for a configuration file (issue 24)."""
     with pytest.raises(ConfigError, match=text):
         DividedPipeline.cut(
             "p",

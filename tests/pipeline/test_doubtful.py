@@ -1,4 +1,4 @@
-"""A worker that shows only at its end that it has sent more than it was asked."""
+"""A worker whose surplus reply shows only when it ends."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from etlstage.testing import (
     MemorySink,
     MemorySource,
 )
+from tests.patience import HANG
 from tests.supervisor.workers import cyclic
 
 pytestmark = pytest.mark.process
@@ -38,19 +39,19 @@ print(end="\\0")
 
 
 def shell(kind: StageKind, script: str) -> Stage:
-    """Return a stage that a shell runs."""
+    """Return a stage whose worker is a shell script."""
     return Stage(name=kind.value, kind=kind, worker=("sh", "-c", script))
 
 
 def extraction() -> Source:
-    """Return what reads four numbers, two at a time."""
+    """Return a source that reads four numbers, two at a time."""
     stage = replace(cyclic("ranges", 4), worker=(sys.executable, "-c", RANGES))
     offsets = OffsetPolicy(by="supervisor", start=0, step=2, end=4)
     return WorkerSource(stage, offsets=offsets)
 
 
 class Goes(MemorySource):
-    """Is read on by the next run, behind the last position."""
+    """A source that the next run resumes after the last position."""
 
     goes_on = True
 
@@ -62,13 +63,13 @@ class Goes(MemorySource):
         (StageKind.EXTRACT, True),
         (StageKind.TRANSFORM, False),
         (StageKind.TRANSFORM, True),
-        (StageKind.LOAD, False),  # those of an epoch end with it
+        (StageKind.LOAD, False),  # the workers of an epoch end with it
     ],
 )
 async def test_last_position_is_not_recorded(
     tmp_path: Path, kind: StageKind, *, once: bool
 ) -> None:
-    """What came before it may not be loaded: the next run reads it again (issue 14)."""
+    """What precedes it may not be loaded, so the next run reads it again (issue 14)."""
     source: Source = Goes([[b"0", b"1"], Position(2), [b"2", b"3"], Position(4)])
     sink: Sink = MemoryEpochSink(MemoryEpochs()) if once else MemorySink()
     stages = []
@@ -90,7 +91,7 @@ async def test_last_position_is_not_recorded(
         delivery=delivery,
         flush_every=3600,
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG):
         report = await pipeline.run()
     assert isinstance(report.error, RepliesDoubtful)
     record = CommitRecord.latest(tmp_path)

@@ -1,4 +1,4 @@
-"""Pipelines without processes: what starts the workers is given to them."""
+"""Pipelines without processes: their launch is scripted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.virtual
 
 
 async def test_workers_of_all_stages_may_be_scripted() -> None:
-    """No process is started: such a program does not exist."""
+    """No process is started: the program does not exist."""
 
     async def script(worker: ScriptedWorker) -> None:
         if worker.request.stage == "extract":
@@ -77,13 +77,13 @@ async def test_workers_of_all_stages_may_be_scripted() -> None:
 
 
 async def test_no_position_is_stored_behind_a_doubtful_reply() -> None:
-    """What comes before it would not be loaded by the next run (issue 12)."""
+    """The next run would not load the messages before it (issue 12)."""
 
     async def script(worker: ScriptedWorker) -> None:
         async for message in worker.messages():
             await worker.reply(message.upper())
             if message == b"b" and worker.start == 1:
-                # It is taken for the reply to what comes next, until that comes, too.
+                # Taken for the reply to the next message, until that one's own comes.
                 await worker.reply(message.upper())
                 await anyio.sleep(0.5)
 
@@ -118,7 +118,7 @@ async def test_no_position_is_stored_behind_a_doubtful_reply() -> None:
 async def test_drained_run_processes_no_more_than_workers_have(
     slow: str, order: Order
 ) -> None:
-    """Behind its limit; what comes behind the last position is left."""
+    """After its limit; messages after the last position are left unprocessed."""
 
     async def script(worker: ScriptedWorker) -> None:
         async for message in worker.messages():
@@ -138,7 +138,7 @@ async def test_drained_run_processes_no_more_than_workers_have(
         pipeline.drain()
 
     processed: dict[str, list[bytes]] = {"a": [], "b": [], "load": []}
-    messages = [b"[%d]" % n for n in range(1000)]
+    messages = [b"[%d]" % n for n in range(100)]
     source = MemorySource(
         [messages[:4], Position(4), messages[4:8], Position(8), messages[8:]]
     )
@@ -157,23 +157,23 @@ async def test_drained_run_processes_no_more_than_workers_have(
             report = await pipeline.run()
 
     assert (report.status, report.error) == ("drained", None)
-    # The fifth was begun within the limit, 41 s behind the start; to the load worker,
-    # which sends nothing, it is not given before it is sure of the fourth.
+    # The fifth was begun within the limit, 41 s after the start. The load worker does
+    # not get it before it is certain of the fourth, as it sends no results.
     assert processed[slow] == messages[: 4 if slow == "load" else 5]
     assert source.acknowledged == [4]
     unprocessed = sum(account.unprocessed for account in report.ledger)
     done = report.ledger[-1].done
-    # Who is behind a slow stage takes no more, either.
+    # Stages after a slow one take no more, either.
     assert done == len(processed["load"]) == 4
-    assert done + unprocessed + report.undelivered == 1000
+    assert done + unprocessed + report.undelivered == 100
     (log,) = (log for log in logs if log["log_level"] == "warning")
-    assert log["unprocessed"] == 1000 - (3 if slow == "load" else 4)
+    assert log["unprocessed"] == 100 - (3 if slow == "load" else 4)
 
 
 async def test_nothing_is_recorded_behind_what_load_workers_were_not_given(
     tmp_path: Path,
 ) -> None:
-    """Its position comes all the same: the sink has dropped what is before it."""
+    """Its position still comes, though the sink has dropped the messages before it."""
 
     async def script(worker: ScriptedWorker) -> None:
         async for message in worker.messages():
@@ -223,12 +223,12 @@ async def test_nothing_is_recorded_behind_what_load_workers_were_not_given(
     ],
 )
 def test_how_long_it_drains(source: Source, limit: float) -> None:
-    """As long as it takes, where what is left would be lost."""
+    """Without a limit where unprocessed messages would be lost."""
     assert Pipeline(name="p", source=source, sink=MemorySink()).drain_limit == limit
 
 
 async def test_nothing_is_loaded_behind_a_doubt() -> None:
-    """The run ends when it is found, and not when the input does (issue 22)."""
+    """The run ends when the doubt is found, not when the input ends (issue 22)."""
 
     async def script(worker: ScriptedWorker) -> None:
         async for message in worker.messages():

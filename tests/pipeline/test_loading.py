@@ -1,4 +1,4 @@
-"""Epochs: what a run that breaks off leaves, and what the next makes of it."""
+"""Epochs: what an interrupted run leaves, and how the next run continues."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from etlstage.testing import (
     MemorySource,
     run_virtually,
 )
+from tests.patience import HANG
 from tests.pipeline.ends import Wait
 
 STEPS = ["begin", "written", "committed", "aside"]
 
 
 class Stopped(Exception):
-    """Where a run breaks off."""
+    """Interrupts a run."""
 
 
 class Numbers(MemorySource):
-    """Reads numbers, with a position behind any run of them."""
+    """Reads numbers, with a position after each run of them."""
 
     def __init__(self, count: int, run: int, *, waits: Wait | None = None) -> None:
         items: list[Run | Position] = []
@@ -50,7 +51,7 @@ class Numbers(MemorySource):
         self._waits = waits
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield runs, and a position behind each."""
+        """Yield runs, and a position after each."""
         async with aclosing(super().runs()) as items:
             async for item in items:
                 yield item
@@ -59,7 +60,7 @@ class Numbers(MemorySource):
 
 
 def numbers(end: int) -> list[bytes]:
-    """Return the first messages."""
+    """Return the first ``end`` messages."""
     return [b"%d" % n for n in range(end)]
 
 
@@ -73,12 +74,12 @@ async def run(
     bounds = Bounds(messages=10, seconds=3600)
     delivery = delivery or Delivery(folder, exactly_once=True, bounds=bounds)
     made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         return await made.run()
 
 
 def stop_at(step: str, number: int) -> Callable[[str], None]:
-    """Return what breaks a run off at the n-th such step."""
+    """Return a callback that interrupts a run at the n-th such step."""
     left = number
 
     def count(now: str) -> None:
@@ -106,7 +107,7 @@ def stop_at(step: str, number: int) -> Callable[[str], None]:
 def test_each_message_is_loaded_once(
     *, noting: bool, size: int, crashes: list[tuple[str, int]]
 ) -> None:
-    """Wherever runs break off, and however often; accounts balance (issue 14)."""
+    """Wherever and however often runs are interrupted; accounts balance (issue 14)."""
     epochs = MemoryEpochs()
 
     def sink() -> MemoryEpochSink:
@@ -128,14 +129,14 @@ def test_each_message_is_loaded_once(
         report = anyio.run(all_runs, Path(folder))
         record = CommitRecord.latest(Path(folder))
     assert report.status == "done"
-    assert (record.resumes, record.last) == (False, {})  # one load, and it is over
+    assert (record.resumes, record.last) == (False, {})  # a single load, which is over
     assert epochs.messages == numbers(50)
     assert [(a.received, a.made) for a in report.ledger] == [(0, 50), (50, 50)]
     assert max(map(len, epochs.places.values())) <= max(size, 10)
 
 
 async def test_load_is_over_with_the_last_that_its_run_does(tmp_path: Path) -> None:
-    """Killed before that, nobody knows that all was recorded (issue 22)."""
+    """If the run is killed before, its record must stay pending (issue 22)."""
     pending = []
 
     async def release(_: Exception | None) -> None:
@@ -156,7 +157,7 @@ async def test_load_is_over_with_the_last_that_its_run_does(tmp_path: Path) -> N
 async def test_run_that_is_killed_before_its_report_was_written(
     tmp_path: Path, *, once: bool
 ) -> None:
-    """The next start loads nothing twice, and has no company until then."""
+    """The next start loads nothing twice; until then the directory stays locked."""
     epochs = MemoryEpochs()
 
     def made() -> Pipeline:
@@ -183,7 +184,7 @@ async def test_run_that_is_killed_before_its_report_was_written(
 
 
 async def test_letters_bear_the_fence_of_their_run(tmp_path: Path) -> None:
-    """Behind a higher one none is kept (issue 14)."""
+    """Once another run has a higher fence, they are not kept (issue 14)."""
     delivery = Delivery(tmp_path, exactly_once=True)
     letters = DeadLetters(tmp_path, pipeline="p")
     pipeline = Pipeline(
@@ -198,7 +199,7 @@ async def test_letters_bear_the_fence_of_their_run(tmp_path: Path) -> None:
 
 
 async def test_drained_run_that_only_its_table_has_noted(tmp_path: Path) -> None:
-    """It has ended, and is not whole: the next start reads on (issue 14)."""
+    """The run ended, but its load is incomplete: the next start reads on (issue 14)."""
     epochs, wait = MemoryEpochs(), Wait()
     delivery = Delivery(tmp_path, exactly_once=True, bounds=Bounds(seconds=3600))
     delivery.at = stop_at("committed", 1)
@@ -226,7 +227,7 @@ async def test_drained_run_that_only_its_table_has_noted(tmp_path: Path) -> None
 
 
 async def test_next_run_begins_a_new_load(tmp_path: Path) -> None:
-    """A source that is read anew is loaded anew, from epoch 1 on (issue 14)."""
+    """A source that is read again is loaded again, from epoch 1 on (issue 14)."""
     first, second = MemoryEpochs(), MemoryEpochs()
     for epochs in first, second:
         report = await run(tmp_path, Numbers(5, 5), MemoryEpochSink(epochs))
@@ -236,7 +237,7 @@ async def test_next_run_begins_a_new_load(tmp_path: Path) -> None:
 
 
 async def test_epoch_ends_when_it_is_old(tmp_path: Path) -> None:
-    """At the position that was reached; and nothing is held for long (issue 14)."""
+    """At the last position reached; nothing is held back for long (issue 14)."""
     wait, epochs = Wait(), MemoryEpochs()
     delivery = Delivery(tmp_path, exactly_once=True, bounds=Bounds(seconds=0.001))
     recorded = anyio.Event()
@@ -244,7 +245,7 @@ async def test_epoch_ends_when_it_is_old(tmp_path: Path) -> None:
     source, sink = Numbers(3, 3, waits=wait), MemoryEpochSink(epochs)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, tmp_path, source, sink, delivery)
-        with anyio.fail_after(15):
+        with anyio.fail_after(HANG):
             await recorded.wait()
         assert delivery.record.position == 3
         wait.released.set()
@@ -252,7 +253,7 @@ async def test_epoch_ends_when_it_is_old(tmp_path: Path) -> None:
 
 
 async def test_run_that_was_taken_over_loads_no_more(tmp_path: Path) -> None:
-    """It shows why (issue 14)."""
+    """Its error tells why (issue 14)."""
     epochs = MemoryEpochs()
     bounds = Bounds(messages=10, seconds=3600)
     delivery = Delivery(tmp_path, exactly_once=True, bounds=bounds)
@@ -272,13 +273,13 @@ async def test_run_that_was_taken_over_loads_no_more(tmp_path: Path) -> None:
 
 
 class Letters:
-    """Reports when dead letters are made durable."""
+    """Stand-in for dead letters that records the step of making them durable."""
 
     def __init__(self, steps: list[str]) -> None:
         self._steps = steps
 
     async def sync(self) -> None:
-        """Record it."""
+        """Record the step."""
         self._steps.append("letters")
 
     def size(self, _stage: str) -> int:
@@ -291,7 +292,7 @@ class Letters:
 
 
 class Bench:
-    """Loads what a test gives it; ``steps`` is what happened."""
+    """Loads the items of a test, and collects the ``steps``."""
 
     def __init__(self, delivery: Delivery, doubtful: int) -> None:
         self.steps: list[str] = []
@@ -318,7 +319,7 @@ class Bench:
         self.steps.append("finished")
 
     async def take(self, *items: Any) -> list[list[bytes]]:  # noqa: ANN401 - runs
-        """Take these; return what is in each epoch by now."""
+        """Load items; return the messages of each epoch so far."""
         for item in items:
             await self.loading.take(item)
         return list(self.sink.epochs.places.values())
@@ -326,14 +327,14 @@ class Bench:
 
 @contextmanager
 def bench(folder: Path, doubtful: int = 0, **bounds: float) -> Iterator[Bench]:
-    """Enter a delivery with these bounds, for what is loaded into memory."""
+    """Enter a delivery with these bounds, and load into memory."""
     limits = Bounds(**{"messages": 10, "seconds": 3600, **bounds})  # type: ignore[arg-type]
     with Delivery(folder, exactly_once=True, bounds=limits) as delivery:
         yield Bench(delivery, doubtful)
 
 
 async def test_dead_letters_are_durable_before_the_record(tmp_path: Path) -> None:
-    """A crash behind it forgets none of them (issue 14)."""
+    """A crash after the record must not lose any (issue 14)."""
     with bench(tmp_path, messages=2) as made:
         await made.take([b"1", b"2"], Position(2))
         assert made.steps == []
@@ -344,7 +345,7 @@ async def test_dead_letters_are_durable_before_the_record(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("messages", [2, 10])
 async def test_what_is_doubtful_is_no_epoch(tmp_path: Path, messages: int) -> None:
-    """The run fails for it, and the next goes on from what was before (issue 14)."""
+    """The run fails, and the next continues from the last epoch (issue 14)."""
     with bench(tmp_path, doubtful=1, messages=messages) as made:
         await made.take([b"1", b"2"], Position(2), [b"3"])
         await made.loading.end(exhausted=True)
@@ -354,7 +355,7 @@ async def test_what_is_doubtful_is_no_epoch(tmp_path: Path, messages: int) -> No
 
 
 async def test_epoch_has_so_many_bytes_at_most(tmp_path: Path) -> None:
-    """It ends at the position in front of what would be too much (issue 14)."""
+    """It ends at the position before the run that would exceed them (issue 14)."""
     items = ([b"123"], Position(1), [b"45"], Position(2), [b"6789"], Position(3))
     with bench(tmp_path, bytes=6) as made:
         assert await made.take(*items) == [[b"123", b"45"]]
@@ -362,7 +363,7 @@ async def test_epoch_has_so_many_bytes_at_most(tmp_path: Path) -> None:
 
 
 def test_epoch_that_is_old_ends_behind_the_next_position(tmp_path: Path) -> None:
-    """Not before: what is behind the last position would be loaded twice (issue 14)."""
+    """Not earlier: messages after the last position would load twice (issue 14)."""
 
     async def main() -> None:
         with bench(tmp_path, seconds=10) as made:
@@ -379,7 +380,7 @@ def test_epoch_that_is_old_ends_behind_the_next_position(tmp_path: Path) -> None
 
 
 def test_epoch_that_could_not_be_committed_is_not_tried_again(tmp_path: Path) -> None:
-    """Nor by who waited meanwhile: what of it is there the sink can't know (issue 24)."""
+    """Nor by callers that waited: the sink can't know what was stored (issue 24)."""
 
     async def main() -> None:
         wait, tries = Wait(), 0
@@ -411,7 +412,7 @@ def test_epoch_that_could_not_be_committed_is_not_tried_again(tmp_path: Path) ->
 
 
 async def test_source_forgets_what_it_kept_behind_the_record(tmp_path: Path) -> None:
-    """A crash in between finds it again (issue 14)."""
+    """After a crash in between, it is still there (issue 14)."""
     with bench(tmp_path) as made:
         await made.take([b"1"], Position(1))
         await made.loading.end(exhausted=True)
@@ -422,8 +423,10 @@ async def test_source_forgets_what_it_kept_behind_the_record(tmp_path: Path) -> 
 async def test_run_that_is_drained_between_two_positions(
     tmp_path: Path, covered: int
 ) -> None:
-    """It goes on, also where nothing came of what is behind: there may be dead letters
-    of it (issue 14).
+    """
+    The run fails if anything was read after the last position (issue 14).
+
+    Even if no results came of it: there may be dead letters.
     """
     with bench(tmp_path) as made:
         made.ledger[0].produced = covered
@@ -436,7 +439,7 @@ async def test_run_that_is_drained_between_two_positions(
 
 
 class Showing(MemoryEpochSink):
-    """Shows an epoch behind its record, as by moving files."""
+    """Makes an epoch visible after its record, as by moving files."""
 
     def __init__(self, epochs: MemoryEpochs, shown: dict[str, list[bytes]]) -> None:
         super().__init__(epochs)
@@ -444,18 +447,18 @@ class Showing(MemoryEpochSink):
 
     @property
     def performs(self) -> bool:
-        """It does."""
+        """Whether :meth:`perform` has work to do: always."""
         return True
 
     async def perform(self) -> None:
-        """Show what is recorded, again if need be."""
+        """Show the recorded epoch, again if necessary."""
         load, done, *_ = self._epoch
         place = f"{load}-{done}"
         if place in self.epochs.places:
             self._shown[place] = self.epochs.places[place]
 
     async def __aenter__(self) -> Self:
-        """Do what the start before has left."""
+        """Finish what the previous start has left."""
         await self.perform()
         return self
 
@@ -476,7 +479,7 @@ class Showing(MemoryEpochSink):
 def test_what_belongs_behind_the_record_is_done_by_the_next_start(
     *, size: int, crashes: list[tuple[str, int]]
 ) -> None:
-    """Also where the run had ended: nothing is loaded again for it (issue 23)."""
+    """Even if the run had ended: nothing is loaded again for it (issue 23)."""
     epochs, shown = MemoryEpochs(), dict[str, list[bytes]]()
 
     async def all_runs(folder: Path) -> Report:
@@ -526,7 +529,7 @@ def test_what_belongs_behind_the_record_is_done_by_the_next_start(
 async def test_epoch_keeps_to_its_bounds_where_a_source_is_cut(
     cuts: list[list[int]],
 ) -> None:
-    """Whatever a stage makes of it comes in several runs (issue 23)."""
+    """However many runs a stage makes of a part of the source (issue 23)."""
     with tempfile.TemporaryDirectory() as folder, bench(Path(folder)) as made:
         made.loading._coming = 8, 0
         for number, runs in enumerate(cuts, 1):

@@ -64,6 +64,8 @@ from etlstage.testing import (
     ScriptedLaunch,
     ScriptedWorker,
 )
+from etlstage.transport import Launch, launch_worker
+from tests.patience import HANG
 from tests.pipeline.ends import (
     GatedSink,
     ScriptedSource,
@@ -71,9 +73,18 @@ from tests.pipeline.ends import (
     refuse_at,
     unreadable,
 )
+from tests.supervisor.acts import LAUNCHES, script_of
 from tests.supervisor.workers import QUICK, cyclic, load, plain, stage
 
-pytestmark = pytest.mark.process
+
+def launch_of(*stages: Stage) -> Launch:
+    """Return a launch that runs the workers of these stages in memory."""
+    scripts = {stage.name: script_of(stage) for stage in stages}
+    launch = ScriptedLaunch(
+        lambda worker: scripts[worker.name.rpartition("-")[0]](worker)
+    )
+    LAUNCHES.append(launch)
+    return launch
 
 
 def pipeline(
@@ -84,8 +95,9 @@ def pipeline(
     dead_letters: DeadLetters | None = None,
     dead_letter_sink: DeadLetterSink | None = None,
     delivery: Delivery | None = None,
+    launch: Launch | None = None,
 ) -> Pipeline:
-    """Return a pipeline, called ``p``."""
+    """Return a pipeline called ``p``; by default its workers are not processes."""
     return Pipeline(
         name="p",
         source=source,
@@ -95,19 +107,20 @@ def pipeline(
         dead_letters=dead_letters,
         dead_letter_sink=dead_letter_sink,
         delivery=delivery,
+        launch=launch or launch_of(*stages),
     )
 
 
 async def run(made: Pipeline) -> Report:
-    """Run a pipeline that must not hang."""
-    with anyio.fail_after(15):
+    """Run a pipeline, with a timeout."""
+    with anyio.fail_after(HANG):
         return await made.run()
 
 
 async def run_until(
     made: Pipeline, reached: anyio.Event, then: Callable[[], Awaitable[None]]
 ) -> Report:
-    """Run a pipeline, and do something at a place in a script."""
+    """Run a pipeline, and await ``then`` once an event is set."""
     reports = []
 
     async def start() -> None:
@@ -115,7 +128,7 @@ async def run_until(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(start)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await reached.wait()
         await then()
     return reports[0]
@@ -141,7 +154,7 @@ echo = stage("echo", name="echo")
 
 
 async def test_messages_pass_from_end_to_end() -> None:
-    """In order, through two stages, zero, one and many; all of it is counted."""
+    """In order, through two stages with none, one or many results; all are counted."""
     source = ScriptedSource([[b"a b", b""], [b"c", b"d e f"]])
     sink = GatedSink()
     report = await run(pipeline(source, words, echo, sink=sink))
@@ -161,7 +174,7 @@ async def test_messages_pass_from_end_to_end() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 30_000])
 async def test_any_number_of_messages(count: int) -> None:
-    """None is as good as many."""
+    """A run without messages succeeds, too."""
     script = [numbers(at, min(at + 1000, count)) for at in range(0, count, 1000)]
     sink = GatedSink()
     made = pipeline(ScriptedSource(script), stage("fast", workers=2), sink=sink)
@@ -183,7 +196,7 @@ async def test_stages_are_not_needed() -> None:
 
 
 async def test_stage_that_swallows_everything() -> None:
-    """Nothing arrives, and that is right."""
+    """That nothing arrives is no error."""
     sink = GatedSink()
     report = await run(
         pipeline(ScriptedSource([numbers(0, 9)]), stage("silent"), sink=sink)
@@ -193,12 +206,14 @@ async def test_stage_that_swallows_everything() -> None:
     assert counts(report)[1:] == [(9, 9, 0, 0, 0), (0, 0, 0, 0, 0)]
 
 
+@pytest.mark.process
 async def test_workers_at_both_ends(tmp_path: Path) -> None:
-    """E, T and L are all workers."""
+    """Extract, transform and load are all done by workers."""
     target = tmp_path / "target"
     source = WorkerSource(plain("extract", "one two", "", "three"))
     sink = WorkerSink(load("append", target))
-    report = await run(pipeline(source, words, sink=sink))
+    made = pipeline(source, words, sink=sink, launch=launch_worker)
+    report = await run(made)
 
     assert report.status == "done"
     assert target.read_bytes() == b"one\ntwo\nthree\n"
@@ -206,7 +221,7 @@ async def test_workers_at_both_ends(tmp_path: Path) -> None:
 
 
 def account_of(stage: str, kind: str, **counts: int | None) -> dict[str, object]:
-    """Return a stage of a report, with zeros where nothing else is reported."""
+    """Return a stage of a JSON report; all counts not given are 0."""
     names = [
         "in",
         "out",
@@ -224,7 +239,7 @@ def account_of(stage: str, kind: str, **counts: int | None) -> dict[str, object]
 
 
 async def test_report_as_json() -> None:
-    """What ``--report`` writes; its counts are those of the table (issue 11)."""
+    """As ``--report`` writes it; its counts are those of the table (issue 11)."""
     before = datetime.now(UTC)
     report = await run(pipeline(ScriptedSource([[b"a b"]]), words, sink=GatedSink()))
     plainly = json.loads(json.dumps(report.to_dict()))
@@ -274,33 +289,34 @@ async def test_report_as_json() -> None:
     }
 
 
+@pytest.mark.process
 async def test_full_edges_stop_the_source() -> None:
-    """A sink that takes nothing: only what edges and a stage hold is read."""
+    """If the sink takes nothing, only what edges and a stage can hold is read."""
     gate = Wait()
-    source = ScriptedSource([[b"x" * 1_000_000] for _ in range(500)])
+    source = ScriptedSource([[b"x" * 1_000_000] for _ in range(250)])
     sink = GatedSink(gate=gate)
-    made = pipeline(source, stage("fast"), sink=sink)
+    made = pipeline(source, stage("fast"), sink=sink, launch=launch_worker)
 
     async def look() -> None:
         before = -1
-        while source.yielded > before:
+        while source.yielded > before or source.yielded <= 16:
             before = source.yielded
             for _ in range(100):
                 await anyio.wait_all_tasks_blocked()
-        assert 16 < source.yielded < 200
+        assert source.yielded < 200
         gate.released.set()
 
     report = await run_until(made, gate.reached, look)
 
     assert report.status == "done"
-    assert len(sink.messages) == 500
+    assert len(sink.messages) == 250
 
 
 # --- positions -----------------------------------------------------------------------
 
 
 async def test_positions_are_acknowledged_when_what_they_cover_is_durable() -> None:
-    """Not when it is written, and not those behind which something is missing."""
+    """Not once written, and only if nothing before the position is missing."""
     second = Wait()
     source = ScriptedSource(
         [[b"1", b"2"], Position("a"), [b"3"], Position("b"), second, [b"4"]]
@@ -322,7 +338,7 @@ async def test_positions_are_acknowledged_when_what_they_cover_is_durable() -> N
 
 
 async def test_position_waits_for_slow_workers() -> None:
-    """It stays behind the answers to all messages before it; the last one counts."""
+    """It waits for the replies to all messages before it; the last position counts."""
     script: list[Run | Position] = []
     for n in range(50):
         script += [[b"%d" % n], Position(n)]
@@ -335,13 +351,16 @@ async def test_position_waits_for_slow_workers() -> None:
     assert source.acknowledged[-1] == 49
 
 
+@pytest.mark.process
 async def test_positions_do_not_overtake_each_other_at_a_full_edge() -> None:
-    """However long they must wait for room."""
+    """However long they wait for room."""
     script: list[Run | Position] = []
     for n in range(60):
         script += [[b"x" * 1_000_000], Position(n), Position(n + 0.5)]
     source = ScriptedSource(script)
-    made = pipeline(source, stage("fast", window=2), sink=GatedSink(gate=Wait()))
+    fast = stage("fast", window=2)
+    sink = GatedSink(gate=Wait())
+    made = pipeline(source, fast, sink=sink, launch=launch_worker)
     gate = made._sink._gate  # type: ignore[attr-defined]
 
     async def release() -> None:
@@ -357,7 +376,7 @@ async def test_positions_do_not_overtake_each_other_at_a_full_edge() -> None:
 
 
 async def test_position_in_front_of_everything_is_acknowledged() -> None:
-    """It covers nothing, so what it covers is durable."""
+    """It covers no messages, so there is nothing to wait for."""
     source = ScriptedSource([Position(0), [b"a"]])
     report = await run(pipeline(source, echo, sink=GatedSink()))
 
@@ -366,7 +385,7 @@ async def test_position_in_front_of_everything_is_acknowledged() -> None:
 
 
 async def test_positions_of_a_failed_run_stay_behind() -> None:
-    """Another run reads from there again."""
+    """The next run reads from the last acknowledged one again."""
     source = ScriptedSource([[b"a"], Position(1), [b"b"], Position(2)])
     sink = GatedSink(before=refuse_at(1))
     report = await run(pipeline(source, sink=sink))
@@ -376,7 +395,7 @@ async def test_positions_of_a_failed_run_stay_behind() -> None:
 
 
 async def test_position_waits_for_what_comes_behind_it() -> None:
-    """Its worker has answered more by then than was asked before it (issue 14)."""
+    """By then its worker has replied to more than the messages before it (issue 14)."""
     source = ScriptedSource([[b"a"], Position(1), [b"b"], Position(2), [b"c"]])
     found: list[list[object]] = []
     sink = GatedSink(before=lambda _: found.append([*source.acknowledged]))
@@ -388,14 +407,14 @@ async def test_position_waits_for_what_comes_behind_it() -> None:
 
 
 async def test_endless_extraction_is_flushed_now_and_then() -> None:
-    """The sink would wait for more, the positions would wait for the sink."""
+    """Otherwise the sink would wait for messages, and the positions for the sink."""
     wait = Wait()
     source = ScriptedSource([[b"a"], Position(1), wait])
     sink = GatedSink(durable=False)
     made = pipeline(source, sink=sink, flush_every=0.05)
 
     async def look() -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await source.stored.wait()
         assert not sink.finished
         wait.released.set()
@@ -408,13 +427,13 @@ async def test_endless_extraction_is_flushed_now_and_then() -> None:
 
 @pytest.fixture
 def everybodys(tmp_path: Path) -> Path:
-    """Return a folder to which all may write."""
+    """Give a folder that all users may write to."""
     tmp_path.chmod(0o777)
     return tmp_path
 
 
 async def test_dead_letters_in_a_folder_of_others(everybodys: Path) -> None:
-    """It is reported before anything is loaded, and not with the first (issue 10)."""
+    """The error comes before anything is loaded, not with a first letter (issue 10)."""
     source, sink = ScriptedSource([[b"a"]]), GatedSink()
     letters = DeadLetters(everybodys, pipeline="p")
     report = await run(pipeline(source, sink=sink, dead_letters=letters))
@@ -423,8 +442,9 @@ async def test_dead_letters_in_a_folder_of_others(everybodys: Path) -> None:
     assert sink.messages == []
 
 
+@pytest.mark.process
 async def test_second_run_of_one_state_loads_nothing(tmp_path: Path) -> None:
-    """Whoever stores positions is alone with them, without a setting (issue 10)."""
+    """A run that stores positions locks its state, without a setting (issue 10)."""
     offsets = OffsetPolicy(by="supervisor", step=3, end=12)
     sink = GatedSink()
     source = WorkerSource(cyclic("ranges"), offsets=offsets)
@@ -437,8 +457,9 @@ async def test_second_run_of_one_state_loads_nothing(tmp_path: Path) -> None:
     assert (await run(pipeline(source, echo, sink=sink))).error is None
 
 
+@pytest.mark.process
 async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -> None:
-    """The sink fails in the middle; nothing is missing after the second run."""
+    """The sink fails in the middle; after the second run nothing is missing."""
     offsets = OffsetPolicy(by="supervisor", step=3, end=12)
     loaded: list[bytes] = []
     statuses = []
@@ -462,7 +483,7 @@ async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -
 
 
 async def test_worker_that_dies_fails_the_run() -> None:
-    """What it held is lost, what was under way is counted, the others are stopped."""
+    """Its message and those in flight are unprocessed; all workers are stopped."""
     source = ScriptedSource([numbers(0, 5), [b"end", b"behind"], numbers(0, 3)])
     sink = GatedSink()
     dying = stage(
@@ -485,7 +506,7 @@ async def test_worker_that_dies_fails_the_run() -> None:
 
 
 async def test_message_with_a_marker_fails_the_run() -> None:
-    """It has failed, and is not lost."""
+    """It counts as failed, not as unprocessed."""
     source = ScriptedSource([[b"good", b"b\0ad"]])
     report = await run(pipeline(source, echo, sink=GatedSink()))
 
@@ -494,7 +515,7 @@ async def test_message_with_a_marker_fails_the_run() -> None:
 
 
 async def test_source_that_fails_fails_the_run() -> None:
-    """What it gave before may be in place; the output is not marked as complete."""
+    """Earlier messages may be loaded, but the output is not marked complete."""
     sink = GatedSink()
     source = ScriptedSource([numbers(0, 3), unreadable()])
     report = await run(pipeline(source, echo, sink=sink))
@@ -506,7 +527,7 @@ async def test_source_that_fails_fails_the_run() -> None:
 
 
 async def test_source_that_fails_as_our_own_channel_would() -> None:
-    """What a source raises is its failure, whatever it is."""
+    """Any exception of a source is its failure, even one that our channels raise."""
     broken: Any = anyio.BrokenResourceError()
     report = await run(pipeline(ScriptedSource([[b"a"], broken]), sink=GatedSink()))
 
@@ -514,7 +535,7 @@ async def test_source_that_fails_as_our_own_channel_would() -> None:
 
 
 async def test_sink_that_fails_fails_the_run() -> None:
-    """What it refused is lost, in the books, and the source is stopped."""
+    """The refused run counts as unprocessed, and the source is stopped."""
     gate = Wait()
     source = ScriptedSource([numbers(0, 4), numbers(4, 8), gate])
     sink = GatedSink(before=refuse_at(4))
@@ -527,8 +548,9 @@ async def test_sink_that_fails_fails_the_run() -> None:
 
 
 @pytest.mark.parametrize("where", ["source", "middle", "sink"])
+@pytest.mark.process
 async def test_program_that_is_missing_fails_the_run(where: str) -> None:
-    """Whichever it is; nothing is loaded as a whole."""
+    """Whichever stage lacks its program."""
     missing = {"name": "gone", "worker": ("no-such-program",)}
     loading = Stage(kind=StageKind.LOAD, **missing)  # type: ignore[arg-type]
     extract = plain("extract")
@@ -541,6 +563,7 @@ async def test_program_that_is_missing_fails_the_run(where: str) -> None:
             else ScriptedSource([[b"a"]]),
             *([Stage(**missing)] if where == "middle" else []),  # type: ignore[arg-type]
             sink=WorkerSink(loading) if where == "sink" else GatedSink(),
+            launch=launch_worker,
         )
     )
 
@@ -551,12 +574,12 @@ async def test_program_that_is_missing_fails_the_run(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["source", "middle"])
 async def test_error_ends_the_run_at_once(where: str) -> None:
-    """It does not wait until what came before it has passed a slow sink."""
+    """It does not wait for earlier messages to pass a slow sink."""
     strict = replace(echo, on_error=ErrorPolicy(then="fail"))
     fails = [unreadable()] if where == "source" else [[b"b\0ad"]]
     source = ScriptedSource([numbers(0, 5), *fails])
     sink = GatedSink(gate=Wait())
-    with anyio.fail_after(5):
+    with anyio.fail_after(HANG):
         report = await pipeline(source, strict, words, sink=sink).run()
 
     expected = SourceFailed if where == "source" else InvalidMessage
@@ -565,13 +588,14 @@ async def test_error_ends_the_run_at_once(where: str) -> None:
     assert (sink.open, source.closed) == (False, 1)
 
 
+@pytest.mark.process
 async def test_workers_of_all_stages_are_stopped_at_once() -> None:
-    """They are deaf: each has its second, and all have the same."""
+    """They ignore SIGTERM, and share the one second that each may take."""
     deaf = stage("deaf_to_sigterm", timeout=Timeouts(stop=1.0))
     stages = [replace(deaf, name=f"deaf-{n}") for n in range(4)]
     gate = Wait()
     source = ScriptedSource([numbers(0, 5), gate, unreadable()])
-    made = pipeline(source, *stages, sink=GatedSink())
+    made = pipeline(source, *stages, sink=GatedSink(), launch=launch_worker)
 
     async def release() -> None:
         gate.released.set()
@@ -583,7 +607,7 @@ async def test_workers_of_all_stages_are_stopped_at_once() -> None:
 
 
 async def test_cause_in_a_group_is_reported() -> None:
-    """A group of one shows no more than what is in it."""
+    """An exception group with a single error is unwrapped."""
     group = ExceptionGroup("errors", [ExceptionGroup("errors", [unreadable()])])
     report = await run(pipeline(ScriptedSource([group]), sink=GatedSink()))
 
@@ -599,14 +623,14 @@ class Clumsy(GatedSink):
 
 
 async def test_first_error_wins() -> None:
-    """What fails because of it is not reported."""
+    """Errors that follow from it are not reported."""
     report = await run(pipeline(ScriptedSource([unreadable()]), sink=Clumsy()))
 
     assert isinstance(report.error, SourceFailed)
 
 
 async def test_undelivered_messages_are_counted() -> None:
-    """Those that were between two stages when the run ended."""
+    """Messages that were between two stages when the run ended."""
     gate = Wait()
     source = ScriptedSource([[b"x"], [b"y"], [b"z"]])
     sink = GatedSink(gate=gate)
@@ -628,7 +652,7 @@ async def test_undelivered_messages_are_counted() -> None:
 
 
 class Miscounting(GatedSink):
-    """A sink that reports more, or less, as loaded than it was given."""
+    """A sink that counts too many or too few messages as loaded."""
 
     def __init__(self, wrong: int) -> None:
         super().__init__()
@@ -642,7 +666,7 @@ class Miscounting(GatedSink):
 
 @pytest.mark.parametrize("wrong", [-1, 1])
 async def test_sink_that_miscounts_is_found_out(wrong: int) -> None:
-    """A run that can't prove where all messages are has not succeeded."""
+    """A run that can't account for all messages has not succeeded."""
     made = pipeline(ScriptedSource([numbers(0, 5)]), echo, sink=Miscounting(wrong))
 
     with pytest.raises(
@@ -653,15 +677,15 @@ async def test_sink_that_miscounts_is_found_out(wrong: int) -> None:
 
 
 class Forgetful(GatedSink):
-    """A sink that does not count all that it takes."""
+    """A sink that does not count all messages."""
 
     async def write(self, run: Run) -> None:
-        """Take a run, and count one message too few."""
+        """Take a run without its first message."""
         await super().write(run[1:])
 
 
 async def test_sink_that_forgets_is_found_out() -> None:
-    """What left one stage must reach the next."""
+    """All messages that leave one stage must reach the next."""
     made = pipeline(ScriptedSource([numbers(0, 5)]), sink=Forgetful())
 
     with pytest.raises(
@@ -674,7 +698,7 @@ async def test_sink_that_forgets_is_found_out() -> None:
 
 
 async def test_drained_run_lands_what_was_extracted() -> None:
-    """Extraction is cancelled where all its points are alike."""
+    """Extraction is cancelled at once if the source may stop anywhere."""
     wait = Wait()
     source = ScriptedSource([numbers(0, 5), wait, numbers(5, 10)])
     sink = GatedSink(durable=False)
@@ -692,7 +716,7 @@ async def test_drained_run_lands_what_was_extracted() -> None:
 
 
 async def test_drained_run_loads_what_waits_to_be_taken() -> None:
-    """What was read is not dropped, though the sink was not ready for it."""
+    """Messages that were read are not dropped, though the sink was busy."""
     gate = Wait()
     source = ScriptedSource([[b"1"], [b"2"], [b"3"]])
     sink = GatedSink(gate=gate)
@@ -711,7 +735,7 @@ async def test_drained_run_loads_what_waits_to_be_taken() -> None:
 
 
 async def test_drained_run_ends_at_a_position() -> None:
-    """Where the source can go on from."""
+    """At one from which the source can resume."""
     wait = Wait()
     source = ScriptedSource(
         [[b"1"], Position(1), wait, [b"2"], Position(2), [b"3"]], alike=False
@@ -730,8 +754,9 @@ async def test_drained_run_ends_at_a_position() -> None:
     assert source.acknowledged == [1, 2]
 
 
+@pytest.mark.process
 async def test_drained_extraction_by_a_worker(tmp_path: Path) -> None:
-    """A plain worker is stopped; what it wrote until then is loaded."""
+    """A plain worker is stopped; its messages until then are loaded."""
     gate = Wait()
     sink = GatedSink(gate=gate)
     source = WorkerSource(plain("ranges", timeout=QUICK))
@@ -748,7 +773,7 @@ async def test_drained_extraction_by_a_worker(tmp_path: Path) -> None:
 
 
 async def test_drained_before_it_began() -> None:
-    """A signal may come that early: nothing more is extracted than must be."""
+    """A signal may come that early: as little as possible is extracted."""
     sink = GatedSink()
     made = pipeline(
         ScriptedSource([[b"1"], Wait()], alike=True),
@@ -765,7 +790,7 @@ async def test_drained_before_it_began() -> None:
 async def test_limited_run_loads_the_first_messages(
     tmp_path: Path, limit: int, cut: int
 ) -> None:
-    """What is cut is not complete, and the next run reads on (issue 23)."""
+    """A limited output is incomplete, and the next run reads on (issue 23)."""
     sink, source = (
         GatedSink(),
         ScriptedSource([numbers(0, 4), Position(1), [b"4", b"5"]]),
@@ -776,6 +801,7 @@ async def test_limited_run_loads_the_first_messages(
         stages=[echo],
         sink=sink,
         delivery=Delivery(tmp_path / "state"),
+        launch=launch_of(echo),
         limit=limit,
     )
     report = await run(made)
@@ -789,8 +815,9 @@ async def test_limited_run_loads_the_first_messages(
     assert record.position == {4: None, 5: 1, 9: None}[limit]
 
 
+@pytest.mark.process
 async def test_limited_extraction_by_a_worker() -> None:
-    """It is stopped in the middle of what it writes, which is no fault of its own."""
+    """It is stopped while it writes, which is not a failure of the worker."""
     sink = MemorySink()
     made = Pipeline(
         name="p",
@@ -803,12 +830,12 @@ async def test_limited_extraction_by_a_worker() -> None:
 
 
 async def test_cancelled_run_stops_its_workers() -> None:
-    """The report of a forced end still balances: what has no outcome is unprocessed."""
+    """The report still balances: messages without an outcome are unprocessed."""
     wait = Wait()
     source = ScriptedSource([numbers(0, 5), wait])
     sink = GatedSink(gate=Wait())
     made = pipeline(source, stage("deaf_to_sigterm", timeout=QUICK), sink=sink)
-    with anyio.fail_after(10), anyio.CancelScope() as scope:
+    with anyio.fail_after(HANG), anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(made.run)
             await wait.reached.wait()
@@ -826,7 +853,7 @@ async def test_cancelled_run_stops_its_workers() -> None:
 
 
 def test_two_stages_with_one_name() -> None:
-    """Reports and state files go by name."""
+    """Reports and state files identify stages by name."""
     with pytest.raises(
         ConfigError, match="two stages are called source; names must differ"
     ):
@@ -834,7 +861,7 @@ def test_two_stages_with_one_name() -> None:
 
 
 def test_stage_in_the_middle_that_does_not_transform() -> None:
-    """The text shows what it is."""
+    """The error names its kind."""
     with pytest.raises(
         ConfigError,
         match="stage l is of kind load: between the source and the sink only transform",
@@ -851,12 +878,12 @@ def test_stage_in_the_middle_that_does_not_transform() -> None:
 
 @pytest.fixture
 def letters(tmp_path: Path) -> DeadLetters:
-    """Give a place for dead letters."""
+    """Give a store for dead letters."""
     return DeadLetters(tmp_path / "state", pipeline="p")
 
 
 def tolerant(budget: ErrorBudget, *, retries: int = 1) -> Stage:
-    """Return a stage whose workers die of each ``end``."""
+    """Return a stage whose workers exit on each message ``end``."""
     policy = ErrorPolicy(budget=budget, retries=retries)
     dying = stage("exits_at_word", "end", name="dies")
     return replace(dying, on_error=policy, restart=EAGER)
@@ -869,7 +896,7 @@ EAGER = RestartPolicy(max=50, delay=0.01)
 async def test_messages_that_kill_are_put_aside(
     letters: DeadLetters, tmp_path: Path
 ) -> None:
-    """The others pass, in order; all is counted and can be looked at."""
+    """The others pass in order; all are counted, and the letters can be read."""
     source = ScriptedSource([[b"a", b"end", b"b"], [b"c\0d", b"end", b"e"]])
     sink = GatedSink()
     report = await run(
@@ -884,7 +911,7 @@ async def test_messages_that_kill_are_put_aside(
     ]
     assert report.to_dict()["stages"][2]["dead"] == 2
     assert report.to_dict()["run"] == letters.run
-    # Each of the two messages had two tries.
+    # Each of the two messages was tried twice.
     assert (report.ledger[2].restarts, report.ledger[2].failures) == (4, 4)
     assert [fault.worker for fault in report.ledger[2].faults] == ["dies-1"] * 4
     assert {fault.what for fault in report.ledger[2].faults} == {"exited with status 3"}
@@ -906,7 +933,7 @@ async def test_messages_that_kill_are_put_aside(
 async def test_run_without_dead_letters_has_nothing_of_them(
     letters: DeadLetters, tmp_path: Path
 ) -> None:
-    """And leaves nothing behind."""
+    """It leaves no files, either."""
     report = await run(
         pipeline(ScriptedSource([[b"a"]]), echo, sink=GatedSink(), dead_letters=letters)
     )
@@ -915,7 +942,7 @@ async def test_run_without_dead_letters_has_nothing_of_them(
 
 
 async def test_budget_ends_the_run(letters: DeadLetters) -> None:
-    """What was dead-lettered stays; the rest is lost; the output is incomplete."""
+    """Dead letters are kept, the rest is unprocessed, the output is incomplete."""
     source = ScriptedSource([[b"a"], *[[b"end"]] * 3, numbers(0, 9)])
     sink = GatedSink()
     dying = tolerant(ErrorBudget(count=1, share=None), retries=0)
@@ -933,7 +960,7 @@ async def test_budget_ends_the_run(letters: DeadLetters) -> None:
 
 
 async def test_strict_stage_ends_the_run_at_once(letters: DeadLetters) -> None:
-    """As it was wanted."""
+    """The setting asks for it."""
     strict = replace(echo, on_error=ErrorPolicy(then="fail"))
     report = await run(
         pipeline(
@@ -945,7 +972,7 @@ async def test_strict_stage_ends_the_run_at_once(letters: DeadLetters) -> None:
 
 
 async def test_stage_without_workers_puts_nothing_aside(letters: DeadLetters) -> None:
-    """A program that never works is no fault of the messages."""
+    """Messages are not to blame for a program that never works."""
     hopeless = replace(
         stage("exits_at_word", "end", name="dies"), restart=RestartPolicy(max=0)
     )
@@ -960,20 +987,20 @@ async def test_stage_without_workers_puts_nothing_aside(letters: DeadLetters) ->
 
 
 class Recorded(DeadLetters):
-    """Dead letters that notify a source when they are durable."""
+    """Dead letters that record in a source when they are durable."""
 
     def __init__(self, folder: Path, source: ScriptedSource) -> None:
         super().__init__(folder, pipeline="p")
         self._source = source
 
     async def sync(self) -> None:
-        """Make durable, and note that."""
+        """Make letters durable, and record that."""
         await super().sync()
         self._source.acknowledged.append(f"synced {self.count}")
 
 
 async def test_position_waits_until_dead_letters_are_durable(tmp_path: Path) -> None:
-    """A message that was dead-lettered is dealt with, like one that is loaded."""
+    """A dead-lettered message has an outcome, like one that is loaded."""
     gate = Wait()
     source = ScriptedSource([[b"a", b"end"], Position(1), gate, [b"b"], Position(2)])
     letters = Recorded(tmp_path, source)
@@ -999,7 +1026,7 @@ async def test_position_waits_until_dead_letters_are_durable(tmp_path: Path) -> 
 async def test_position_does_not_pass_a_message_without_an_outcome(
     letters: DeadLetters, order: Order
 ) -> None:
-    """With answers in any order it is not enough that their number fits."""
+    """Where replies come in any order, counting them is not enough."""
     sink = GatedSink()
     loaded: dict[object, set[bytes]] = {}
 
@@ -1028,7 +1055,7 @@ async def test_position_does_not_pass_a_message_without_an_outcome(
 
 
 async def test_keys_reach_the_first_stage() -> None:
-    """Runs are passed on as they are."""
+    """Runs are passed on unchanged."""
     keyed = stage("uneven", 3, workers=3, order=Order.KEY)
     source = ScriptedSource([AnnotatedRun(numbers(0, 20), key=[1, 2] * 10)])
     sink = GatedSink()
@@ -1040,7 +1067,7 @@ async def test_keys_reach_the_first_stage() -> None:
 
 
 async def test_meter_counts_what_the_stages_do() -> None:
-    """The supervisors are given it; both ends count for themselves."""
+    """The supervisors get the meter, and count for each worker."""
     meter = PrometheusMeter()
     made = Pipeline(
         name="p",
@@ -1048,6 +1075,7 @@ async def test_meter_counts_what_the_stages_do() -> None:
         stages=[echo],
         sink=GatedSink(),
         meter=meter,
+        launch=launch_of(echo),
     )
     assert (await run(made)).status == "done"
     wanted = 'etlstage_messages_total{stage="echo",worker="echo-1"} 7'
@@ -1055,7 +1083,7 @@ async def test_meter_counts_what_the_stages_do() -> None:
 
 
 class Shelf(DeadLetterSink):
-    """Takes dead letters, or refuses to."""
+    """A sink of dead letters that may fail."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.taken: list[bytes] = []
@@ -1069,12 +1097,12 @@ class Shelf(DeadLetterSink):
             raise self._error
 
     async def aclose(self) -> None:
-        """Note that it was closed."""
+        """Count the call."""
         self.closed += 1
 
 
 class Announced(DeadLetters):
-    """Dead letters that show when there is one."""
+    """Dead letters that set an event when one is kept."""
 
     came: anyio.Event
 
@@ -1088,7 +1116,7 @@ class Announced(DeadLetters):
 async def test_letters_are_handed_over_at_the_end(
     tmp_path: Path, *, fails: bool
 ) -> None:
-    """Of a run that failed, too: then they matter most."""
+    """Even if the run failed: then they matter most."""
     letters = Announced(tmp_path, pipeline="p")
     letters.came = anyio.Event()
     script: list[Run | Exception] = [[b"a", b"end"]]
@@ -1104,7 +1132,7 @@ async def test_letters_are_handed_over_at_the_end(
     )
 
     async def release() -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await letters.came.wait()
         gate.released.set()
 
@@ -1115,7 +1143,7 @@ async def test_letters_are_handed_over_at_the_end(
 
 
 async def test_letters_that_can_not_be_handed_over(letters: DeadLetters) -> None:
-    """The report has that; they are in their files all the same."""
+    """The report has the error; the letters are in their files all the same."""
     shelf = Shelf(SinkFailed("no room", stage="dead_letters"))
     made = pipeline(
         ScriptedSource([[b"a", b"b\0"]]),
@@ -1131,7 +1159,7 @@ async def test_letters_that_can_not_be_handed_over(letters: DeadLetters) -> None
 
 
 async def test_without_letters_nothing_is_handed_over(letters: DeadLetters) -> None:
-    """Spark need not start for nothing."""
+    """Spark must not be started needlessly."""
     shelf = Shelf(SinkFailed("asked", stage="dead_letters"))
     made = pipeline(
         ScriptedSource([[b"a"]]),
@@ -1143,8 +1171,9 @@ async def test_without_letters_nothing_is_handed_over(letters: DeadLetters) -> N
     assert shelf.closed == 1
 
 
+@pytest.mark.process
 async def test_load_worker_puts_aside_too(letters: DeadLetters, tmp_path: Path) -> None:
-    """Positions pass what it could not load."""
+    """Positions can pass messages that it could not load."""
     stage = replace(
         load("append_until", tmp_path / "target", "three"),
         on_error=ErrorPolicy(budget=SOME, retries=0),
@@ -1166,8 +1195,9 @@ async def test_load_worker_puts_aside_too(letters: DeadLetters, tmp_path: Path) 
 @pytest.mark.parametrize(
     "between", [[], [stage("batch", dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR))]]
 )
+@pytest.mark.process
 async def test_columns_pass_from_stage_to_stage(between: list[Stage]) -> None:
-    """What came as a column leaves as one, with a batch stage in between as well."""
+    """Columns stay columns, even with a batch stage in between."""
     messages = numbers(0, 20_000)
     column = Column(pa.array(messages, pa.binary()))
     columns: list[bool] = []
@@ -1188,10 +1218,11 @@ async def test_columns_pass_from_stage_to_stage(between: list[Stage]) -> None:
 
 
 @pytest.mark.parametrize("where", ["transform", "load"])
+@pytest.mark.process
 async def test_drain_does_not_wait_for_who_never_answers(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker without EOP looks like a hang, for as long as its deadline (issue 23)."""
+    """A worker that never replies would delay it until its deadline (issue 23)."""
     monkeypatch.setattr(pipeline_module, "_LOOK", 0.01)
     cat = Stage(name="cat", worker=("cat",), timeout=Timeouts(stop=0.1))
     if where == "load":
@@ -1206,7 +1237,7 @@ async def test_drain_does_not_wait_for_who_never_answers(
 
     stages = [cat] if where == "transform" else []
     hangs = Pipeline(name="p", source=Draining([]), stages=stages, sink=sink)
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         report = await hangs.run()
     assert (report.status, report.error) == ("forced", None)
     assert sum(a.unprocessed for a in report.ledger) + report.undelivered == 2
@@ -1217,7 +1248,7 @@ async def test_drain_does_not_wait_for_who_never_answers(
 async def test_drain_waits_for_who_has_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is slow, and works; so it may be with the first message, for a while."""
+    """A worker that has replied before is slow, but not stuck."""
     monkeypatch.setattr(pipeline_module, "_LOOK", 0.01)
     wait, looked = Wait(), 0
 
@@ -1255,7 +1286,7 @@ async def test_drain_waits_for_who_has_answered(
 
 
 def test_what_a_run_waits_for() -> None:
-    """For its output, wherever the messages are; else for the first (issue 11)."""
+    """The activity is the sink's; before the first message, reading (issue 11)."""
     pipeline = Pipeline(name="p", source=MemorySource([]), sink=(sink := MemorySink()))
     assert pipeline.activity == "reading"
     sink.activity = "writing epoch 1"
@@ -1267,7 +1298,7 @@ def test_what_a_run_waits_for() -> None:
 
 
 async def test_cancelled_while_its_sink_is_entered() -> None:
-    """The workers are gone when it is, and no one misses them (issue 11)."""
+    """By then its workers are gone, which is no error (issue 11)."""
     entered, go_on = anyio.Event(), anyio.Event()
 
     class Deaf(MemorySink):
@@ -1288,7 +1319,7 @@ async def test_cancelled_while_its_sink_is_entered() -> None:
         sink=Deaf(),
         launch=ScriptedLaunch(work),
     )
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pipeline.run)
             await entered.wait()

@@ -1,4 +1,4 @@
-"""Workers that reject, or skip, in a whole pipeline."""
+"""Workers that reject or skip messages, in a whole pipeline."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorBudget, ErrorPolicy, OffsetPolicy, Stage
 from etlstage.testing import MemorySink, MemorySource
+from tests.patience import HANG
 
 pytestmark = pytest.mark.process
 
@@ -35,7 +36,7 @@ REFUSES = """
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    """Return what makes a stage of the source of a worker."""
+    """Return a function that makes a stage from the source code of a worker."""
 
     def made(source: str, name: str = "clean", **settings: object) -> Stage:
         script = tmp_path / f"{name}.py"
@@ -49,10 +50,10 @@ def made(tmp_path: Path) -> Made:
 async def run(
     stage: Stage, messages: list[bytes], letters: DeadLetters | None = None
 ) -> tuple[Report, list[bytes]]:
-    """Return the report of a pipeline with one stage, and what arrived."""
+    """Return the report of a pipeline with one stage, and the loaded messages."""
     sink = MemorySink()
     source = MemorySource([messages])
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         report = await Pipeline(
             name="p", source=source, stages=[stage], sink=sink, dead_letters=letters
         ).run()
@@ -60,7 +61,7 @@ async def run(
 
 
 async def test_refused_messages_are_dead_lettered(made: Made, tmp_path: Path) -> None:
-    """With the worker's own reason; it is started once, and the others arrive."""
+    """With the worker's own reason; it is started once, and all others pass."""
     messages = [b"bad %d" % n if n % 10 == 3 else b"m%d" % n for n in range(500)]
     letters = DeadLetters(tmp_path, pipeline="p")
     with capture_logs() as logs:
@@ -78,7 +79,7 @@ async def test_refused_messages_are_dead_lettered(made: Made, tmp_path: Path) ->
         (attempt,) = letter.attempts
         assert attempt.error == "refused the message: ValueError: no date"
         assert attempt.worker == "clean-1"
-        # Where in its code: written once to stderr, and kept by each (issue 26).
+        # The place in its code: written to stderr once, kept in each letter (issue 26).
         *_, place, code, raised = attempt.stderr
         assert place.endswith('clean.py", line 5, in f')
         assert code.strip() == 'raise ValueError("no date")'
@@ -89,7 +90,7 @@ async def test_refused_messages_are_dead_lettered(made: Made, tmp_path: Path) ->
 
 
 async def test_refusals_are_within_the_budget(made: Made, tmp_path: Path) -> None:
-    """As any other dead letters are."""
+    """Rejected messages count like other dead letters."""
     letters = DeadLetters(tmp_path, pipeline="p")
     policy = ErrorPolicy(budget=ErrorBudget(count=2, share=None))
     stage = made(REFUSES, on_error=policy)
@@ -102,7 +103,7 @@ async def test_refusals_are_within_the_budget(made: Made, tmp_path: Path) -> Non
 
 
 async def test_refusal_ends_a_run_without_dead_letters(made: Made) -> None:
-    """With its reason; the message is counted as failed, not as lost."""
+    """The error has its reason; the message counts as failed, not as unprocessed."""
     report, _ = await run(made(REFUSES), [b"a", b"bad", b"b"])
     assert isinstance(report.error, WorkerRefusal)
     assert (report.error.reason, report.error.place) == ("ValueError: no date", 1)
@@ -112,7 +113,7 @@ async def test_refusal_ends_a_run_without_dead_letters(made: Made) -> None:
 async def test_what_came_before_the_refusal_that_ends_a_run_has_arrived(
     made: Made,
 ) -> None:
-    """Although it was answered together with it (issue 10)."""
+    """Although the replies came together with the refusal (issue 10)."""
     messages = [b"m%d" % n for n in range(400)] + [b"bad", b"behind"]
     report, arrived = await run(made(REFUSES), messages)
     assert isinstance(report.error, WorkerRefusal)
@@ -125,7 +126,7 @@ async def test_what_came_before_the_refusal_that_ends_a_run_has_arrived(
 async def test_refused_message_is_tried_again_if_it_may_be(
     made: Made, tmp_path: Path
 ) -> None:
-    """A worker may need a moment; each refusal is an attempt."""
+    """A worker may need more time; each refusal is an attempt."""
     source = """
         tries = {}
         def f(message):
@@ -151,7 +152,7 @@ async def test_refused_message_is_tried_again_if_it_may_be(
 async def test_of_a_refused_batch_only_the_culprits_are_dead_lettered(
     made: Made, tmp_path: Path, driver: str
 ) -> None:
-    """No worker is started again to find them."""
+    """No worker is restarted to find them."""
     source = f"""
         import os
         def f(messages):
@@ -178,7 +179,7 @@ async def test_of_a_refused_batch_only_the_culprits_are_dead_lettered(
 
 
 async def test_refused_request_ends_the_run_with_its_reason(made: Made) -> None:
-    """No one knows what of the range is missing."""
+    """It is unknown which part of the range is missing."""
     source = """
         def f(start, end):
             if start:
@@ -194,7 +195,7 @@ async def test_refused_request_ends_the_run_with_its_reason(made: Made) -> None:
     )
     offsets = OffsetPolicy(by="supervisor", step=2, end=6)
     sink = MemorySink()
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         report = await Pipeline(
             name="p", source=WorkerSource(stage, offsets=offsets), sink=sink
         ).run()
@@ -212,7 +213,7 @@ SKIPS = """
 
 
 async def test_skipped_messages_are_in_the_ledger(made: Made) -> None:
-    """Done, for the worker reported so, but not unseen (issue 10)."""
+    """They count as done, as the worker reported, and as skipped (issue 10)."""
     messages = [b"BAD" if n % 50 == 7 else b"%d" % n for n in range(1000)]
     passing = made(SKIPS.format("return [message]", "transform"), workers=2)
     report, arrived = await run(passing, messages)
@@ -223,10 +224,10 @@ async def test_skipped_messages_are_in_the_ledger(made: Made) -> None:
 
 
 async def test_skipped_messages_of_a_load_are_in_the_ledger(made: Made) -> None:
-    """They have reached no destination (issue 10)."""
+    """They have not reached the destination (issue 10)."""
     loading = made(SKIPS.format("pass", "load"), "load", kind=StageKind.LOAD)
     sink = WorkerSink(loading)
-    with anyio.fail_after(15):
+    with anyio.fail_after(HANG):
         report = await Pipeline(
             name="p", source=MemorySource([[b"BAD", b"a"]]), sink=sink
         ).run()

@@ -22,19 +22,20 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import CommitRecord
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage, WorkerProgram
 from etlstage.testing import MemorySource
+from tests.patience import HANG
 from tests.supervisor.workers import load
 
 pytestmark = pytest.mark.process
 
 
 def counts(sink: WorkerSink) -> tuple[int, int, int, int]:
-    """Return: received, done, dead, failed."""
+    """Return the counts of received, done, dead and failed messages."""
     account = sink.account
     return account.received, account.done, account.dead, account.failed
 
 
 async def test_answered_messages_are_loaded(tmp_path: Path) -> None:
-    """When ``write`` returns they are there, and counted."""
+    """When ``write`` returns, they are loaded and counted."""
     target = tmp_path / "target"
     sink = WorkerSink(load("append", target))
     assert sink.landed() == "0 messages loaded; output incomplete"
@@ -52,11 +53,11 @@ async def test_answered_messages_are_loaded(tmp_path: Path) -> None:
 
 
 async def test_worker_that_dies(tmp_path: Path) -> None:
-    """What workers confirmed is loaded; what killed them is lost."""
+    """Acknowledged messages are loaded; the one that kills workers has no outcome."""
     target = tmp_path / "target"
     sink = WorkerSink(load("append_until", target, "three", restart=RestartPolicy()))
     async with sink:
-        with anyio.fail_after(10), pytest.raises(WorkerLost, match="disk full"):
+        with anyio.fail_after(HANG), pytest.raises(WorkerLost, match="disk full"):
             await sink.write([b"one", b"two", b"three", b"four"])
 
     assert counts(sink) == (4, 3, 0, 0)
@@ -64,7 +65,7 @@ async def test_worker_that_dies(tmp_path: Path) -> None:
 
 
 async def test_message_that_can_not_be_sent(tmp_path: Path) -> None:
-    """It has failed; what stands behind it in the run is loaded all the same."""
+    """It counts as failed; later messages of the run are loaded all the same."""
     sink = WorkerSink(load("append", tmp_path / "target"))
     async with sink:
         with pytest.raises(InvalidMessage, match="contains marker eop"):
@@ -74,7 +75,7 @@ async def test_message_that_can_not_be_sent(tmp_path: Path) -> None:
 
 
 async def test_worker_that_writes_messages_is_reported_once() -> None:
-    """An L stage makes none: they are discarded."""
+    """A load stage has no results: they are discarded."""
     with capture_logs() as logs:
         async with WorkerSink(load("echo")) as sink:
             await sink.write([b"one"])
@@ -92,7 +93,7 @@ async def test_worker_that_writes_messages_is_reported_once() -> None:
 
 
 async def test_worker_that_can_not_be_started() -> None:
-    """It is found out on entering."""
+    """The error comes on entering."""
     missing = Stage(name="l", worker=("no-such-program",), kind=StageKind.LOAD)
     with pytest.raises(WorkerStartFailed, match="stage l: can't start its workers"):
         async with WorkerSink(missing):
@@ -100,7 +101,7 @@ async def test_worker_that_can_not_be_started() -> None:
 
 
 async def test_message_that_kills_is_put_aside(tmp_path: Path) -> None:
-    """The others are loaded; its place counts over all runs."""
+    """The others are loaded; its place counts across runs."""
     letters = DeadLetters(tmp_path, pipeline="p")
     stage = replace(
         load("append_until", tmp_path / "target", "three"),
@@ -109,7 +110,7 @@ async def test_message_that_kills_is_put_aside(tmp_path: Path) -> None:
     )
     sink = WorkerSink(stage, dead_letters=letters)
     async with sink:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG):
             await sink.write([b"one", b"two"])
             await sink.write([b"three", b"four"])
             assert counts(sink) == (4, 3, 1, 0)
@@ -125,7 +126,7 @@ async def test_message_that_kills_is_put_aside(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_recorded_behind_a_doubt(tmp_path: Path) -> None:
-    """What came before it may not be loaded: the next run loads it again (issue 14)."""
+    """What precedes it may not be loaded, so the next run loads it again (issue 14)."""
     script = """\
         (until mv late seen; do sleep 0.01; done; printf '\\0') &
         while read line; do printf '\\0'; done
@@ -155,7 +156,7 @@ async def test_nothing_is_recorded_behind_a_doubt(tmp_path: Path) -> None:
     pipeline = Pipeline(
         name="p", source=Doubting([]), sink=sink, delivery=delivery, flush_every=60
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG):
         report = await pipeline.run()
     assert isinstance(report.error, RepliesDoubtful)
     assert CommitRecord.latest(tmp_path / "state").position is None

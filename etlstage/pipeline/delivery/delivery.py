@@ -1,16 +1,16 @@
 """
 State directory: its lock, the fence against older runs, and the commit record.
 
-Two runs of one pipeline would begin at the same position, load everything twice, and
-store their positions over each other's. So a run holds the lock of the state directory.
-A holder that was stopped keeps it; it is taken over by raising the fence, after which
-it can't commit.
+Two concurrent runs of one pipeline would begin at the same position, load everything
+twice, and overwrite each other's positions. So a run holds the lock of the state
+directory. A holder that was stopped keeps the lock; another run takes over by raising
+the fence, after which the old holder can't commit.
 
 An epoch is what one commit covers. The sink makes it durable under its number, so that
 it can be written again in the same place; then one record is stored, see ``record.py``.
-The record decides: an epoch that is written and not recorded is written again. What
-belongs behind the record, as to show an epoch, is performed then, and by each start
-that finds the record: once more does no harm.
+The record decides: an epoch that is written but not recorded is written again. Actions
+that must follow the record, such as making an epoch visible, are performed after it,
+and again by each start that finds the record: repeating them does no harm.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from etlstage.pipeline.delivery.folder import make_ours, opened
 from etlstage.pipeline.delivery.holder import LOCK, Holder
 from etlstage.pipeline.delivery.record import CommitRecord, fence_of
 
-__all__ = ("Bounds", "Delivery", "take_over", "unusable")
+__all__ = ("Bounds", "Delivery", "StateHeld", "take_over", "unusable")
 
-# Who asks whether a run has the lock shares it with others for a moment.
+# A process that checks whether a run has the lock holds it, shared, for a moment.
 _LOOKS: Final = 10
 _LOOK: Final = 0.05  # seconds
 
@@ -48,32 +48,39 @@ class Bounds:
     seconds: float = 60.0
 
 
+class StateHeld(StateUnusable):
+    """Raised when another run has the state directory."""
+
+
 EDGE_BOUNDS: Final = Bounds(messages=100_000, bytes=16 << 20, seconds=1.0)
-"""Of epochs that end in a durable edge: what is behind it waits for each."""
+"""For epochs that end in a durable edge: the next part waits for each of them."""
 
 
 class Delivery:
     """
-    Owns a state directory, while it is entered: its lock, its fence, its record.
+    Owns a state directory, while entered: its lock, its fence, its record.
 
-    The lock is the kernel's, and goes with our process, however that ends; no worker
-    inherits it. What stands in the file is only for who finds it locked.
+    The lock is the kernel's: it is released when our process ends, however that
+    happens, and no worker inherits it. The content of the lock file only informs those
+    who find it locked.
 
     Args:
-        folder: The state directory; made, for us alone, if it is not there.
-        exactly_once: Whether each epoch is to be loaded once, and not at least once.
-        whole: Whether records have accounts and dead letters at least once, too, so that
-            a run that was interrupted goes on.
-        bounds: Of its epochs.
+        folder: The state directory; created, private to us, if it does not exist.
+        exactly_once: Whether each epoch is loaded exactly once, not at least once.
+        whole: Whether records hold accounts and dead letters even at least once, so
+            that an interrupted run can resume.
+        bounds: When epochs end.
 
     Attributes:
-        record: What was committed last; to be read once it is entered.
-        at: For tests: called with each step of a commit: ``begin``, ``written`` behind
-            the sink, ``committed`` where the sink does that itself, ``aside`` before
-            the record counts, ``recorded``, and ``performed`` behind it.
+        record: The last commit; to be read once the delivery is entered.
+        at: For tests: called at each step of a commit: ``begin``, ``written`` after the
+            sink's flush, ``committed`` after the sink's own commit, ``aside`` before
+            the record counts, ``recorded``, ``performed`` after the actions that follow
+            the record, and ``ended`` before the load is recorded as over.
 
     Raises:
-        StateUnusable: On entering, if another run has it, or it can't be ours.
+        StateUnusable: On entering, if another run holds the directory, or it can't be
+            made ours.
 
     """
 
@@ -107,17 +114,17 @@ class Delivery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let others have it."""
+        """Release the state directory."""
         self._stack.close()
 
     @classmethod
     def joined(cls, folder: Path, fence: int) -> Self:
         """
-        Return what commits for a run that holds the directory, in whatever process.
+        Return a delivery that commits for a run that another process may have begun.
 
         Args:
             folder: The state directory.
-            fence: That of the run.
+            fence: The run's fence.
 
         Raises:
             StateUnusable: If another run has taken over.
@@ -129,7 +136,7 @@ class Delivery:
         return delivery
 
     def reread(self) -> None:
-        """Record what was committed for us: see :meth:`joined`."""
+        """Read the record again, after commits by others for us: see :meth:`joined`."""
         self.record = replace(CommitRecord.latest(self.folder), fence=self.record.fence)
 
     def begin(
@@ -143,32 +150,33 @@ class Delivery:
         anew: bool = False,
     ) -> bool:
         """
-        Begin a run, and return whether it goes on with one that was interrupted.
+        Begin a run, and return whether it resumes one that was interrupted.
 
         Args:
-            run: What sets it apart, if it is a new one.
+            run: Identifies the run, if it is a new one.
             stages: Names of its stages.
-            letters: Bytes of the dead letters of each stage.
-            output: Where it loads, as reports have it.
+            letters: Bytes of dead letters of each stage.
+            output: Where it loads, as in reports.
             input: What it reads, for a human.
             anew: Whether the source has forgotten how far it was read.
 
         Raises:
-            StateUnusable: If another pipeline was interrupted, or the record can't be stored.
+            StateUnusable: If another pipeline was interrupted, or the record can't be
+                stored.
 
         """
         found = CommitRecord(fence=self.record.fence) if anew else self.record
         same = self.whole and found.delivery == self._promise
-        # A run without an epoch and without accounts has promised nothing: of that one
-        # there is nothing to go on with.
+        # An interrupted run without an epoch and without accounts has promised nothing,
+        # so there is nothing to resume.
         if (not found.ended or found.pending) and (
             found.epoch or same or found.delivery == "exactly-once"
         ):
             self._check_same(found, stages, output)
             self.record = replace(self.record, output=output, input=input)
             return True
-        # A load that resumes keeps its name: by that its sink finds what was written and
-        # not recorded, and replaces it.
+        # A load that resumes keeps its name: by the name, its sink finds what was
+        # written but not recorded, and replaces it.
         record = CommitRecord(
             fence=found.fence,
             delivery=self._promise,
@@ -181,7 +189,7 @@ class Delivery:
             input=input,
             last=found.last_load,
             ended=False,
-            # Where the load goes on, what belongs behind its record may not be done.
+            # If the load resumes, the actions after its record may not be done yet.
             intents=found.intents if found.resumes else None,
             accounts={stage: [] for stage in stages},
             letters=dict(letters),
@@ -202,12 +210,12 @@ class Delivery:
         Return the record of an epoch that is durable.
 
         Args:
-            position: From where the source reads on.
-            accounts: What each stage has counted before it; None: as before.
-            letters: Bytes of the dead letters of each stage before it; likewise.
-            ended: Whether the run has come to its end. A load that does not go on then
-                is over only with :meth:`settle`.
-            intents: What the sink needs for that, plain JSON.
+            position: Where the source resumes.
+            accounts: What each stage has counted before the position; None: unchanged.
+            letters: Bytes of dead letters of each stage before it; None: unchanged.
+            ended: Whether the run has ended. If ``position`` is None, the load is over
+                only once :meth:`settle` is called.
+            intents: What the sink needs to perform what follows the record, plain JSON.
 
         """
         now = self.record
@@ -223,7 +231,7 @@ class Delivery:
         )
 
     def commit(self, position: object, *, ended: bool = False) -> None:
-        """Record what :meth:`next` returns; raises as :meth:`keep`."""
+        """Record what :meth:`next` returns; raises like :meth:`keep`."""
         self.keep(self.next(position, ended=ended))
 
     def keep(self, record: CommitRecord) -> None:
@@ -231,7 +239,7 @@ class Delivery:
         Record that an epoch is durable.
 
         Args:
-            record: As :meth:`next` has made it.
+            record: The record made by :meth:`next`.
 
         Raises:
             StateUnusable: If another run has taken over, or it can't be stored.
@@ -242,13 +250,13 @@ class Delivery:
 
     def adopt(self, note: str) -> None:
         """
-        Go on behind an epoch that a sink has committed and that is not recorded.
+        Resume after an epoch that a sink has committed but that was not recorded.
 
         Args:
-            note: What it was given with the epoch.
+            note: The note that the sink was given with the epoch.
 
         Raises:
-            StateUnusable: If that can't be understood, or it can't be stored.
+            StateUnusable: If the note can't be understood, or the record not stored.
 
         """
         try:
@@ -259,32 +267,32 @@ class Delivery:
                 f" ({error}): 'etlstage state reset {shlex.quote(str(self.folder))}'"
                 " starts from the beginning"
             ) from error
-        # Behind a crash between the sink's commit and our record the sink knows more.
+        # After a crash between the sink's commit and our record, the sink knows more.
         if record.epoch > self.record.epoch:
             self.keep(record)
 
     def settle(self) -> None:
         """
-        Record that a load that has ended is over; raises as :meth:`keep`.
+        Record that a load that has ended is over; raises like :meth:`keep`.
 
-        The last that a run does. One that is killed before does not know that all is
-        loaded, and who starts it again does not want another load.
+        This is the last step of a run. If a run is killed before it, its user does not
+        know that all is loaded, and starting it again must not begin another load.
         """
         if self.record.pending:
             self.at("ended")
             self._store(replace(self.record, pending=False))
 
     def renew(self) -> None:
-        """Have the next run begin another load, from where this one has read."""
+        """Let the next run begin another load, from where this load has read."""
         now = self.record
-        # A name under which nothing was loaded can be used again.
+        # A load's name is only changed once an epoch was loaded under it.
         if now.epoch:
             last = {"load": now.load, "epoch": now.epoch}
             last |= {"input": now.input, "output": now.output}
             self._store(replace(now, load=secrets.token_hex(4), epoch=0, last=last))
 
     def end(self) -> None:
-        """Record that the run has come to its end; raises as :meth:`keep`."""
+        """Record that the run has ended; raises like :meth:`keep`."""
         self._store(replace(self.record, ended=True))
 
     def check(self) -> None:
@@ -292,7 +300,7 @@ class Delivery:
         Assert that no other run has taken over.
 
         Raises:
-            StateUnusable: If somebody has.
+            StateUnusable: If one has.
 
         """
         if fence_of(self.folder) != self.record.fence:
@@ -304,11 +312,11 @@ class Delivery:
     def _store(
         self, record: CommitRecord, at: Callable[[str], None] | None = None
     ) -> None:
-        """Record it, unless somebody has taken over, before that or meanwhile."""
+        """Store the record; raise if another run took over before or meanwhile."""
         self.check()
-        # Another run may take over behind that look: it has read what was before this
-        # record, which has a lower fence and does not count. So we look again, lest we
-        # report an epoch as committed that it loads once more.
+        # Another run may take over after this check. It has then read the record before
+        # this one, whose lower fence makes it void. So we check again, or we would
+        # report an epoch as committed that the other run loads once more.
         try:
             self._write(record, at)
         finally:
@@ -325,8 +333,8 @@ class Delivery:
     def _check_same(
         self, found: CommitRecord, stages: Sequence[str], output: str
     ) -> None:
-        """Assert that we can go on where a run was interrupted."""
-        # Where it has loaded matters, too: only there its sink finds what to replace.
+        """Assert that we can resume where a run was interrupted."""
+        # The output matters, too: only there the sink finds what it has to replace.
         if found.delivery != self._promise:
             differs = f"its delivery was {found.delivery}"
         elif self.whole and list(found.accounts) != list(stages):
@@ -348,14 +356,14 @@ class Delivery:
             flags = os.O_RDWR | os.O_CREAT
             file = stack.enter_context(opened(self.folder / LOCK, flags))
             self._flock(file)
-            # A process that was forked off meanwhile shares it with us.
+            # Unlock explicitly, as a process forked meanwhile shares the lock with us.
             stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
             with suppress(FileNotFoundError):
                 if os.path.samestat(
                     os.fstat(file.fileno()), (self.folder / LOCK).stat()
                 ):
                     break
-            # Meanwhile it was taken over: we hold the lock of a file that is gone.
+            # Another run took over meanwhile: we hold the lock of a deleted file.
         file.truncate()
         file.write(json.dumps(Holder.here()._asdict()).encode())
         file.flush()
@@ -372,7 +380,7 @@ class Delivery:
                 return
         holder = Holder.read(file)
         about = f" ({holder})" if holder is not None else ""
-        raise StateUnusable(
+        raise StateHeld(
             f"another run uses the state directory {self.folder}{about}: wait until it"
             " has ended, shut it out with 'etlstage state take-over', or set another"
             " state"
@@ -381,13 +389,13 @@ class Delivery:
 
 def take_over(folder: Path) -> CommitRecord:
     """
-    Take a state directory from who holds it: he can't commit any more.
+    Take over a state directory, so that its holder can't commit any more.
 
     Returns:
-        What he has committed. The next run goes on from there.
+        The holder's last commit. The next run resumes from there.
 
     Raises:
-        StateUnusable: If it can't be read, or written.
+        StateUnusable: If the directory can't be read, or written.
 
     """
     try:
@@ -400,7 +408,7 @@ def take_over(folder: Path) -> CommitRecord:
 
 
 def _shared(file: BinaryIO) -> bool:
-    """Return whether no process holds a lock exclusively."""
+    """Return whether no process holds the lock exclusively."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -414,7 +422,7 @@ def _unheard(_step: str) -> None:
 
 
 def unusable(folder: Path, error: OSError) -> StateUnusable:
-    """Return the error of a state directory that can't be ours."""
+    """Return the error for a state directory that can't be used."""
     return StateUnusable(
         f"can't use the state directory {folder}: {os_reason(error)}; set another state"
     )
