@@ -1,13 +1,15 @@
 """
 The leases of a runner, in a table that all runners see.
 
-What its keeper decides about the table is done here; what it decides about workers is
-for who has them.
+The keeper's instructions about the table are performed here. Those about workers are
+passed on to the owner of the workers.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import closing, suppress
@@ -47,11 +49,11 @@ __all__ = ("Duty", "LeaseHolder")
 _log = Log()
 
 _TICK: Final = 0.001  # seconds
-_AGAIN: Final = 1.0  # seconds until a database is asked again
+_AGAIN: Final = 1.0  # seconds until a database is tried again
 
 
 Duty: TypeAlias = Write | Start | Stop | Answer | FailRunner | Left | TableRead
-"""What is left to be done, or that the table was read."""
+"""An instruction that the caller has to perform, or the event of a table read."""
 
 
 class LeaseHolder:
@@ -61,12 +63,11 @@ class LeaseHolder:
     Args:
         stage: Name of the stage.
         keeper: Decides which shards are ours.
-        leases: Opens the table, given what the input is.
-        names: Shards of the input; more may come with :meth:`find`.
+        leases: Opens the table, given the input's identity.
+        names: Shards of the input; :meth:`find` may add more.
 
     Attributes:
-        rows: Leases as they were read or written last. One that has ended may be reset.
-        over: Shards that have not ended, and need this runner no more.
+        rows: Leases as last read or written. An ended lease may be reset later.
 
     """
 
@@ -78,7 +79,7 @@ class LeaseHolder:
         names: Iterable[str] = (),
     ) -> None:
         self.rows: dict[str, Lease] = {}
-        self.over: set[str] = set()
+        self._over: dict[str, int] = {}
         self._stage = stage
         self._keeper = keeper
         self._open = leases
@@ -90,16 +91,16 @@ class LeaseHolder:
 
     async def open(self, of: Callable[[], str], stream: ShardedSource | None) -> None:
         """
-        Open the table, with the shards that there are, as soon as it can be had.
+        Open the table as soon as it can be reached, and add the existing shards.
 
         Args:
-            of: Returns what the input is; called in a thread.
-            stream: Where shards come from; None: those that were named are all.
+            of: Returns the input's identity; called in a thread.
+            stream: Where shards come from; None: only those in ``names`` exist.
 
         Raises:
-            EtlstageError: If the input or the table is not what it is to be.
+            EtlstageError: If the input or the table is not the expected one.
             StateUnusable: If the table is out of reach for too long.
-            TableGone: If it is when the run is drained.
+            TableGone: If the table is out of reach when the run is drained.
 
         """
 
@@ -109,7 +110,10 @@ class LeaseHolder:
             if stream is not None:
                 self._add(stream)
             else:
-                self._table.add(map(Lease, sorted(self._names)))
+                begin = _never_had()
+                self._table.add(
+                    Lease(name, counter=begin) for name in sorted(self._names)
+                )
 
         limit = anyio.current_time() + self._keeper.outage
 
@@ -129,7 +133,7 @@ class LeaseHolder:
     async def _when_there(
         self, what: Callable[[], object], over: Callable[[], bool]
     ) -> None:
-        """Do something with the table, once it can be had."""
+        """Do something with the table, retrying until it can be reached."""
         while True:
             try:
                 await self._in_thread(what)
@@ -142,7 +146,7 @@ class LeaseHolder:
                 return
 
     async def close(self) -> None:
-        """Free what a run still has that has failed: there are no workers any more."""
+        """Release leases that a failed run still holds, as its workers have exited."""
         await self._in_thread(self._release)
 
     def _release(self) -> None:
@@ -154,16 +158,16 @@ class LeaseHolder:
                     table.swap(row, free, News(lag=0))
 
     def report(self, event: Event) -> None:
-        """Have the keeper decide about an event."""
+        """Pass an event to the keeper."""
         self._events.append(event)
         self._reported.set()
 
     async def instructions(self, tasks: TaskGroup) -> AsyncGenerator[Duty, None]:
         """
-        Yield what is to be done, and the table when it was read.
+        Yield the instructions to perform, and an event each time the table was read.
 
         Args:
-            tasks: Where it is read meanwhile.
+            tasks: Task group in which the table is read.
 
         """
         while True:
@@ -182,7 +186,8 @@ class LeaseHolder:
             due = self._keeper.due()
             assert due is not None, "an event was handled"
             if not self._events:
-                # What is due in less than a float can resolve is not due yet.
+                # Wait for at least a tick: a time that is due sooner than a float can
+                # resolve would not count as due yet.
                 with anyio.CancelScope(deadline=max(due, now + _TICK)):
                     await self._reported.wait()
 
@@ -199,12 +204,12 @@ class LeaseHolder:
         if missing := names - there:
             gone = f"shard {min(missing)} is gone from the lease table"
             self._events.append(FailRunner(gone))
-        # Children come into the table before their parents end, by whomever.
+        # Each runner that ends a shard first adds its children to the table.
         self._names = self._names | there
         self.report(TableRead(rows))
 
     async def write(self, write: Write, news: News) -> None:
-        """Put a row in the place of another, and report what came of it."""
+        """Replace a row, and report the outcome."""
         number, before, after = write
         try:
             swap = partial(self._leases.swap, before, after, news)
@@ -222,16 +227,22 @@ class LeaseHolder:
             self.rows[after.shard] = after
         self.report(Written(number) if done else WriteRefused(number))
 
+    def give_up(self, lease: Lease) -> None:
+        """Regard a shard as over for this runner, until the shard is reset."""
+        self._over[lease.shard] = lease.switches
+
     @property
     def all_over(self) -> bool:
-        """Whether no shard needs a runner that this one can be."""
+        """Whether there is no shard that this runner could still process."""
         return all(map(self.is_over, self._names))
 
     def is_over(self, shard: str) -> bool:
-        """Return whether a shard needs no runner, or can't begin by this one."""
-        if shard in self.over or self._has_ended(shard):
-            return True
+        """Return whether a shard has ended, or this runner can't process it."""
         row = self.rows.get(shard)
+        switches = 0 if row is None else row.switches
+        # A reset sets ``switches`` to 0, so a shard that was reset is not over.
+        if switches >= self._over.get(shard, math.inf) or self._has_ended(shard):
+            return True
         parents = () if row is None else row.parents
         return any(self.is_over(p) for p in parents if not self._has_ended(p))
 
@@ -241,17 +252,17 @@ class LeaseHolder:
 
     async def find(self, stream: ShardedSource) -> None:
         """
-        Look for new shards, which get leases.
+        Look for new shards, and add leases for them.
 
         Raises:
-            EtlstageError: If they can't be had, or one is gone.
+            EtlstageError: If the shards can't be listed, or one is gone.
 
         """
-        # What is out of reach for too long ends the run where the leases are read.
+        # If the table is out of reach for too long, reading the leases ends the run.
         await self._when_there(partial(self._add, stream), lambda: False)
 
     def _add(self, stream: ShardedSource) -> None:
-        """Add leases of shards that have come; blocks."""
+        """Add leases for new shards; blocks."""
         found = stream.shards()
         known = {row.shard: row for row in self._leases.read()}
         there = {shard.name for shard in found}
@@ -265,15 +276,19 @@ class LeaseHolder:
                 " what there is"
             )
         begins = {
-            # What comes from others begins with its first record.
+            # Shards that come later are children: they begin with their first record.
             shard.name: None if known else stream.beginning(shard)
             for shard in found
         }
-        # The first to know a stream stores where it begins. The second may see more
-        # shards, made of those: so first come the ones that are over, which decide.
+        # The first runner to see a stream stores where its shards begin. A second one
+        # may see their children, too, which begin with their first record. So shards
+        # that are over are added first, and only the runner that added them stores
+        # positions.
         over = [shard for shard in found if begins[shard.name] == AT_END]
+        counter = _never_had()
         first = self._leases.add(
-            Lease(shard.name, shard.parents, ended=True) for shard in over
+            Lease(shard.name, shard.parents, ended=True, counter=counter)
+            for shard in over
         )
         rest = [shard for shard in found if shard not in over]
         known_parents = there.union(known)
@@ -282,6 +297,7 @@ class LeaseHolder:
                 shard.name,
                 tuple(name for name in shard.parents if name in known_parents),
                 _text(begins[shard.name] if first == len(over) else None),
+                counter=counter,
             )
             for shard in rest
         )
@@ -298,6 +314,17 @@ class LeaseHolder:
         )
 
 
+def _never_had() -> int:
+    """
+    Return the counter of a new lease: microseconds since 1970.
+
+    A lease of that name may have been removed while a runner held it. If counters began
+    at 0, a late write of that runner could succeed once the new lease had reached the
+    same counter.
+    """
+    return time.time_ns() // 1000
+
+
 def _text(position: object) -> str | None:
-    """Return a position as a lease has it."""
+    """Return a position as JSON text."""
     return None if position is None else json.dumps(position)

@@ -1,28 +1,30 @@
 """
-What a runner does about the leases of all shards.
+The decisions of a runner about the leases of all shards.
 
-It reports every event with its time, and performs the instructions that come back.
-Nothing here waits or reads a clock, so every interleaving can be tried.
+The runner reports every event with its time, and performs the instructions that are
+returned. Nothing here waits or reads a clock, so every interleaving can be tried.
 
-What is safe rests on the table alone: a row takes the place of another only if that has
-the owner and the counter that were read, and each change raises the counter. So of all
-who think that they own a shard one can move its checkpoint, however wrong their clocks
-are. Clocks only decide when to take and when to give up:
+Safety rests on the table alone: a row is replaced only if it still has the owner and
+the counter that were read, and each change raises the counter. So of all runners that
+believe they own a shard only one can move its checkpoint, however wrong their clocks
+are. Clocks only decide when to take and when to give up a lease:
 
-- A lease is *taken* when nothing has moved it for ``failover``, by the taker's own clock,
-  as far as it has looked: time in which it did not look counts for no more than two
-  looks, so a runner that was stopped, or whose clock has jumped, takes nothing from the living.
-- Its owner *renews* it every third of that, and *gives up* five sixths of it after it
-  has begun to write what was last confirmed: a sixth is for clocks that drift. Nothing
-  is lost by giving up: what was not committed comes again.
-- Runners with leases count as living, and all have about as many. One with too few takes
-  what is free; where nothing is, it *claims* a few of the one with most, and that one's
-  worker may commit once more before it hands over.
+- A lease is *taken* when nothing has changed it for ``failover``, by the taker's own
+  clock and reads of the table. The time between two reads counts for no more than two
+  read intervals, so a runner that was suspended, or whose clock has jumped, takes
+  nothing from living runners.
+- Its owner *renews* it every third of ``failover``. It *gives up* the lease five sixths
+  of ``failover`` after it has begun the last confirmed write; the remaining sixth is
+  for clock drift. Nothing is lost by giving up: what was not committed is delivered
+  again.
+- Runners with leases count as living, and each gets about the same number. A runner
+  with too few takes free leases. If none is free, it *claims* a few from the runner
+  with most, whose worker may commit once more before it hands over.
 - A shard whose parents have not ended has no owner.
 
-A write whose outcome is not known is looked for in the table: it was done if the row has
-what it wrote. It may also be done later: then the next one of the same row is refused,
-and it is looked for again.
+A write whose outcome is unknown is looked up in the table: it was done if the row has
+what was written. It may also be done later: then the next write of the same row is
+refused, and the row is looked up again.
 """
 
 from __future__ import annotations
@@ -59,10 +61,11 @@ __all__ = ("LeaseKeeper", "Phase", "out_of_reach")
 
 _RENEWALS: Final = 3  # in a failover
 _GIVE_UP: Final = 5 / 6  # of a failover
+_SOONER: Final = 10  # maximum reads of the table per interval, when shards end
 
 
 def out_of_reach(seconds: float, why: str) -> str:
-    """Return why a runner ends that has not had the table for so long."""
+    """Return the error of a runner that could not reach the table for too long."""
     return (
         f"the leases were out of reach for {seconds:g} s, the limit that"
         f" load.shards.outage sets: {why}"
@@ -70,22 +73,22 @@ def out_of_reach(seconds: float, why: str) -> str:
 
 
 class Phase(Enum):
-    """What a lease is to its runner."""
+    """The state of a lease at its runner."""
 
     TAKING = "taking"
-    """It is written as ours; there is no worker yet."""
+    """We are writing ourselves as the owner; there is no worker yet."""
     RUNNING = "running"
-    """It has a worker."""
+    """There is a worker."""
     HANDING = "handing"
-    """Its worker is to end, and then it goes to somebody else."""
+    """The worker is to end; then the lease is released for another runner."""
     LOST = "lost"
-    """It is, or may be, another's; its worker is to end."""
+    """Another runner owns the lease, or may own it; the worker is to end."""
     ENDED = "ended"
-    """The shard has ended; its worker is to follow."""
+    """The shard has ended; its worker is about to end."""
 
 
 class _Aim(Enum):
-    """What a write is for."""
+    """The purpose of a write."""
 
     RENEW = "renew"
     COMMIT = "commit"
@@ -93,7 +96,7 @@ class _Aim(Enum):
 
 
 class _Change(NamedTuple):
-    """A write of which the outcome is not known."""
+    """A write whose outcome is unknown."""
 
     number: int
     after: Lease
@@ -102,7 +105,7 @@ class _Change(NamedTuple):
 
 
 class _Held:
-    """A lease that is ours, or was."""
+    """A lease that is ours, was ours, or that we are taking."""
 
     __slots__ = (
         "ask",
@@ -117,25 +120,25 @@ class _Held:
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
-        """As it is in the table, as far as we know."""
+        """The row in the table, as far as we know."""
         self.phase: Phase = Phase.TAKING
         self.change: _Change | None = None
         self.pending: bool = True
-        """The outcome of the change is on its way; else it has to be looked for."""
+        """The change's outcome will be reported; else look it up in the table."""
         self.ask: CheckpointAsked | None = None
         self.gone: bool = False
-        """There is no worker any more."""
+        """The worker has exited."""
         self.sure: float = -math.inf
-        """When what was last confirmed was begun to be written."""
+        """When the last confirmed write was begun."""
         self.hand_until: float = math.inf
 
 
 class _Seen(NamedTuple):
-    """A row as it was last seen to move."""
+    """A row as it was last read, and for how long it has not changed."""
 
     lease: Lease
     age: float
-    """Seconds since, of which we know that nothing moved it."""
+    """Seconds for which the row is known not to have changed."""
 
 
 class LeaseKeeper:
@@ -143,15 +146,16 @@ class LeaseKeeper:
     Decides for one runner.
 
     Args:
-        name: Of the runner; at any time one runner has it.
-        start: Sets this start of it apart from others.
-        failover: Seconds without a move after which a lease is taken.
-        max_steal: Leases that are claimed of a living runner at once.
-        hand_over: Seconds that a worker has which may commit once more.
+        name: Name of the runner; only one runner may use it at any time.
+        start: Distinguishes this start of the runner from others.
+        failover: Seconds without a change after which a lease is taken.
+        max_steal: Number of leases to claim from living runners at the same time.
+        hand_over: Seconds in which a worker may commit once more before it is stopped.
         outage: Seconds for which the table may be out of reach.
-        alone: Whether other starts of the name have ended, by a lock: what they
-            have at the first look is taken at once. One that lives all the same can't
-            commit any more, and finds that this one has its name.
+        alone: Whether a lock guarantees that other starts of the name have ended. The
+            leases that they have at the first read are then taken at once. A start that
+            is alive nevertheless can't commit any more, and finds that its name is in
+            use.
 
     """
 
@@ -177,21 +181,22 @@ class LeaseKeeper:
         self._hand_over = hand_over
         self._held: dict[str, _Held] = {}
         self._changes: dict[int, _Held] = {}
-        # With a thousand leases an event must not look at each of them.
+        # Leases to look at: with a thousand, an event must not look at each of them.
         self._touched: list[_Held] = []
         self._check_due = math.inf
         self._seen: dict[str, _Seen] = {}
-        self._failed: set[str] = set()
+        # By shard at which a worker of ours failed for good: its lease's switches then.
+        self._failed: dict[str, int] = {}
         self._out: list[Instruction] = []
         self._number = 0
-        # The caller's clock may be set back: ours only goes on.
+        # The caller's clock may be set back; ours is monotonic.
         self._caller: float | None = None
         self._now = 0.0
         self._read_due = 0.0
         self._read_begun: float | None = None
         self._read_done: float | None = None
         self._out_since: float | None = None
-        """When the first read was begun of those that have failed one after another."""
+        """When the first of the current series of failed reads was begun."""
         self._leaving = self._over = False
 
     def __repr__(self) -> str:
@@ -200,34 +205,34 @@ class LeaseKeeper:
 
     @property
     def phases(self) -> Mapping[str, Phase]:
-        """What each lease is that is ours, or was, by shard."""
+        """By shard, the phase of each lease that is or was ours."""
         return {shard: held.phase for shard, held in self._held.items()}
 
     def due(self) -> float | None:
-        """Return when TimerRang is wanted, on the caller's clock; None: at once."""
+        """Return when to report TimerRang, on the caller's clock; None: at once."""
         if self._caller is None:
             return None
         reads = math.inf if self._read_begun is not None else self._read_due
         return self._caller + max(0.0, min(reads, self._check_due) - self._now)
 
     def _due_of(self, held: _Held) -> float:
-        """Return when something is to be done about a lease."""
+        """Return when a lease needs an action."""
         if held.phase not in (Phase.RUNNING, Phase.HANDING):
             return math.inf
         limit = self._give_up if held.change is not None else self._every
         return min(held.sure + limit, held.hand_until)
 
-    # --- what happens ---------------------------------------------------------
+    # --- events ---------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Return what is to be done about an event, at a time in seconds."""
+        """Return the instructions for an event that happened at ``now`` seconds."""
         if self._caller is not None:
             self._now += max(0.0, now - self._caller)
         self._caller = now
         if not self._over:
             late = self._now >= self._check_due
             if late:
-                # First: a runner that was stopped must not go on.
+                # Before the event: a runner that was suspended must not carry on.
                 self._give_up_late()
             self._take(event)
             if late or isinstance(event, TableRead | LeaveAsked):
@@ -257,7 +262,7 @@ class LeaseKeeper:
                 self._end_worker(shard, failed=failed)
             case LeaveAsked():
                 self._leave()
-        # TimerRang needs no more: what is due is looked at with every event.
+        # TimerRang needs nothing here, as every event looks at what is due.
 
     def _fail_read(self, why: str) -> None:
         if self._out_since is None:
@@ -280,11 +285,13 @@ class LeaseKeeper:
             self._touched.append(held)
 
     def _end_worker(self, shard: str, *, failed: bool) -> None:
+        held = self._held.get(shard)
+        if held is None:
+            return
+        held.gone = True
+        self._touched.append(held)
         if failed:
-            self._failed.add(shard)
-        if shard in self._held:
-            self._held[shard].gone = True
-            self._touched.append(self._held[shard])
+            self._failed[shard] = held.lease.switches
 
     def _leave(self) -> None:
         self._leaving = True
@@ -293,7 +300,7 @@ class LeaseKeeper:
                 self._hand(held)
 
     def _hand(self, held: _Held) -> None:
-        """Ask a worker to end, so that its shard can go to somebody else."""
+        """Ask a worker to end, so that another runner can have its shard."""
         held.phase = Phase.HANDING
         held.hand_until = self._now + self._hand_over
         self._stop(held, lost=False)
@@ -311,7 +318,7 @@ class LeaseKeeper:
             self._stop(held, lost=True)
 
     def _deny(self, held: _Held) -> None:
-        """Notify those that wait for a checkpoint that there is none."""
+        """Reject the worker's pending checkpoint, if any."""
         if held.ask is not None:
             held.ask = None
             self._out.append(Answer(held.lease.shard, stored=False))
@@ -321,7 +328,7 @@ class LeaseKeeper:
             del self._held[held.lease.shard]
 
     def _give_up_late(self) -> None:
-        """Give up what was not confirmed in time, and who does not end."""
+        """Give up leases not confirmed in time; stop workers slow to hand over."""
         for held in self._held.values():
             if held.phase not in (Phase.RUNNING, Phase.HANDING):
                 continue
@@ -334,7 +341,7 @@ class LeaseKeeper:
     # --- writing --------------------------------------------------------------
 
     def _go_on(self, held: _Held) -> None:
-        """Write what is to be written next of a lease, if anything."""
+        """Begin the next write of a lease, if it needs one and none is under way."""
         if held.phase in (Phase.LOST, Phase.ENDED):
             if held.gone:
                 self._drop(held)
@@ -368,7 +375,7 @@ class LeaseKeeper:
     @staticmethod
     def _moved(before: Lease, after: Lease) -> Lease:
         switches = before.switches + (after.owner not in (None, before.owner))
-        # _replace() takes three times as long, and there may be a thousand a round.
+        # _replace() takes three times as long, and there may be a thousand at a time.
         return Lease(*after[:5], before.counter + 1, switches, after.claimant)
 
     def _confirm(self, number: int) -> None:
@@ -379,15 +386,15 @@ class LeaseKeeper:
             self._done(held, change, change.after)
 
     def _doubt(self, number: int, *, soon: bool) -> None:
-        """Look for what has become of a write; at once if the table is there."""
+        """Schedule a read that reveals a write's outcome; at once if ``soon``."""
         held = self._changes.pop(number, None)
-        if held is not None:  # else a claim, or it was given up meanwhile
+        if held is not None:  # else the write was a claim
             held.pending = False
             wait = 0.0 if soon else self._every / 2
             self._read_due = min(self._read_due, self._now + wait)
 
     def _done(self, held: _Held, change: _Change, row: Lease) -> None:
-        """Go on behind a change that is in the table."""
+        """Continue after a change that is in the table."""
         held.lease = row
         self._touched.append(held)
         if held.phase is Phase.LOST:
@@ -400,6 +407,11 @@ class LeaseKeeper:
             self._out.append(Answer(row.shard, stored=True))
             if row.ended:
                 held.phase = Phase.ENDED
+                # Its children may begin now. As a thousand shards may end at once, most
+                # of them without children, the number of reads is limited.
+                assert self._read_done is not None, "there was the lease"
+                soon = self._read_done + self._every / _SOONER
+                self._read_due = min(self._read_due, soon)
         elif held.phase is Phase.TAKING:
             self._begin(held)
 
@@ -411,7 +423,7 @@ class LeaseKeeper:
             held.phase = Phase.RUNNING
             self._out.append(Start(held.lease))
         else:
-            # What is in the table is ours, and too old to be sure of.
+            # The table names us as the owner, but the write is too old to rely on.
             self._change(held, held.lease, _Aim.RENEW)
 
     # --- the table ------------------------------------------------------------
@@ -431,10 +443,16 @@ class LeaseKeeper:
         self._read_due = self._now + self._every
         looked = 0.0
         if begun is not None and done is not None:
-            # Time without a look is no evidence that nothing moved.
+            # Time without a read does not prove that nothing has changed.
             looked = min(max(0.0, begun - done), 2 * self._every)
         twin = self._twin(rows)
         self._grow_old(rows, looked)
+        # A shard that was reset (its switches are lower) may be tried again.
+        self._failed = {
+            shard: switches
+            for shard, switches in self._failed.items()
+            if shard not in rows or rows[shard].switches >= switches
+        }
         for held in [*self._held.values()]:
             self._compare(held, rows.get(held.lease.shard))
         if twin is not None and not self._comes_before(twin):
@@ -444,7 +462,7 @@ class LeaseKeeper:
             )
         elif not self._leaving:
             self._balance(rows)
-            self._alone = False  # who has our name later came behind us
+            self._alone = False  # a start of our name seen from now on is a later one
 
     def _grow_old(self, rows: Mapping[str, Lease], looked: float) -> None:
         before, self._seen = self._seen, {}
@@ -455,13 +473,13 @@ class LeaseKeeper:
             self._seen[shard] = _Seen(row, age)
 
     def _namesake(self, owner: str | None) -> bool:
-        """Return whether an owner is another start of ours."""
+        """Return whether an owner is another start of this runner's name."""
         if owner is None or owner == self.owner:
             return False
         return owner.rpartition("/")[0] == self._name
 
     def _twin(self, rows: Mapping[str, Lease]) -> Lease | None:
-        """Return a lease that another start of ours has renewed before our eyes."""
+        """Return a lease that another start of our name was seen to renew."""
         for shard, row in rows.items():
             seen = self._seen.get(shard)
             if (
@@ -469,22 +487,22 @@ class LeaseKeeper:
                 and seen.lease.owner == row.owner
                 and self._namesake(row.owner)
                 and seen.lease.counter != row.counter
-                # Who claims a lease moves it, too.
+                # A claim by another runner changes the row, too.
                 and seen.lease.claimant == row.claimant
             ):
                 return row
         return None
 
     def _comes_before(self, twin: Lease) -> bool:
-        """Return whether it is that start which fails: of two with leases one stays."""
+        """Return whether the twin has to fail: of two starts with leases one stays."""
         ours = any(one.phase is not Phase.LOST for one in self._held.values())
         return ours and self.owner < str(twin.owner)
 
     def _compare(self, held: _Held, row: Lease | None) -> None:
-        """Look at what has become of a lease of ours."""
+        """Compare a lease of ours with its row in the table."""
         change = held.change
         if (change is not None and held.pending) or held.phase is Phase.ENDED:
-            return  # its outcome is on its way, or there is none to come
+            return  # the outcome will be reported, or nothing more is to be written
         if row is None:
             self._lose(held)
         elif change is not None:
@@ -496,13 +514,13 @@ class LeaseKeeper:
                 self._lose(held)
 
     def _find(self, held: _Held, change: _Change, row: Lease) -> None:
-        """Find out whether a change was made, by what there is."""
+        """Find out from the table's row whether a change was made."""
         held.change = None
         if row == change.after:
-            # Since when is not known, so it makes us no surer.
+            # When it was made is unknown, so ``sure`` stays as it is.
             self._done(held, change, row)
         elif row.owner == self.owner:
-            # A claim came first, or nothing at all: it is made again by who goes on.
+            # It was not made, or a claim came first: _go_on() makes it again.
             held.lease = row
             if held.phase is Phase.TAKING:
                 self._change(held, row._replace(claimant=None), _Aim.RENEW)
@@ -512,17 +530,17 @@ class LeaseKeeper:
         else:
             self._lose(held)
 
-    # --- the share of a runner ---------------------------------------------------------
+    # --- the share of a runner ------------------------------------------------
 
     def _balance(self, rows: Mapping[str, Lease]) -> None:
-        """Take what is free or ours, or claim, up to a fair share."""
+        """Take leases that are free or ours, or claim some, up to a fair share."""
         shards = [row for row in rows.values() if self._open(row, rows)]
         living: list[Lease] = []
         free: list[Lease] = []
         for row in shards:
             (free if self._free(row) else living).append(row)
         if any(self._namesake(row.owner) for row in living):
-            return  # it will be seen soon whether that start of ours lives
+            return  # soon it will turn out whether the other start of our name lives
         counts = Counter(str(row.claimant or row.owner) for row in living)
         ours = self._ours(living)
         counts[self.owner] = ours
@@ -546,7 +564,7 @@ class LeaseKeeper:
             self._claim(living, counts)
 
     def _ours(self, living: Iterable[Lease]) -> int:
-        """Return how many leases are ours, or about to be."""
+        """Return the number of leases that are ours, or about to be."""
         shards = {
             shard
             for shard, held in self._held.items()
@@ -560,16 +578,16 @@ class LeaseKeeper:
         return len(shards)
 
     def _open(self, row: Lease, rows: Mapping[str, Lease]) -> bool:
-        """Return whether a shard has to have an owner."""
+        """Return whether a shard needs an owner."""
         if row.ended or row.shard in self._failed:
             return False
-        # One that is not there is not known to have ended.
+        # A parent without a row is not known to have ended.
         return not row.parents or all(
             parent in rows and rows[parent].ended for parent in row.parents
         )
 
     def _free(self, row: Lease) -> bool:
-        """Return whether a lease has no owner that lives."""
+        """Return whether a lease has no living owner."""
         if row.owner is None:
             return True
         ours = self._namesake(row.owner)
@@ -577,7 +595,7 @@ class LeaseKeeper:
         return (ours and self._alone) or self._seen[row.shard].age >= least
 
     def _spread(self, rows: Iterable[Lease]) -> list[Lease]:
-        """Return rows in an order of our own: others take them at the same time."""
+        """Return rows in an order of our own, as others take them at the same time."""
         return sorted(rows, key=lambda row: crc32(f"{self.owner}{row.shard}".encode()))
 
     def _grab(self, row: Lease) -> None:
@@ -586,7 +604,7 @@ class LeaseKeeper:
         self._change(held, row._replace(owner=self.owner, claimant=None), _Aim.RENEW)
 
     def _claim(self, living: Iterable[Lease], counts: Counter[str]) -> None:
-        """Ask the runner with most for a few, if that makes us more equal."""
+        """Claim a few leases of the runner with most, if that evens out the shares."""
         claimed = sum(row.claimant == self.owner for row in living)
         most, count = max(counts.items(), key=lambda item: (item[1], item[0]))
         spare = min(self._max_steal - claimed, (count - counts[self.owner]) // 2)

@@ -1,21 +1,22 @@
 """
-A load that several runners share: each has the shards of which it holds the leases.
+A load that several runners share: each processes the shards whose leases it holds.
 
-A stream with shards of its own is read shard by shard: each has a reader beside its
-worker, which reads on when the worker has taken what was read. New shards get leases as
-they are found; the keeper has them wait for their parents.
+A stream with shards of its own is read shard by shard: each shard has a reader beside
+its worker, which continues when the worker has taken what was read. New shards get
+leases as they are found; the keeper makes them wait for their parents.
 
-Of any other input there is a part in each shard, by the key of the records. Each runner
-reads the whole input, and gives its workers the records of its shards, behind what was
-committed. What one runner has read is no position: there are only the checkpoints in
-the table, one for each shard, after which the holder of its lease resumes.
+Any other input is divided into shards by the key of its records. Each runner reads the
+whole input, and gives its workers the records of its shards that are after the
+committed position. How far a runner has read is not stored. There are only the
+checkpoints in the table, one for each shard, from which the holder of its lease
+resumes.
 
-A *pass* reads the input from the first record that one of its shards needs. It is for
-the shards that the runner has when it begins: with each new one another pass begins, so
-that no shard is given a record ahead of one that it has missed. A shard remembers the
+A *pass* reads the input from the first record that one of its shards needs. It serves
+the shards that the runner has when the pass begins. Each new shard starts another pass,
+so that no shard is given a record before one that it has missed. A shard remembers the
 last record that it was given, and is given none twice.
 
-``keeper.py`` decides which shards these are, and ``holder.py`` has their leases.
+``keeper.py`` decides which shards the runner has, and ``holder.py`` holds their leases.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from etlstage.shard.lease import (
     WorkerEnded,
     Write,
 )
-from etlstage.shard.stream import ShardedSource
+from etlstage.shard.stream import ShardedSource, ShardsUnavailable
 from etlstage.shard.table import LeaseTable, News
 from etlstage.shard.worker import LeasedShard, ShardSink
 from etlstage.stage import Stage
@@ -69,27 +70,27 @@ __all__ = ("LeasedSink",)
 _log = Log()
 
 _LOST: Final = "ShutdownException"
-"""What a worker is answered that commits in a shard of another runner. Clients of the
-Kinesis library know it by this name."""
+"""Answer to a worker that commits in another runner's shard; the name of this error for
+clients of the Kinesis library."""
 _OF: Final = "shard"
-"""The column with the shard of a record; a shard that comes back is another one."""
+"""Column with a record's ``LeasedShard``; a shard that is taken again has a new one."""
 _WRONG: Final = "wrong"
-"""The column with the reason not to give a record to a worker, or empty."""
+"""Column with the reason not to give a record to a worker; empty if there is none."""
 
 
 class LeasedSink(ShardSink):
     """
-    Loads with a worker for each shard of which this runner has the lease.
+    Loads with a worker for each shard whose lease this runner holds.
 
     A message counts as loaded once it is committed, and as unprocessed if its shard
     went to another runner before.
 
     Args:
-        stage: The stage; its dialect is of workers that commit.
+        stage: The stage; its dialect must be one of workers that commit.
         keeper: Decides which shards are ours.
-        leases: Opens the table, given what the input is; called in a thread.
-        cut: How the input is cut into shards; None: it has shards of its own.
-        settings: As :class:`~etlstage.shard.worker.ShardSink` has them.
+        leases: Opens the table, given the input's identity; called in a thread.
+        cut: How the input is divided into shards; None: it has shards of its own.
+        settings: Passed to :class:`~etlstage.shard.worker.ShardSink`.
 
     """
 
@@ -113,8 +114,9 @@ class LeasedSink(ShardSink):
         self._entered = anyio.Event()
         self._read_out: MemoryObjectSendStream[Run]
         self._read_in: MemoryObjectReceiveStream[Run]
-        self._shards: dict[str, LeasedShard] = {}  # that are ours
+        self._shards: dict[str, LeasedShard] = {}  # the shards that are ours
         self._failures: dict[str, EtlstageError] = {}
+        self._failed: dict[str, LeasedShard] = {}  # the shards of ``_failures``
         self._refused: EtlstageError | None = None
         self._changed = Signal()
         self._left = anyio.Event()
@@ -123,7 +125,7 @@ class LeasedSink(ShardSink):
     # --- the pipeline -----------------------------------------------------------
 
     def input_of(self, source: Source) -> Source:
-        """Return the records of the shards that are ours."""
+        """Return a source of the records of the shards that are ours."""
         self._input = source
         if self._cut is None:
             if not isinstance(source, ShardedSource):
@@ -132,7 +134,7 @@ class LeasedSink(ShardSink):
         return _LeasedInput(source, self)
 
     async def __aenter__(self) -> Self:
-        """Open the table, and begin to take leases."""
+        """Open the table, and start taking leases."""
         source = self._input
         of = source.identity if source is not None else str
         await self._holder.open(of, self._stream)
@@ -151,7 +153,7 @@ class LeasedSink(ShardSink):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the workers, and release the leases that are left."""
+        """Stop the workers, and release the remaining leases."""
         self._tasks.cancel_scope.cancel()
         try:
             await self._tasks.__aexit__(None, None, None)
@@ -164,10 +166,11 @@ class LeasedSink(ShardSink):
 
     async def write(self, run: Run) -> None:
         """
-        Give records to the worker of their shard, when it may be given more.
+        Give records to the worker of their shard, once it accepts more.
 
         Raises:
-            StateUnusable: If another runner has this one's name.
+            EtlstageError: Why the run has failed, such as a StateUnusable if another
+                runner uses this one's name.
 
         """
         self._check()
@@ -179,7 +182,7 @@ class LeasedSink(ShardSink):
         if not len(given):
             shard.worker.taken.set()
         else:
-            # One that is lost meanwhile has no use for them.
+            # A worker whose shard is lost meanwhile does not accept them.
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await shard.worker.runs.send(given)
         shard.coming -= len(run)
@@ -191,7 +194,8 @@ class LeasedSink(ShardSink):
         """
         Return the records that a worker may be given; dead-letter the others.
 
-        Not when its outcome comes: the end of the shard may be committed before that.
+        They are dead-lettered before the worker gets the rest, as the worker may commit
+        the end of the shard before its outcomes arrive.
         """
         wrong = run.columns[_WRONG]
         for place, text in enumerate(wrong):
@@ -208,22 +212,22 @@ class LeasedSink(ShardSink):
         return AnnotatedRun(columns.pop(""), **columns)
 
     async def flush(self) -> None:
-        """Make nothing durable: when they commit is the workers' decision."""
+        """Raise a failure of the run; what is durable is up to the workers."""
         self._check()
 
     async def finish(self) -> None:
         """
-        Find out whether all shards have been loaded, by whomever.
+        Hand over what is left, and mark the load as complete.
 
         Raises:
-            EtlstageError: Why the first shard has failed that did.
+            EtlstageError: Why the run, or the first shard that failed, has failed.
 
         """
         await self.stop()
         self._finished = True
 
     def drain(self) -> None:
-        """Hand over all shards: the run is to end."""
+        """Start handing over all shards, as the run is to end."""
         self._holder.report(LeaveAsked())
 
     async def stop(self) -> None:
@@ -231,7 +235,7 @@ class LeasedSink(ShardSink):
         Hand over what is left, and return when that is done.
 
         Raises:
-            EtlstageError: Why the first shard has failed that did.
+            EtlstageError: Why the run, or the first shard that failed, has failed.
 
         """
         self._holder.report(LeaveAsked())
@@ -241,7 +245,7 @@ class LeasedSink(ShardSink):
             raise error
 
     def landed(self) -> str:
-        """Return how many messages the workers of this runner have loaded."""
+        """Describe how many messages this runner's workers have loaded."""
         return self._loaded("by this runner")
 
     def _check(self) -> None:
@@ -251,7 +255,7 @@ class LeasedSink(ShardSink):
     # --- the input ------------------------------------------------------------
 
     async def runs(self) -> AsyncGenerator[Run, None]:
-        """Yield records, each run of one shard, until no shard needs any."""
+        """Yield runs of records of one shard each, until no shard needs any."""
         await self._entered.wait()
         if self._cut is None:
             async for run in self._read_in:
@@ -276,7 +280,7 @@ class LeasedSink(ShardSink):
                     self._exhaust(*shards)
 
     async def _wanting(self) -> set[LeasedShard]:
-        """Return the shards that need input, once there are some; none: it is over."""
+        """Wait for shards that need input, and return them; none: all is over."""
         while not self._all_over:
             if found := {shard for shard in self._shards.values() if shard.wants}:
                 return found
@@ -284,7 +288,7 @@ class LeasedSink(ShardSink):
         return set()
 
     def _exhaust(self, *shards: LeasedShard, why: FarewellReason | None = None) -> None:
-        """Have shards end: all of the input was read for them."""
+        """Let shards end, as all their input was read."""
         for shard in shards:
             shard.exhausted = why or self._why
             self._end_if_done(shard)
@@ -295,7 +299,7 @@ class LeasedSink(ShardSink):
         return over or self._refused is not None
 
     def _change(self) -> None:
-        """Have the input look whether shards need it."""
+        """Let the input look again whether shards need it."""
         self._changed.set()
         if self._stream is not None and self._all_over:
             self._read_out.close()
@@ -309,24 +313,37 @@ class LeasedSink(ShardSink):
     # --- a stream -----------------------------------------------------------------
 
     async def _look_for_shards(self, stream: ShardedSource) -> None:
-        """Look for new shards from time to time."""
+        """Look for new shards every ``stream.sync`` seconds."""
         while True:
             await anyio.sleep(stream.sync)
             await self._find_shards(stream)
 
     async def _find_shards(self, stream: ShardedSource) -> None:
-        try:
-            await self._holder.find(stream)
-        except EtlstageError as error:
-            self._fail(error)
+        """Look for new shards, until their source is available."""
+        while True:
+            try:
+                await self._holder.find(stream)
+            except ShardsUnavailable as error:
+                _log.warning(
+                    "shards are looked for again in a while",
+                    stage=self.name,
+                    error=str(error),
+                    seconds=stream.sync,
+                )
+                await anyio.sleep(stream.sync)
+            except EtlstageError as error:
+                self._fail(error)
+                return
+            else:
+                return
 
     def _fail(self, error: EtlstageError) -> None:
-        """End the run: what there is to read can't be read."""
+        """End the run with an error."""
         self._refused = self._refused or error
         self._change()
 
     async def _feed(self, stream: ShardedSource, shard: LeasedShard) -> None:
-        """Read a shard, when its worker has taken what was read before."""
+        """Read a shard, each time its worker has taken what was read before."""
         with (
             shard.reading,
             suppress(anyio.ClosedResourceError, anyio.BrokenResourceError),
@@ -337,7 +354,7 @@ class LeasedSink(ShardSink):
                 ) as records:
                     async for run in records:
                         if run is None:
-                            # Once it has ended its children are all that is left.
+                            # Its children have to be known before the shard ends.
                             await self._find_shards(stream)
                             self._exhaust(shard, why=FarewellReason.ENDED)
                             return
@@ -357,7 +374,7 @@ class LeasedSink(ShardSink):
     # --- the leases -------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Do what the keeper decides."""
+        """Perform the keeper's instructions."""
         async with aclosing(self._holder.instructions(self._tasks)) as instructions:
             async for instruction in instructions:
                 self._perform(instruction)
@@ -386,7 +403,7 @@ class LeasedSink(ShardSink):
                 assert_never(instruction)
 
     def _note_waiting(self) -> None:
-        """Return whose leases it waits for, if there is nothing else to do."""
+        """Set the activity to the owners that we wait for, if we have nothing to do."""
         living = {row.owner for row in self._holder.rows.values() if not row.ended}
         others = sorted(owner for owner in living - {self._keeper.owner} if owner)
         if not others or self._keeper.phases or self._all_over:
@@ -397,9 +414,9 @@ class LeasedSink(ShardSink):
         self.activity: str = f"waiting for leases of {', '.join(others)}"
 
     def _news(self, before: Lease, after: Lease) -> News:
-        """Return what to publish of a shard, beside its lease."""
+        """Return what to publish about a shard, beside its lease."""
         shard, failure = self._shards.get(after.shard), self._failures.get(after.shard)
-        lag = None  # of a shard of another runner, which publishes it itself
+        lag = None  # another runner's shard, which publishes its lag itself
         if shard is not None:
             lag = shard.held + shard.coming
             if self._stream is not None:
@@ -416,17 +433,21 @@ class LeasedSink(ShardSink):
     # --- a shard ----------------------------------------------------------------
 
     async def _live(self, lease: Lease) -> None:
-        """Have a worker for a shard until it has ended, or is another's."""
+        """Run a worker for a shard until the shard has ended or is another runner's."""
         position = None if lease.position is None else json.loads(lease.position)
         numbers = self._cut is not None and self._cut.numbers
         shard = LeasedShard(lease.shard, position, renumbered=numbers)
-        # Where a stream begins may hold more, for us alone.
+        # A position may have further items, which are not for the worker.
         share = position[:2] if isinstance(position, list) else position
         shard.worker = self._worker(
             shard.name, share, partial(self._store, shard), shard.given_up.append
         )
         _log.info("shard taken", stage=self.name, shard=shard.name, position=position)
-        # It may be lost before its worker has started.
+        if (failed := self._failed.pop(shard.name, None)) is not None:
+            # The shard was reset: what its worker had is delivered again.
+            del self._failures[shard.name]
+            self._leave_unprocessed(failed)
+        # Before the worker has started, as the shard may be lost meanwhile.
         self._shards[shard.name] = shard
         self._metrics.leases(len(self._shards))
         try:
@@ -434,12 +455,12 @@ class LeasedSink(ShardSink):
         except EtlstageError as error:
             if not shard.worker.stopping:
                 shard.failure = shard.failure or error
-        self._end(shard)
+        self._end(shard, lease)
 
     async def _serve(self, shard: LeasedShard) -> None:
         async with AsyncExitStack() as stack:
             async with self._starting:
-                # One at a time, for to start a process keeps leases from being renewed.
+                # One at a time, as starting a process delays the renewal of leases.
                 worker = await stack.enter_async_context(shard.worker)
                 await anyio.lowlevel.checkpoint()
             shard.started = True
@@ -451,28 +472,28 @@ class LeasedSink(ShardSink):
                     await self._book(shard, part)
 
     async def _book(self, shard: LeasedShard, part: Outcome) -> None:
-        """Take what became of messages of a shard; raise what ends it."""
+        """Account for the outcome of a shard's messages; raise what ends the shard."""
         if part.error is None:
             self.account.done += len(part.messages)
         elif part.error in shard.settled:
             shard.settled.remove(part.error)
         elif shard.worker.stopping:
-            return  # who has the shard next finds out what is wrong with them
+            return  # the shard's next owner finds out what is wrong with them
         elif isinstance(part.error, OF_A_MESSAGE):
             if all(one.error is not part.error for one in shard.given_up):
                 shard.given_up.append(part)
             await self._settle(shard)
             shard.settled.remove(part.error)
         else:
-            # Now: it may be stopped before its worker is gone.
+            # Set it now, as the shard may be stopped before its worker has exited.
             shard.failure = part.error
             raise part.error
         shard.held -= len(part.messages)
 
     async def _settle(self, shard: LeasedShard) -> None:
-        """Dead-letter what was given up of a shard; raise what ends it."""
-        # A task that begins when its run is cancelled already goes round in circles at a
-        # lock of anyio: so there has to be something to do.
+        """Dead-letter a shard's given-up messages; raise what ends the shard."""
+        # Use the lock only if there is something to do: a task that begins when its run
+        # is already cancelled would spin at a lock of anyio.
         if shard.given_up:
             async with self._settling:
                 try:
@@ -490,19 +511,21 @@ class LeasedSink(ShardSink):
         if shard.failure is not None:
             raise shard.failure
 
-    def _end(self, shard: LeasedShard) -> None:
-        """Let go of a shard whose worker is gone."""
+    def _end(self, shard: LeasedShard, lease: Lease) -> None:
+        """Release a shard whose worker has exited."""
         shard.gone = True
         shard.reading.cancel()
         for faults in shard.worker.faults:
             self.account.add_faults(faults)
-        # Another worker would fail here, too. A shard that has ended may be reset.
+        # A worker that failed, or exited neither stopped nor at the shard's end, would
+        # do so again here. A shard that has ended is not given up, as it may be reset.
         left = shard.worker.stopping or shard.worker.ended
         over = shard.failure is not None or not left
         if over:
-            self._holder.over.add(shard.name)
+            self._holder.give_up(lease)
         if shard.failure is not None:
             self._failures[shard.name] = shard.failure
+            self._failed[shard.name] = shard
             _log.error(
                 "shard failed",
                 stage=self.name,
@@ -542,7 +565,7 @@ class LeasedSink(ShardSink):
 
 
 class _LeasedInput(Source):
-    """Reads the records of the shards that a runner has."""
+    """Reads the records of a runner's shards."""
 
     def __init__(self, source: Source, sink: LeasedSink) -> None:
         super().__init__(source.name)
@@ -552,26 +575,26 @@ class _LeasedInput(Source):
 
     @property
     def input(self) -> str:
-        """What is read, for a human."""
+        """Description of the input, for a human."""
         return self._source.input
 
     def runs(self) -> AsyncGenerator[Run, None]:
-        """Yield records, each run of one shard, until no shard needs any."""
+        """Yield runs of records of one shard each, until no shard needs any."""
         return self._sink.runs()
 
     def complete(self) -> None:
-        """Let it end where there is no more."""
+        """Let the source end where there is no more."""
         self._source.complete()
 
     async def aclose(self) -> None:
-        """Release what the source holds."""
+        """Release the source's resources."""
         await self._source.aclose()
 
 
 def _parts(
     run: AnnotatedRun, cut: Cut, shards: Iterable[LeasedShard]
 ) -> Iterator[AnnotatedRun]:
-    """Yield what each of some shards has not been given of a run."""
+    """Yield, for each shard, the records of a run that it has not been given yet."""
     by_name = {shard.name: shard for shard in shards if shard.wants}
     wanted = [by_name.get(name) for name in cut.names]
     parts: dict[LeasedShard, RecordRun] = {}
@@ -585,7 +608,7 @@ def _parts(
         wrong = cut.wrong(record, row, shard.last)
         if not wrong:
             shard.last = record.number
-        # What is wrong before a record that was committed was found by who did that.
+        # Wrong records before the committed position were settled before its commit.
         if shard.last > shard.begin or (wrong and shard.last == shard.begin):
             parts.setdefault(shard, RecordRun()).add(message, record, wrong)
     for shard, part in parts.items():

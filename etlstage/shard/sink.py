@@ -1,9 +1,9 @@
 """
 Workers that commit as the sink of a pipeline, one for each shard of the input.
 
-A message falls to a shard by its key, and gets a number that rises and is never used
-again, in this run or another one. Shards are committed each in its own time; the
-position of the source follows the first message of all that is not.
+A message is assigned to a shard by its key, and gets a number that rises and is never
+used again, in this run or another one. Each shard is committed at its own pace; the
+position of the source stays before the first message that has no outcome.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ __all__ = ("CheckpointFile", "ShardedSink")
 _log = Log()
 
 _FORMAT: Final = 1
-_RESERVED: Final = 1_000_000  # numbers that are taken from the file at once
+_RESERVED: Final = 1_000_000  # numbers that are reserved in the file at once
 _Failed: TypeAlias = tuple[EtlstageError, bytes]
 
 
 class CheckpointFile:
     """
-    Where shards are committed up to, and which numbers have been used.
+    The committed positions of shards, and the next unused number.
 
     Args:
-        path: The file; None: it is kept in memory.
-        made: What makes the shards what they are, by setting: another file is refused.
+        path: The file; None: keep them in memory.
+        made: Settings that determine the shards, by name; a file of others is refused.
 
     """
 
@@ -63,10 +63,10 @@ class CheckpointFile:
 
     def open(self) -> None:
         """
-        Read it.
+        Read the file, if it exists.
 
         Raises:
-            StateUnusable: If it can't be read, or is of other shards.
+            StateUnusable: If the file can't be read, or is of other shards.
 
         """
         path = self._path
@@ -95,17 +95,17 @@ class CheckpointFile:
         self._positions = positions
 
     def position(self, shard: str) -> object:
-        """Return up to where a shard is committed; None: it has no checkpoint."""
+        """Return the committed position of a shard; None: it has no checkpoint."""
         return self._positions.get(shard)
 
     def store(self, shard: str, position: object) -> None:
-        """Store that a shard is committed up to there; raises as :meth:`take`."""
+        """Store the committed position of a shard; raises like :meth:`take`."""
         self._positions[shard] = position
         self._write()
 
     def take(self, count: int) -> int:
         """
-        Return the first of so many numbers that no message has had.
+        Return the first of ``count`` numbers that no message has had.
 
         Raises:
             StateUnusable: If the file can't be written.
@@ -136,13 +136,15 @@ class CheckpointFile:
 
 class ShardedSink(ShardSink):
     """
-    Cuts the input into shards, all of which are its own.
+    Divides the input into shards, and processes all of them.
 
     Args:
-        stage: The stage; its dialect is of workers that commit.
-        cut: How the input is cut into them.
-        checkpoints: Where it is stored how far shards are committed.
-        settings: As :class:`~etlstage.shard.worker.ShardSink` has them.
+        stage: The stage; its dialect must be one of workers that commit.
+        cut: How the input is divided into shards.
+        checkpoints: Where committed positions are stored.
+        unsorted: Whether a number that does not rise starts its shard anew, with
+            another worker; else its message is refused.
+        settings: Passed to :class:`~etlstage.shard.worker.ShardSink`.
 
     """
 
@@ -152,16 +154,20 @@ class ShardedSink(ShardSink):
         *,
         cut: Cut,
         checkpoints: CheckpointFile | None = None,
+        unsorted: bool = False,
         **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
         super().__init__(stage, **settings)
         self._cut = cut
+        self._unsorted = unsorted
         self._file = checkpoints or CheckpointFile(None, {})
         self._shards = [_Shard(name) for name in cut.names]
-        self._settled: dict[int, _Failed | None] = {}  # ahead of the first that is not
-        self._given_up: dict[int, _Failed] = {}  # what is yielded in its turn, by place
-        self._kept: dict[int, Sequence[DeadLetter]] = {}  # of these, for a checkpoint
-        self._first = 0  # message of all that is not settled
+        self._latest = [*self._shards]  # the current one of each name
+        # By place of the message in the input:
+        self._settled: dict[int, _Failed | None] = {}  # outcomes, until their turn
+        self._given_up: dict[int, _Failed] = {}  # to dead-letter before a checkpoint
+        self._kept: dict[int, Sequence[DeadLetter]] = {}  # letters for a checkpoint
+        self._first = 0  # place of the first message without an outcome
         self._failure: EtlstageError | None = None
         self._finishing = False
         self.withheld: bool = False
@@ -194,8 +200,8 @@ class ShardedSink(ShardSink):
                 self.account.add_faults(faults)
 
     async def _live(self, shard: _Shard, *, task_status: TaskStatus[None]) -> None:
-        """Have the worker of a shard, and book what becomes of its messages."""
-        position = self._file.position(shard.name)
+        """Run the worker of a shard, and account for the outcomes of its messages."""
+        position = None if shard.anew else self._file.position(shard.name)
         shard.begin = number_of(position)
         shard.worker = self._worker(
             shard.name,
@@ -220,7 +226,7 @@ class ShardedSink(ShardSink):
 
     async def write(self, run: Run) -> None:
         """
-        Have the workers take a run, each its part, when they may be given more.
+        Give each worker its part of a run, once it accepts more.
 
         Raises:
             EtlstageError: If a shard has failed.
@@ -233,24 +239,43 @@ class ShardedSink(ShardSink):
         parts: dict[_Shard, RecordRun] = {}
         for at, message in enumerate(run):
             record = self._cut.record(message, number + at)
-            shard = self._shards[record.shard]
+            shard = self._latest[record.shard]
+            if self._unsorted and not record.wrong and record.number <= shard.last:
+                await self._give(parts)
+                parts = {}
+                shard = await self._begin_anew(record.shard)
             if wrong := self._cut.wrong(record, place + at, shard.last):
                 self._settled[place + at] = InvalidMessage(wrong, index=at), message
                 continue
             shard.last = record.number
             shard.places.append(place + at)
             parts.setdefault(shard, RecordRun()).add(message, record)
+        await self._give(parts)
+        await self._advance()
+
+    async def _give(self, parts: Mapping[_Shard, RecordRun]) -> None:
         for shard, part in parts.items():
             shard.known += part.up_to(shard.begin)
             assert shard.worker is not None, "it is started"
-            # One that has failed takes no more.
+            # A worker that has failed takes no more.
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await shard.worker.runs.send(part.run())
             self._check()
-        await self._advance()
+
+    async def _begin_anew(self, place: int) -> _Shard:
+        """Start a shard anew, once its worker has committed all that it was given."""
+        before = self._latest[place]
+        assert before.worker is not None, "it is started"
+        before.worker.finish(self._why)
+        await before.settled.wait()
+        self._check()
+        shard = self._latest[place] = _Shard(before.name, anew=True)
+        self._shards.append(shard)
+        await self._tasks.start(self._live, shard)
+        return shard
 
     async def _store(self, shard: _Shard, request: CommitRequest) -> None:
-        # Behind the end of a shard nothing would be given in the next run.
+        # If the end of a shard were stored, the next run would give it nothing.
         if request.ended:
             return
         try:
@@ -272,7 +297,7 @@ class ShardedSink(ShardSink):
             self._given_up[place] = outcome.error, message
 
     async def _keep_given_up(self) -> None:
-        """Dead-letter, durably, what no shard would be given in the next run."""
+        """Dead-letter durably what the next run would not deliver again."""
         if self._given_up:
             async with self._settling:
                 for place, (error, message) in sorted(self._given_up.items()):
@@ -283,9 +308,10 @@ class ShardedSink(ShardSink):
 
     def _note(self, shard: _Shard, messages: Run, error: EtlstageError | None) -> None:
         """
-        Take what became of messages of a shard, the oldest that are open.
+        Record the outcome of a shard's oldest open messages.
 
-        What was given up is yielded in front of what another worker is to commit, too.
+        Messages that were given up may be yielded before older ones that another worker
+        is to commit, so their places are looked up.
         """
         assert shard.worker is not None, "it has answered"
         stopping = shard.worker.stopping
@@ -300,10 +326,10 @@ class ShardedSink(ShardSink):
                 self._settled[place] = None
             elif not stopping or place in self._kept:
                 self._settled[place] = error, message
-            # Else the next run gives it again.
+            # Otherwise the next run delivers the message again.
 
     async def _advance(self) -> None:
-        """Book what has an outcome, up to the first message that has none."""
+        """Account for messages with outcomes, up to the first that has none."""
         async with self._settling:
             while self._first in self._settled:
                 failed = self._settled.pop(self._first)
@@ -320,15 +346,15 @@ class ShardedSink(ShardSink):
                     await self._policy.settle(error, [message], place=place)
 
     async def flush(self) -> None:
-        """Make nothing durable: when they commit is the workers' decision."""
+        """Raise the failure of a shard; what is durable is up to the workers."""
         self._check()
 
     async def finish(self) -> None:
         """
-        End the input of all shards, and wait for what is committed then.
+        End the input of all shards, and wait until their workers have ended.
 
         Raises:
-            NotCommitted: If not all is committed that was answered.
+            NotCommitted: If messages that were answered have not been committed.
 
         """
         for shard in self._shards:
@@ -350,13 +376,13 @@ class ShardedSink(ShardSink):
                 )
 
     def drain(self) -> None:
-        """End the workers, should only they be waited for."""
+        """End the workers if :meth:`finish` is already waiting for them."""
         if self._finishing:
             self.withheld = True
             self._stop_in(self._tasks)
 
     async def stop(self) -> None:
-        """End the workers; what they do not commit then, the next run gives again."""
+        """End the workers; the next run delivers again what they do not commit."""
         async with anyio.create_task_group() as tasks:
             self._stop_in(tasks)
         for shard in self._shards:
@@ -371,8 +397,8 @@ class ShardedSink(ShardSink):
                 tasks.start_soon(shard.worker.stop, FarewellReason.DRAIN)
 
     def landed(self) -> str:
-        """Return how many messages the workers have loaded."""
-        return self._loaded(f"in {counted(len(self._shards), 'shard')}")
+        """Describe how many messages the workers have loaded."""
+        return self._loaded(f"in {counted(len(self._latest), 'shard')}")
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -382,12 +408,13 @@ class ShardedSink(ShardSink):
 class _Shard:
     """A part of the input, and its worker."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, anew: bool = False) -> None:
         self.name = name
+        self.anew = anew  # ignoring what is committed
         self.worker: ShardWorker | None = None
-        self.places: deque[int] = deque()  # of its messages that are open
-        self.given_up: dict[int, list[int]] = {}  # of these, by the id() of their error
+        self.places: deque[int] = deque()  # of open messages
+        self.given_up: dict[int, list[int]] = {}  # places, by the id() of their error
         self.last = -1  # number of the last message that it was given
-        self.begin = -1  # number up to which it was committed before
-        self.known = 0  # messages that were committed before
+        self.begin = -1  # number up to which it was committed by an earlier run
+        self.known = 0  # messages that were committed by an earlier run
         self.settled = anyio.Event()

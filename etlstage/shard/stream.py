@@ -1,4 +1,4 @@
-"""A source that has shards of its own, each of which is read by itself."""
+"""Sources with shards of their own, each of which is read separately."""
 
 from __future__ import annotations
 
@@ -7,33 +7,38 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
+from etlstage.errors import SourceFailed
 from etlstage.messages import AnnotatedRun, Position, Run
 from etlstage.pipeline.interfaces import Source
 
-__all__ = ("AT_END", "ShardedSource", "SourceShard")
+__all__ = ("AT_END", "ShardedSource", "ShardsUnavailable", "SourceShard")
 
 AT_END: Final[list[object]] = ["SHARD_END", 0]
-"""Where a shard begins that is not to be read at all."""
+"""The beginning of a shard that is not to be read at all."""
+
+
+class ShardsUnavailable(SourceFailed):
+    """Raised when shards can't be listed for now; a later attempt may succeed."""
 
 
 class SourceShard(NamedTuple):
-    """A shard as its stream has it."""
+    """A shard of a stream."""
 
     name: str
     parents: tuple[str, ...] = ()
-    """Shards that were split or merged to make it; some may be gone."""
+    """Shards that were split or merged into this one; some may be gone."""
     closed: bool = False
-    """Nothing is added to it any more."""
+    """Whether no more records are added."""
 
 
 class ShardedSource(Source):
     """
-    Where records come from shards, which end while others begin.
+    A source of records in shards, some of which end while others begin.
 
     Attributes:
-        follow: Whether to wait for more where there is no more, until stopped.
+        follow: Whether to wait for more at the end, until stopped.
         sync: Seconds between two looks for new shards.
-        behind: Seconds that the reader of each shard is behind its end.
+        behind: By shard, how many seconds its reader is behind its end.
 
     """
 
@@ -47,20 +52,21 @@ class ShardedSource(Source):
     @abstractmethod
     def shards(self) -> list[SourceShard]:
         """
-        Return all shards that there are; blocks.
+        Return all existing shards; blocks.
 
         Raises:
-            SourceFailed: If they can't be had.
+            ShardsUnavailable: If they can't be listed for now.
+            SourceFailed: If they can't be listed.
 
         """
 
     @abstractmethod
     def beginning(self, shard: SourceShard) -> object:
         """
-        Return where a shard begins of a stream that has no checkpoint.
+        Return where a shard begins if the stream has no checkpoint.
 
-        Plain JSON, ``[sequence number or name, sub-sequence number, ...]``, of which the
-        worker gets the first two; None: with its first record.
+        Plain JSON, ``[sequence number or name, sub-sequence number, ...]``, of which
+        the worker gets the first two items; None: the first record.
         """
 
     @abstractmethod
@@ -68,17 +74,18 @@ class ShardedSource(Source):
         self, shard: str, position: object
     ) -> AsyncGenerator[AnnotatedRun | None, None]:
         """
-        Yield the records of a shard behind a position; None where the shard has ended.
+        Yield the records of a shard after a position; None once the shard has ended.
 
-        Without :attr:`follow` there is none where only no more has come yet.
+        Without :attr:`follow` this also ends where there is nothing more for now, but
+        then without None.
 
         Raises:
-            SourceFailed: If they can't be read.
+            SourceFailed: If the records can't be read.
 
         """
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield the records of one shard after the other, as a trial reads them."""
+        """Yield the records of one shard after the other, as needed for a trial."""
         for shard in self.shards():
             if (begin := self.beginning(shard)) == AT_END:
                 continue
@@ -88,5 +95,5 @@ class ShardedSource(Source):
                         yield run
 
     def complete(self) -> None:
-        """Let readers end where there is no more."""
+        """Let readers end where there is nothing more."""
         self.follow = False

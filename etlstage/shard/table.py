@@ -1,8 +1,8 @@
 """
-Where leases are kept: in memory, in SQLite for the processes of one host, or PostgreSQL.
+Tables of leases: in memory, in SQLite for the processes of one host, or in PostgreSQL.
 
-All do the same three things, and block meanwhile. What is written is conditional on the
-owner and the counter of the row before: one statement, and the database decides.
+All have the same three blocking operations. A write is conditional on the owner and the
+counter that the row had: it is a single statement, so the database decides.
 """
 
 from __future__ import annotations
@@ -39,14 +39,20 @@ __all__ = (
 )
 
 TABLE: Final = "etlstage_leases"
-"""Its name, if it is given none."""
+"""Default name of the table."""
 LEASES_FILE: Final = "leases.db"
-"""Where they are in a state directory."""
+"""Name of the file with the leases in a state directory."""
 LAYOUT: Final = 1
-"""Of the tables in a database; raised when they change."""
+"""Version of the tables' layout in a database; raised when it changes."""
 _NAME: Final = re.compile("[a-z_][a-z0-9_]{0,40}")
 _COLUMNS: Final = Lease._fields
-_SWITCH: Final = 0.005  # seconds until the mode of a file is set again
+_REFUSED: Final = re.compile(
+    "authentication failed|no password supplied|no pg_hba.conf entry|file is not a database"
+    r"|(?:role|database) \S+ (?:does not exist|is not permitted to log in)"
+)
+"""Matches errors on first opening a database that a retry won't cure. libpq has no
+codes for them. A server may write them in another language, and is then tried again."""
+_SWITCH: Final = 0.005  # seconds between two attempts to set a file's mode
 _ROW: Final = """\
     shard text primary key,
     parents text not null,
@@ -62,33 +68,33 @@ _ROW: Final = """\
 
 
 class TableGone(EtlstageError):
-    """Raised when the database failed; what was asked may be done or not."""
+    """Raised when the database failed; the operation may have been done or not."""
 
 
 class News(NamedTuple):
-    """What a runner publishes of its shard; None leaves what was published before."""
+    """What a runner publishes about its shard; None keeps the previous value."""
 
     lag: int | None = None
-    """Records that its worker was given and has not committed."""
+    """Number of records that the worker was given and has not committed."""
     moved: float | None = None
-    """When the checkpoint was moved last, in seconds since the epoch."""
+    """When the checkpoint was last moved, in seconds since the epoch."""
     error: str | None = None
-    """Why its worker has failed, the last that did."""
+    """Why the last worker that failed has failed."""
 
 
 NEWS: Final = News()
-"""None at all."""
+"""No news."""
 
 
 class LeaseTable(Protocol):
-    """What all runners see."""
+    """A table of leases that all runners see."""
 
     def read(self) -> list[Lease]:
         """
         Return all leases, in the order of their names.
 
         Raises:
-            TableGone: If they can't be had.
+            TableGone: If they can't be read.
 
         """
         ...
@@ -97,7 +103,7 @@ class LeaseTable(Protocol):
         """
         Add leases of new shards; return how many were new.
 
-        Those that are there stay as they are.
+        Existing leases stay as they are.
 
         Raises:
             TableGone: If they may or may not have been added.
@@ -107,16 +113,16 @@ class LeaseTable(Protocol):
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
         """
-        Put a row in the place of the one with that owner and counter; return if so.
+        Replace a row; return False if it no longer has ``before``'s owner and counter.
 
         Raises:
-            TableGone: If it may or may not have been written.
+            TableGone: If the row may or may not have been replaced.
 
         """
         ...
 
     def close(self) -> None:
-        """Give up what was opened; safe to call twice."""
+        """Close the table; safe to call twice."""
         ...
 
 
@@ -140,7 +146,7 @@ class MemoryLeases:
             return len(self._rows) - before
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
-        """Put a row in the place of the one with that owner and counter."""
+        """Replace a row if it still has ``before``'s owner and counter."""
         with self._lock:
             row = self._rows.get(before.shard)
             if row is None or row[4:6] != before[4:6]:
@@ -149,7 +155,7 @@ class MemoryLeases:
             return True
 
     def close(self) -> None:
-        """There is nothing to give up."""
+        """Do nothing: nothing is open."""
 
 
 class _DatabaseLeases:
@@ -157,28 +163,29 @@ class _DatabaseLeases:
     Leases in a database, over the interface that all drivers have (PEP 249).
 
     Args:
-        application: Whose they are; a table belongs to one. None: whosoever's, if they
-            are there.
-        table: Its name; a second one, ``<table>_layout``, holds its layout.
-        made: What makes the shards what they are, by setting; None: whatever does.
+        application: Application to which the table belongs. None: open an existing
+            table of any application.
+        table: Name of the table; a second one, ``<table>_layout``, holds its layout.
+        made: Settings that determine the shards, by name; None: accept any.
 
     Raises:
-        ConfigError: If the table is another's, of other shards, or another layout.
+        ConfigError: If the table is another application's, of other shards, or in
+            another layout, or if the database refuses access.
         TableGone: If the database can't be reached.
 
     """
 
     mark: str
-    """What stands for a value in a statement."""
+    """Placeholder for a value in a statement."""
     _errors: type[Exception]
-    """What its driver raises."""
+    """Base of the errors that the driver raises."""
 
     def __init__(
         self, application: str | None, table: str, made: Mapping[str, Any] | None
     ) -> None:
         if not _NAME.fullmatch(table):
             raise ConfigError(
-                f"{table!r} is no name of a table, expected letters in lower case,"
+                f"{table!r} is not a table name, expected letters in lower case,"
                 " digits and underscores, at most 41"
             )
         self._table = table
@@ -187,6 +194,12 @@ class _DatabaseLeases:
         try:
             with self._connection() as connection:
                 self._prepare(connection, application, made)
+        except TableGone as error:
+            self.close()
+            if _REFUSED.search(str(error)):
+                # Trying again would be useless, and might lock the account.
+                raise ConfigError(str(error)) from error
+            raise
         except BaseException:
             self.close()
             raise
@@ -221,14 +234,14 @@ class _DatabaseLeases:
             )
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
-        """Put a row in the place of the one with that owner and counter."""
+        """Replace a row if it still has ``before``'s owner and counter."""
         sets = ", ".join(
             [
                 *(f"{name} = {self.mark}" for name in _COLUMNS),
                 *(f"{name} = coalesce({self.mark}, {name})" for name in News._fields),
             ]
         )
-        # No owner has an empty name: null is equal to nothing.
+        # As null equals nothing, an empty text stands for no owner.
         statement = (
             f"update {self._table} set {sets} where shard = {self.mark}"  # noqa: S608
             f" and coalesce(owner, '') = {self.mark} and counter = {self.mark}"
@@ -239,7 +252,7 @@ class _DatabaseLeases:
             return bool(connection.execute(statement, values).rowcount)
 
     def news(self) -> dict[str, News]:
-        """Return what was published of each shard."""
+        """Return what was published about each shard."""
         columns = ", ".join(News._fields)
         with self._connection() as connection:
             rows = connection.execute(
@@ -248,7 +261,7 @@ class _DatabaseLeases:
         return {shard: News(*values) for shard, *values in rows}
 
     def forget(self) -> None:
-        """Remove all leases: whatever shards come next begin at their beginning."""
+        """Remove all leases, so that all shards begin at their beginning again."""
         with self._connection() as connection:
             connection.execute(f"delete from {self._table}")  # noqa: S608
             connection.execute(f"delete from {self._table}_layout")  # noqa: S608
@@ -261,7 +274,7 @@ class _DatabaseLeases:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """Give the connection to one thread; after an error the next is a new one."""
+        """Lend the connection to one thread at a time; reconnect after an error."""
         with self._lock:
             try:
                 if self._open_connection is None:
@@ -277,7 +290,7 @@ class _DatabaseLeases:
         try:
             self.close()
         except self._errors:
-            return  # it was gone before
+            return  # the connection was already gone
 
     def _prepare(
         self,
@@ -285,7 +298,7 @@ class _DatabaseLeases:
         application: str | None,
         made: Mapping[str, Any] | None,
     ) -> None:
-        """Make the tables, or see that they are ours, before anything is written."""
+        """Create the tables, or verify that they are ours, before writing to them."""
         layout = f"{self._table}_layout"
         there = self.tables(connection)
         if self._table in there and layout not in there:
@@ -307,7 +320,7 @@ class _DatabaseLeases:
         found = connection.execute(
             f"select application, layout, made from {layout}"  # noqa: S608
         ).fetchone()
-        # Leases that were deleted have no application.
+        # After forget() there is no such row.
         owner, number, of = found or (application, LAYOUT, "{}")
         application = owner if application is None else application
         if (owner, number) != (application, LAYOUT):
@@ -331,11 +344,11 @@ class SQLiteLeases(_DatabaseLeases):
     Leases of the processes of one host.
 
     Args:
-        path: The file; it is made.
-        application: Whose they are.
-        table: Its name.
-        made: What makes the shards what they are, by setting.
-        timeout: For others that write, in seconds.
+        path: The database file; it is created if missing.
+        application: Application to which the table belongs; None: any.
+        table: Name of the table.
+        made: Settings that determine the shards, by name; None: accept any.
+        timeout: Seconds to wait for other writers.
 
     """
 
@@ -363,14 +376,15 @@ class SQLiteLeases(_DatabaseLeases):
             isolation_level=None,
             check_same_thread=False,
         )
-        # A process that is stopped within a write stops all others, too; without a wait
-        # for the disk that is a moment. What a host loses that goes down comes again.
+        # A process that is suspended during a write blocks all others. A write that
+        # does not wait for the disk is so short that this is unlikely. What is lost
+        # when the host crashes is processed again.
         self._write_ahead(connection)
         connection.execute("pragma synchronous = normal")
         return connection
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
-        """Have a write-ahead log; SQLite doesn't wait for others that switch to it."""
+        """Switch to a write-ahead log; SQLite doesn't wait for others that do so."""
         end = monotonic() + self._timeout
         while True:
             try:
@@ -395,10 +409,10 @@ class PostgresLeases(_DatabaseLeases):
 
     Args:
         url: ``postgresql://user:password@host/database``, as libpq reads it.
-        application: Whose they are.
-        table: Its name, in the schema that a connection has.
-        made: What makes the shards what they are, by setting.
-        options: More of what libpq reads, such as ``connect_timeout``.
+        application: Application to which the table belongs; None: any.
+        table: Name of the table, in the connection's schema.
+        made: Settings that determine the shards, by name; None: accept any.
+        options: Further options of libpq, such as ``connect_timeout``.
 
     """
 
@@ -414,7 +428,7 @@ class PostgresLeases(_DatabaseLeases):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._url = url
-        # What is asked of a server that is gone must not take longer than a failover.
+        # A request to a server that is gone must not take longer than a failover.
         self._options = {"connect_timeout": 5, "tcp_user_timeout": 5000} | dict(
             options or {}
         )
@@ -432,7 +446,7 @@ class PostgresLeases(_DatabaseLeases):
         return self._driver.connect(self._url, autocommit=True, **self._options)
 
     def tables(self, connection: Any) -> set[str]:  # noqa: ANN401
-        """Return the names of all tables that a bare name can mean."""
+        """Return the names of all tables that an unqualified name can refer to."""
         rows = connection.execute(
             "select relname from pg_class"
             " where relkind in ('r', 'p', 'v') and pg_table_is_visible(oid)"
@@ -450,11 +464,13 @@ def open_leases(
 
     Args:
         where: The URL, or the path.
-        application: Whose they are; None: whosoever's, if they are there.
-        settings: As their classes have them.
+        application: Application to which the table belongs. None: open an existing
+            table of any application.
+        settings: Passed to the class.
 
     Raises:
-        ConfigError: If the table is another's, of other shards, or another layout.
+        ConfigError: If the table is missing, another application's, of other shards, or
+            in another layout, or if the database refuses access.
         TableGone: If the database can't be reached.
 
     """
@@ -466,12 +482,12 @@ def open_leases(
 
 
 def is_url(where: str) -> bool:
-    """Return whether leases are in PostgreSQL."""
+    """Return whether ``where`` is a URL of PostgreSQL."""
     return where.startswith(("postgresql://", "postgres://"))
 
 
 def without_password(where: str) -> str:
-    """Return where leases are, to be shown."""
+    """Return where leases are, without the password, to be shown."""
     if not is_url(where):
         return where
     parts = urlsplit(where)
@@ -479,7 +495,7 @@ def without_password(where: str) -> str:
 
 
 def _row(lease: Lease) -> tuple[object, ...]:
-    # A name may hold whatever it likes but a line end.
+    # Names of parents are joined by line ends.
     if any("\n" in name for name in (lease.shard, *lease.parents)):
         raise ConfigError(f"shard {lease.shard!r}: a name can't hold a line end")
     plain = lease._replace(parents="\n".join(lease.parents))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A bare driver: it moves bytes between a session and a real child, and nothing else."""
+"""A bare driver, which only moves bytes between a session and a real child."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Final
 
 from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.events import (
@@ -21,22 +20,21 @@ from etlstage.protocol.events import (
     Noise,
 )
 from etlstage.protocol.kcl.session import KclSession, State
+from tests.patience import HANG
 
 __all__ = ("Driver", "driven")
-
-_PATIENCE: Final = 15.0  # seconds for a child that shares the machine
 
 
 class Driver:
     """
-    One life of a real child.
+    One real child, and what it has done.
 
     Attributes:
-        asked: Positions that it has asked to be stored.
-        ended: Records that have ended.
-        noise: Lines that meant nothing.
-        sent: All that was written to it.
-        errors: What its next checkpoints are answered with, first to last; then None.
+        asked: Positions that the child asked to store.
+        ended: Number of records that have ended.
+        noise: Lines that are not part of the protocol.
+        sent: Everything that was written to the child.
+        errors: Answers to its next checkpoints, first to last; afterwards None.
 
     """
 
@@ -49,15 +47,15 @@ class Driver:
         self.sent = b""
         self.errors: list[str | None] = []
         self.failed: Failed | None = None
-        self.closed: str = ""  # what it owed that closed stdout
+        self.closed: str = ""  # what was expected when the child closed stdout
         self._unsent = b""
 
     def until(self, reached: Callable[[], bool]) -> None:
-        """Move bytes until something is so, or the session has failed."""
+        """Move bytes until a condition holds, or the session has failed or closed."""
         assert self.child.stdin is not None
         assert self.child.stdout is not None
         inward, outward = self.child.stdin, self.child.stdout
-        due = monotonic() + _PATIENCE
+        due = monotonic() + HANG
         while True:
             self._look()
             self._write(inward.fileno() if not inward.closed else -1)
@@ -83,7 +81,7 @@ class Driver:
         self.session.send(event, monotonic())
         self.until(lambda: self.session.state is State.ENDED)
         self._drain()
-        return self.child.wait(_PATIENCE)
+        return self.child.wait(HANG)
 
     def _drain(self) -> None:
         assert self.child.stdin is not None
@@ -127,7 +125,7 @@ class Driver:
 def driven(
     session: KclSession, command: Sequence[str], **variables: str
 ) -> Iterator[Driver]:
-    """Start a child, wait until it has initialized, and leave none behind."""
+    """Start a child, and wait until it has initialized; kill it at the end."""
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -1,8 +1,8 @@
 """
 A real Kinesis API on a free port: kinesalite, from the registry of npm.
 
-It is installed once, into the cache folder of the user, by the npm of the machine; where
-there is none, root gets Node from Debian, and others are shown what to install.
+It is installed once, into the cache folder of the user, by the machine's npm. If there
+is none, root gets Node from Debian, and other users are shown what to install.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Kinesalite:
 
     def __init__(self, port: int) -> None:
         self.endpoint: Final = f"http://127.0.0.1:{port}"
-        self._client: Any = boto3.client(
+        self.client: Final[Any] = boto3.client(
             "kinesis",
             region_name="us-east-1",
             endpoint_url=self.endpoint,
@@ -55,12 +55,19 @@ class Kinesalite:
 
     def create(self, shards: int) -> None:
         """Create the stream."""
-        self._client.create_stream(StreamName=self.stream, ShardCount=shards)
+        self.client.create_stream(StreamName=self.stream, ShardCount=shards)
         self._wait()
+
+    def delete(self) -> None:
+        """Delete the stream."""
+        self.client.delete_stream(StreamName=self.stream)
+        waiter = self.client.get_waiter("stream_not_exists")
+        waiter.config.delay = 0.02
+        waiter.wait(StreamName=self.stream)
 
     def put(self, records: Sequence[tuple[bytes, str]]) -> None:
         """Put records: their data and partition keys."""
-        answer = self._client.put_records(
+        answer = self.client.put_records(
             StreamName=self.stream,
             Records=[{"Data": data, "PartitionKey": key} for data, key in records],
         )
@@ -70,27 +77,27 @@ class Kinesalite:
         """Split a shard in the middle."""
         of = next(s for s in self.shards() if s["ShardId"] == shard)["HashKeyRange"]
         half = (int(of["StartingHashKey"]) + int(of["EndingHashKey"])) // 2
-        self._client.split_shard(
+        self.client.split_shard(
             StreamName=self.stream, ShardToSplit=shard, NewStartingHashKey=str(half)
         )
         self._wait()
 
     def merge(self, first: str, second: str) -> None:
         """Merge two shards that are neighbours."""
-        self._client.merge_shards(
+        self.client.merge_shards(
             StreamName=self.stream, ShardToMerge=first, AdjacentShardToMerge=second
         )
         self._wait()
 
     def shards(self) -> list[dict[str, Any]]:
         """Return all shards, as the API has them."""
-        found: list[dict[str, Any]] = self._client.list_shards(StreamName=self.stream)[
+        found: list[dict[str, Any]] = self.client.list_shards(StreamName=self.stream)[
             "Shards"
         ]
         return found
 
     def _wait(self) -> None:
-        waiter = self._client.get_waiter("stream_exists")
+        waiter = self.client.get_waiter("stream_exists")
         waiter.config.delay = 0.02
         waiter.wait(StreamName=self.stream)
 

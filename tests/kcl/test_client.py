@@ -14,10 +14,12 @@ from etlstage.messages import AnnotatedRun
 from etlstage.protocol.events import Farewell, FarewellReason, Opened
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.session import State
-from tests.kcl.client import CURRENT, OLD, downloaded
+from tests.kcl.client import CURRENT, OLD
 from tests.kcl.conftest import Sample
+from tests.kcl.recipes import ERRORS, quick
+from tests.patience import HANG
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 SECOND = "49590338271490256608559692538361571095921575989136588898"
 RECORDS = AnnotatedRun(
@@ -83,19 +85,9 @@ def test_end_of_a_shard(current: Sample) -> None:
         assert driver.asked[-1] == ("SHARD_END", 0)
 
 
-ERRORS = [
-    "ThrottlingException",
-    "ShutdownException",
-    "InvalidStateException",
-    "KinesisClientLibDependencyException",
-    "IllegalArgumentException",
-    "NullPointerException",
-]
-
-
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", [*ERRORS, "NullPointerException"])
 def test_end_of_a_shard_that_is_not_stored(current: Sample, error: str) -> None:
-    """The client answers all the same, and tries no more: a daemon hangs then."""
+    """The client answers without another try; a real daemon would then hang."""
     with current() as driver:
         driver.errors = [error]
         driver.session.send(Farewell(why=FarewellReason.ENDED), 0.0)
@@ -105,27 +97,9 @@ def test_end_of_a_shard_that_is_not_stored(current: Sample, error: str) -> None:
         assert f"again after {error}" in str(driver.failed.error)
 
 
-QUICK = """\
-import sys
-sys.path.insert(0, {folder!r})
-from amazon_kclpy import kcl
-from sample_kclpy_app import RecordProcessor
-
-processor = RecordProcessor()
-processor._SLEEP_SECONDS = 0.01
-{more}
-kcl.KCLProcess(processor).run()
-"""
-
-
-def quick(client: str, more: str = "") -> str:
-    """Return the sample of a client, with a short pause between its tries."""
-    return QUICK.format(folder=str(downloaded(client) / "samples"), more=more)
-
-
 @pytest.mark.parametrize(
     ("error", "asked"),
-    [(error, 1 if error == "ShutdownException" else 5) for error in ERRORS[:-1]],
+    [(error, 1 if error == "ShutdownException" else 5) for error in ERRORS],
 )
 def test_checkpoints_of_the_sample_that_fail(
     script: Sample, error: str, asked: int
@@ -151,7 +125,7 @@ def test_checkpoints_of_the_sample_that_fail(
 def test_last_checkpoint_of_the_old_sample_that_fails(
     script: Sample, error: str, asked: int, ended: int
 ) -> None:
-    """It tries again what is throttled, and nothing else."""
+    """It retries a throttled checkpoint, and no other."""
     with script(quick(OLD), Version.V1, OLD) as driver:
         driver.send(Opened(1, RECORDS))
         driver.errors = [error]
@@ -163,7 +137,7 @@ def test_last_checkpoint_of_the_old_sample_that_fails(
 
 
 def test_end_of_stdin_in_place_of_an_answer(script: Sample) -> None:
-    """The client answers its action all the same, behind the end, and exits well."""
+    """The client still answers its action after the end, and exits with status 0."""
     with script(quick(CURRENT), client=CURRENT) as driver:
         driver.session.send(Farewell(why=FarewellReason.ENDED), 0.0)
         child, wire = driver.child, driver.session.data_to_send()
@@ -174,12 +148,12 @@ def test_end_of_stdin_in_place_of_an_answer(script: Sample) -> None:
         said = child.stdout.read()
         assert b'"responseFor": "shardEnded"' in said
         assert b'"action": "checkpoint"' in said
-        assert child.wait(10) == 0
+        assert child.wait(HANG) == 0
 
 
 @pytest.mark.parametrize("error", [None, "ThrottlingException"])
 def test_shutdown_requested(current: Sample, error: str | None) -> None:
-    """It checkpoints once; then the lease is lost to it."""
+    """It checkpoints once, and then loses the lease."""
     with current(position=["5", 0]) as driver:
         driver.session.send(Opened(1, [b"x"]), 0.0)
         driver.errors = [None, error]
@@ -188,7 +162,7 @@ def test_shutdown_requested(current: Sample, error: str | None) -> None:
 
 
 def test_first_batch_is_empty(current: Sample) -> None:
-    """The sample asks for the text None: that is refused, and no end of its life."""
+    """The sample asks to checkpoint the text None: that is refused, but no failure."""
     with current() as driver:
         driver.session.send(Opened(1, []), 0.0)
         driver.until(lambda: b"IllegalArgumentException" in driver.sent)
@@ -198,7 +172,7 @@ def test_first_batch_is_empty(current: Sample) -> None:
 
 
 def test_life_of_the_old_client(old: Sample) -> None:
-    """It logs in plain text what it does: noise."""
+    """Its log lines are plain text, and count as noise."""
     with old() as driver:
         driver.send(Opened(1, RECORDS))
         assert driver.session.uncommitted == 2
@@ -222,7 +196,7 @@ def test_end_of_a_shard_with_the_old_client(old: Sample) -> None:
 def test_processor_that_buffers_loses_nothing(
     script: Sample, client: str, version: Version, module: int
 ) -> None:
-    """What it had when it exited is open, though an action was answered behind it."""
+    """Records in its buffer at its exit are open, even of an action it has answered."""
     lost = "lease_lost" if module == 3 else "shutdown"
     source = BUFFERING.format(v=module, lost=lost)
     with script(source, version, client) as driver:
@@ -231,7 +205,7 @@ def test_processor_that_buffers_loses_nothing(
         assert (driver.ended, driver.session.uncommitted) == (4, 1)
         driver.session.send(Opened(6, [b"x"] * 5), 0.0)
         driver.until(lambda: False)
-        assert driver.child.wait(10) == 3
+        assert driver.child.wait(HANG) == 3
     assert "expected its status for processRecords" in driver.closed
     assert (driver.ended, driver.session.uncommitted) == (8, 2)
 
@@ -242,7 +216,7 @@ def test_processor_that_buffers_loses_nothing(
 def test_checkpoint_that_fails_once(
     script: Sample, client: str, version: Version, module: int
 ) -> None:
-    """Its name reaches the processor, which asks again."""
+    """The error's name reaches the processor, which asks again."""
     lost = "lease_lost" if module == 3 else "shutdown"
     with script(BUFFERING.format(v=module, lost=lost), version, client) as driver:
         driver.send(Opened(1, [b"x"]))
@@ -253,7 +227,7 @@ def test_checkpoint_that_fails_once(
 
 
 def test_shard_end_that_a_processor_ignores(script: Sample) -> None:
-    """It is found at once, by name."""
+    """The error names it at once."""
     with script(BUFFERING.format(v=3, lost="lease_lost"), client=CURRENT) as driver:
         driver.session.send(Farewell(why=FarewellReason.ENDED), 0.0)
         driver.until(lambda: False)
@@ -262,17 +236,17 @@ def test_shard_end_that_a_processor_ignores(script: Sample) -> None:
 
 
 def test_lines_of_14_megabytes(script: Sample) -> None:
-    """10,000 records of 1 KB an action, through a processor that prints."""
+    """A processor that prints gets 10,000 records of 1 KB in one action."""
     with script(BUFFERING.format(v=3, lost="lease_lost"), client=CURRENT) as driver:
         driver.session.send(Opened(1, [b"x" * 1024] * 10_000), 0.0)
         driver.until(lambda: False)
-        assert driver.child.wait(10) == 3
+        assert driver.child.wait(HANG) == 3
         assert driver.asked == [("4", 0), ("8", 0)]
 
 
 @pytest.mark.parametrize("version", Version)
 def test_processor_of_the_sdk(script: Sample, version: Version) -> None:
-    """Under each version; what it prints does not reach us."""
+    """It works with each version; what it prints does not reach us."""
     source = """\
 from etlstage.worker import kcl
 
@@ -292,7 +266,7 @@ kcl.run(Printing())
 
 
 def test_processor_of_the_sdk_that_raises(script: Sample) -> None:
-    """It exits with status 1, and the batch has no status."""
+    """It exits with status 1, and the batch gets no status."""
     source = """\
 from etlstage.worker import kcl
 
@@ -301,5 +275,5 @@ kcl.run(kcl.Processor())
     with script(source) as driver:
         driver.session.send(Opened(1, [b"a"]), 0.0)
         driver.until(lambda: False)
-        assert driver.child.wait(10) == 1
+        assert driver.child.wait(HANG) == 1
         assert driver.session.uncommitted == 1

@@ -1,4 +1,4 @@
-"""Runners of a stream in a real API, with processors of the published client."""
+"""Runners that read a real Kinesis API, with processors of the published client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kcl.kinesalite import CREDENTIALS, Kinesalite, kinesalite
 from tests.kcl.processors import BUFFERING
 from tests.shard.stream import aggregated
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 FILE = """\
 name: clicks
@@ -68,6 +68,7 @@ class Noting(processor.RecordProcessorBase):
         note("lost", self.shard)
 
     def shard_ended(self, given):
+        note("ends", self.shard)
         given.checkpointer.checkpoint()
         note("ended", self.shard)
 
@@ -76,12 +77,12 @@ class Noting(processor.RecordProcessorBase):
 
 kcl.KCLProcess(Noting()).run()
 """
-"""Checkpoints each seventh record, and notes what happens, with the runner's pid."""
+"""Checkpoints each seventh record, and writes notes with the runner's PID."""
 
 
 @pytest.fixture
 def server() -> Iterator[Kinesalite]:
-    """Return a server."""
+    """Run a server."""
     with kinesalite() as found:
         yield found
 
@@ -95,7 +96,7 @@ class Runners:
         self.notes: list[list[Any]] = []
         self._held = b""
         os.mkfifo(folder / "notes")
-        # Also to be written to: it has no end while there is no processor.
+        # Opened for writing, too: so it has no end while there is no processor.
         self._pipe = os.open(folder / "notes", os.O_RDWR)
         stack.callback(os.close, self._pipe)
         fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
@@ -116,11 +117,11 @@ class Runners:
         (self.folder / "clicks.yaml").write_text(text)
 
     def start(self, *command: str) -> Runner:
-        """Start another, or another command of that file."""
+        """Start another runner, or another command with the pipeline file."""
         return self._stack.enter_context(Runner(self.folder, command or ("run",)))
 
     def wait(self, enough: Callable[[list[list[Any]]], bool]) -> None:
-        """Read what is noted, up to enough."""
+        """Read notes until there are enough."""
         while not enough(self.notes):
             ready, _, _ = select.select([self._pipe], [], [], 60)
             assert ready, self.notes[-20:]
@@ -131,7 +132,7 @@ class Runners:
 
 
 class Runner:
-    """One of them."""
+    """One process of ``etlstage``."""
 
     def __init__(self, folder: Path, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
@@ -151,7 +152,7 @@ class Runner:
             self.process.kill()
 
     def end(self, how: signal.Signals | None = None) -> tuple[int, str]:
-        """Return its exit status and all that it has written."""
+        """Send a signal, if any; return the exit status and all output."""
         if how is not None:
             self.process.send_signal(how)
         out, _ = self.process.communicate()
@@ -160,7 +161,7 @@ class Runner:
 
 @pytest.fixture
 def runners(tmp_path: Path, server: Kinesalite) -> Iterator[Runners]:
-    """Return what starts runners."""
+    """Return the starter of runners."""
     with ExitStack() as stack:
         yield Runners(tmp_path, server, stack)
 
@@ -171,7 +172,7 @@ def texts(notes: list[list[Any]]) -> list[str]:
 
 
 def check_generations(notes: list[list[Any]], server: Kinesalite) -> None:
-    """Assert that children began behind their parents, and order within each life."""
+    """Assert that children began after their parents, and the order in each life."""
     begun: dict[str, int] = {}
     ended: dict[str, int] = {}
     lives: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -183,7 +184,7 @@ def check_generations(notes: list[list[Any]], server: Kinesalite) -> None:
             case "record":
                 lives[shard].append((int(more[0]), more[1] or 0))
                 assert lives[shard][-1] == max(lives[shard])
-            case "ended":
+            case "ends" | "ended":  # it may be killed in between, and have ended
                 ended[shard] = at
     for shard in server.shards():
         for parent in ("ParentShardId", "AdjacentParentShardId"):
@@ -195,9 +196,9 @@ def test_stream_is_split_and_merged_under_load(
     runners: Runners, server: Kinesalite
 ) -> None:
     """
-    Two runners have every record of every generation, also when one is killed.
+    Two runners process every record of every generation, even if one is killed.
 
-    The other goes on behind its checkpoints.
+    The other continues after its checkpoints.
     """
     server.create(2)
     runners.write(shards=", leases: leases.db")
@@ -241,7 +242,7 @@ def test_stream_is_split_and_merged_under_load(
 
 
 def test_records_that_were_put_as_one(runners: Runners, server: Kinesalite) -> None:
-    """They have sub-sequence numbers; checkpoints are kept in the state."""
+    """Each has a sub-sequence number; checkpoints are kept in the state."""
     server.create(1)
     parts = [(str(n).encode(), f"key-{n}") for n in range(25)]
     server.put([(b"first", "a"), (aggregated(*parts), "b"), (b"last", "c")])
@@ -265,7 +266,7 @@ def test_records_that_were_put_as_one(runners: Runners, server: Kinesalite) -> N
 
 
 def test_processor_that_is_killed(runners: Runners, server: Kinesalite) -> None:
-    """What it had buffered comes again, to another one."""
+    """Records that it had buffered are delivered again, to another process."""
     server.create(1)
     server.put([(str(n).encode(), "a") for n in range(30)])
     (runners.folder / "processor.py").write_text(BUFFERING)
@@ -280,7 +281,7 @@ def test_processor_that_is_killed(runners: Runners, server: Kinesalite) -> None:
 
 
 def test_run_with_a_state_is_killed(runners: Runners, server: Kinesalite) -> None:
-    """The next one has its leases at once, however long the failover is (issue 25)."""
+    """The next run has its leases at once, however long the failover is (issue 25)."""
     server.create(2)
     server.put([(str(n).encode(), str(n)) for n in range(100)])
     runners.write(more="state: state")
@@ -294,14 +295,14 @@ def test_run_with_a_state_is_killed(runners: Runners, server: Kinesalite) -> Non
     runners.wait(lambda notes: len({*texts(notes)}) == 200)
     status, report = second.end(signal.SIGTERM)
     assert status == 4, report
-    # Of each shard at most six were behind the last checkpoint.
+    # At most six records of each shard were after the last checkpoint.
     assert 200 <= len(texts(runners.notes)) <= 212
 
 
 def test_dead_letter_of_a_stream_is_retried(
     runners: Runners, server: Kinesalite
 ) -> None:
-    """It has a shard and a number of its own, for those of the stream are gone."""
+    """It gets a shard and a number of its own: those of the stream are gone."""
     server.create(1)
     server.put([(str(n).encode(), "a") for n in range(10)])
     picky = NOTING.replace(
@@ -332,7 +333,7 @@ def test_dead_letter_of_a_stream_is_retried(
 
 
 def test_api_that_can_not_be_reached(runners: Runners, server: Kinesalite) -> None:
-    """The run fails with its words."""
+    """The run fails with the API's error text."""
     runners.write()
     status, report = runners.start().end()
     assert status == 1, report

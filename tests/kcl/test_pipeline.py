@@ -12,7 +12,7 @@ from tests.cli.forked import Forks, environment
 from tests.kcl.client import CURRENT, downloaded
 from tests.kcl.processors import BUFFERING
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 FILE = """\
 name: clicks
@@ -30,7 +30,7 @@ load:
 def test_file_with_an_unmodified_processor(
     tmp_path: Path, forks: Forks, die_at: str
 ) -> None:
-    """It runs, and loads all, also when the processor is killed in between."""
+    """It loads everything, even if the processor is killed in between."""
     (tmp_path / "processor.py").write_text(BUFFERING)
     path = os.fspath(downloaded(CURRENT))
     (tmp_path / "clicks.yaml").write_text(FILE % (die_at, path))
@@ -76,7 +76,7 @@ def test_shards_of_an_unmodified_processor(tmp_path: Path, forks: Forks) -> None
     assert "row 41: there is no partition key at /user" in ended.stderr
     lines = [line.split(" ", 1) for line in _lines(tmp_path / "effects")]
     assert {text for _, text in lines} == {*clicks} - {clicks[40]}
-    # A record that comes again has the number that it had.
+    # A record that comes again keeps its number.
     assert len({number for number, _ in lines}) == 99
     assert (tmp_path / "effects.died").exists()
 
@@ -127,7 +127,7 @@ def test_dead_letters_of_shards_are_retried(
     tmp_path: Path, forks: Forks, state: str, shards: str
 ) -> None:
     """
-    They are given to a processor, though checkpoints are beyond them (issue 25).
+    They are given to a processor, although checkpoints are past them (issue 25).
 
     None has the number of another record, in the run or in another retry.
     """

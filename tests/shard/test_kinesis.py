@@ -1,4 +1,4 @@
-"""A stream with shards of its own, in memory, and its records in processors."""
+"""A Kinesis stream in memory, whose shards are processed by record processors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FIRST = "shardId-000000000000"
 
 
 def stream_of(shards: int = 1, records: int = 0, **settings: Any) -> MemoryKinesis:  # noqa: ANN401
-    """Return a stream that has records, in virtual time."""
+    """Return a stream with records, in virtual time."""
     stream = MemoryKinesis(shards, anyio.current_time, **settings)
     for n in range(records):
         stream.put(n)
@@ -56,7 +56,7 @@ def runner(
     name: str = "a",
     **settings: Any,  # noqa: ANN401 - of the source
 ) -> Pipeline:
-    """Return a runner; without more it ends where there is no more."""
+    """Return a runner; by default it ends at the end of the stream."""
     leases = table or MemoryLeases()
     meter = settings.pop("meter", None)
     settings = {"follow": False, "idle": 0.5, "sync": 5.0, **settings}
@@ -74,7 +74,7 @@ def runner(
 
 
 def check_all(processors: Processors, stream: MemoryKinesis, count: int) -> None:
-    """Assert that all was processed, in order, and children behind their parents."""
+    """Assert that all records were processed, in order, children after parents."""
     done = {shard: [*dict.fromkeys(ns)] for shard, ns in processors.done.items()}
     assert sorted(n for ns in done.values() for n in ns) == [*range(count)]
     for shard, ns in done.items():
@@ -91,7 +91,7 @@ def check_all(processors: Processors, stream: MemoryKinesis, count: int) -> None
 
 @virtually
 async def test_stream_is_read_to_where_there_is_no_more() -> None:
-    """Its shards go on with the next run, behind what was committed."""
+    """The next run continues each shard after its checkpoint."""
     stream, table, processors = stream_of(4, 40), MemoryLeases(), Processors()
     (report,) = await run_all(runner(stream, processors, table))
     assert report.status == "done", report.error
@@ -109,7 +109,7 @@ async def test_stream_is_read_to_where_there_is_no_more() -> None:
 
 @virtually
 async def test_metrics_of_a_stream() -> None:
-    """How far it is behind, which leases are held, what became of checkpoints."""
+    """There are metrics of the lag, the leases held, and the checkpoints."""
     stream, processors = stream_of(2, 40), Processors()
     meter, seen = PrometheusMeter(), set[str]()
     held = 'etlstage_leases_held{stage="load"} '
@@ -131,14 +131,14 @@ async def test_metrics_of_a_stream() -> None:
     rendered = meter.render().splitlines()
     assert f"{held}0.0" in rendered
     stored = [line for line in rendered if 'outcome="stored"' in line]
-    # The last one of each, when it is to shut down, moves nothing.
+    # The last checkpoint of each shard, at the shutdown, moves nothing.
     assert sum(float(line.split()[-1]) for line in stored) == 20
     assert len(processors.errors) == 22
 
 
 @virtually
 async def test_shard_that_is_handed_over_waits_for_nothing() -> None:
-    """No worker is given records any more that a worker of before had (issue 25)."""
+    """Once the shard is handed over, its reported lag is 0 (issue 25)."""
     stream, processors = stream_of(1, 40), Processors(every=1000)
     news = list[News]()
 
@@ -154,7 +154,7 @@ async def test_shard_that_is_handed_over_waits_for_nothing() -> None:
 
 @virtually
 async def test_stream_is_split_and_merged_under_load() -> None:
-    """Two runners have every record of every generation, parents before children."""
+    """Two runners get every record of every generation, parents before children."""
     stream, table, processors = stream_of(2), MemoryLeases(), Processors(pause=0.02)
     runners = [
         runner(stream, processors, table, name, follow=True) for name in ("a", "b")
@@ -187,7 +187,7 @@ async def test_stream_is_split_and_merged_under_load() -> None:
 
 @virtually
 async def test_shard_is_split_before_it_was_read() -> None:
-    """A run that is to end has its children, too, which it looks for at its end."""
+    """A run that doesn't follow loads its children, too; it lists shards at the end."""
     stream, table, processors = stream_of(1, 20), MemoryLeases(), Processors()
 
     async def split() -> None:
@@ -205,7 +205,7 @@ async def test_shard_is_split_before_it_was_read() -> None:
 
 @virtually
 async def test_checkpoint_that_is_older_than_the_stream() -> None:
-    """It is read on with what there is, and the log has what may be lost (issue 25)."""
+    """Reading goes on with what is left, and a warning names the loss (issue 25)."""
     stream, table, processors = stream_of(1, 10), MemoryLeases(), Processors()
     await run_all(runner(stream, processors, table))
     for n in range(10, 20):
@@ -228,7 +228,7 @@ async def test_checkpoint_that_is_older_than_the_stream() -> None:
 
 @virtually
 async def test_api_is_asked_no_more_than_it_allows() -> None:
-    """Five times a second and 2 MiB, and less often where there is nothing new."""
+    """At most five calls a second for each shard, and 2 MiB a second."""
     stream, processors = stream_of(1, 30), Processors(pause=0.0, every=30)
     stream.put_data(json.dumps({"n": 30, "x": "x" * (4 << 20)}).encode(), "30")
     await run_all(runner(stream, processors, max_records=4))
@@ -241,7 +241,7 @@ async def test_api_is_asked_no_more_than_it_allows() -> None:
 
 @virtually
 async def test_api_that_is_busy_or_gone_is_asked_again() -> None:
-    """More and more seldom; nothing is lost, and an iterator may be too old."""
+    """Pauses between attempts grow; nothing is lost, even if an iterator expires."""
     stream, processors = stream_of(1, 12), Processors()
     throttled = refusal("ProvisionedThroughputExceededException")
     gone = EndpointConnectionError(endpoint_url="http://127.0.0.1")
@@ -263,8 +263,44 @@ async def test_api_that_is_busy_or_gone_is_asked_again() -> None:
 
 
 @virtually
+async def test_outage_does_not_end_a_run_that_looks_for_shards() -> None:
+    """It is waited for, as one that interrupts reading is (issue 25)."""
+    gone = EndpointConnectionError(endpoint_url="http://127.0.0.1")
+    for sync in (1.0, 99.0):
+        stream, processors = stream_of(1, 20), Processors()
+
+        async def split(stream: MemoryKinesis = stream) -> None:
+            await anyio.sleep(0.1)
+            stream.fails["list_shards"] = [gone] * 12
+            stream.split(FIRST)
+            for n in range(20, 40):
+                stream.put(n)
+
+        with capture_logs() as logs:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(split)
+                (report,) = await run_all(runner(stream, processors, sync=sync))
+        assert report.status == "done", report.error
+        check_all(processors, stream, 40)
+        assert "shards are looked for again in a while" in {
+            one["event"] for one in logs
+        }
+
+
+@virtually
+async def test_stream_that_is_out_of_reach_at_the_start_ends_the_run() -> None:
+    """Its address may be wrong (issue 25)."""
+    gone = EndpointConnectionError(endpoint_url="http://127.0.0.1")
+    stream = stream_of(1, 20)
+    stream.fails["list_shards"] = [gone] * 12
+    (report,) = await run_all(runner(stream, Processors()))
+    assert report.status == "failed"
+    assert "can't read stream clicks in Kinesis: Could not connect" in str(report.error)
+
+
+@virtually
 async def test_iterator_expires_while_a_worker_is_slow() -> None:
-    """Another begins with the record that was read last, which is not given again."""
+    """A new iterator begins at the last record read, which isn't given again."""
     stream, processors = stream_of(1, 30), Processors(pause=0.3)
 
     async def expire() -> None:
@@ -281,7 +317,7 @@ async def test_iterator_expires_while_a_worker_is_slow() -> None:
 
 @virtually
 async def test_api_that_refuses_ends_the_run() -> None:
-    """With its words, and with no lease held."""
+    """The run fails with the API's error, and holds no leases."""
     missing = refusal("ResourceNotFoundException")
     for method in (
         "describe_stream_summary",
@@ -301,7 +337,7 @@ async def test_api_that_refuses_ends_the_run() -> None:
 
 @virtually
 async def test_run_that_fails_releases_its_leases() -> None:
-    """Others need not wait for failover."""
+    """Other runners needn't wait for the failover time."""
 
     async def hostile(worker: Any) -> int:  # noqa: ANN401
         await worker.read()
@@ -325,7 +361,7 @@ async def test_run_that_fails_releases_its_leases() -> None:
 
 @virtually
 async def test_hanging_processor_does_not_hold_up_other_shards() -> None:
-    """Each is read for itself."""
+    """Each shard is read independently."""
     stream, processors = stream_of(2, 4000), Processors(pause=0.0, every=50)
     begun: list[Any] = []
 
@@ -352,7 +388,7 @@ async def test_hanging_processor_does_not_hold_up_other_shards() -> None:
 
 @virtually
 async def test_children_of_a_failed_shard_do_not_begin() -> None:
-    """Other shards go on; then the run fails, also one that is drained."""
+    """Other shards are finished; then the run fails, even if it was drained."""
     for follow in (False, True):
         stream, table = stream_of(2, 40), MemoryLeases()
         processors = Processors(at_end=3, fails=99)
@@ -381,7 +417,7 @@ async def test_children_of_a_failed_shard_do_not_begin() -> None:
 
 @virtually
 async def test_shard_that_fails_is_over_at_once() -> None:
-    """It is read no further, and a run that is drained later has failed."""
+    """Reading it stops, and a run that is drained later has failed."""
 
     async def dies(worker: Any) -> int:  # noqa: ANN401
         await worker.read()
@@ -405,7 +441,7 @@ async def test_shard_that_fails_is_over_at_once() -> None:
 
 @virtually
 async def test_stream_is_read_from_a_time() -> None:
-    """From now on, or from then; what comes of the shards later is read whole."""
+    """From now or from a time on; shards that are split off later are read whole."""
     for begin in ("latest", 100.0):
         stream, table, processors = stream_of(2, 20), MemoryLeases(), Processors()
         stream.split(FIRST)
@@ -429,7 +465,7 @@ async def test_stream_is_read_from_a_time() -> None:
 
 @virtually
 async def test_runner_that_sees_a_new_stream_split_meanwhile() -> None:
-    """It reads all of the children of shards of which another reads what is new."""
+    """It reads the children from their beginning, though it only begins at "latest"."""
     stream, table = stream_of(1, 5), MemoryLeases()
     first, second = Processors(), Processors()
 
@@ -450,7 +486,7 @@ async def test_runner_that_sees_a_new_stream_split_meanwhile() -> None:
 
 @virtually
 async def test_where_a_new_stream_begins_is_decided_once() -> None:
-    """By who is first to have leases of the shards that are over."""
+    """The runner that is first to add leases of the closed shards decides."""
     stream = stream_of(1, 5)
     table = MemoryLeases()
 
@@ -472,7 +508,7 @@ async def test_where_a_new_stream_begins_is_decided_once() -> None:
 
 @virtually
 async def test_shard_that_is_gone_is_named() -> None:
-    """What was not read of it is lost, and no one should take that for the end."""
+    """Its unread records are lost, which must not be taken for the end of the shard."""
     stream, table, processors = stream_of(2, 12), MemoryLeases(), Processors()
     table.add([Lease("shardId-000000000009", position='["7", 0]')])
     (report,) = await run_all(runner(stream, processors, table))
@@ -484,7 +520,7 @@ async def test_shard_that_is_gone_is_named() -> None:
 
 @virtually
 async def test_records_that_were_put_as_one_are_given_one_by_one() -> None:
-    """With sub-sequence numbers; a run goes on behind one of them."""
+    """They have sub-sequence numbers, after any of which a run can resume."""
     stream, table = stream_of(1), MemoryLeases()
     stream.put_data(
         aggregated(*((b'{"n": %d}' % n, f"key-{n % 2}") for n in range(5))), "a"
@@ -506,7 +542,7 @@ async def test_records_that_were_put_as_one_are_given_one_by_one() -> None:
 
 
 def test_what_is_not_exactly_aggregated_is_a_record() -> None:
-    """Bytes may begin so by chance, be cut off, or have another digest."""
+    """Data may have the magic bytes by chance, be cut off, or have a wrong digest."""
     whole = aggregated((b"one", "a"), (b"two" * 100, "b"), (b"", "a"))
     assert split(whole) == [(b"one", "a"), (b"two" * 100, "b"), (b"", "a")]
     assert split(b"plain") is None
@@ -521,7 +557,7 @@ def test_what_is_not_exactly_aggregated_is_a_record() -> None:
         b"\x1a\x02\x08\x00",  # a record without data
         b"\x1a\x02\x1a\x00",  # without the number of its key
         b"\x1a\x04\x08\x07\x1a\x00",  # of a key that is not there
-        b"\x0a\x01\xff\x1a\x04\x08\x00\x1a\x00",  # a key that is no text
+        b"\x0a\x01\xff\x1a\x04\x08\x00\x1a\x00",  # a key that is not text
         b"\x0b",  # a group
         b"\x0a\x05ab",
         b"\x08" + b"\xff" * 11,
@@ -529,7 +565,7 @@ def test_what_is_not_exactly_aggregated_is_a_record() -> None:
     ],
 )
 def test_message_that_is_none_is_a_record(message: bytes) -> None:
-    """Although its digest is right."""
+    """An invalid aggregate is a plain record, although its digest is right."""
     from hashlib import md5
 
     digest = md5(message).digest()  # noqa: S324
@@ -537,7 +573,7 @@ def test_message_that_is_none_is_a_record(message: bytes) -> None:
 
 
 def test_fields_that_are_not_known_are_passed_over() -> None:
-    """Of each kind that there is."""
+    """Unknown fields of every wire type are skipped."""
     from hashlib import md5
 
     message = b"\x0a\x01k\x20\x96\x01\x29" + b"8" * 8 + b"\x35" + b"4" * 4
@@ -546,7 +582,7 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
 
 
 def test_source_without_shards_is_refused() -> None:
-    """Where no cut has a rule to make some."""
+    """Without a cut there is no rule that divides its messages into shards."""
     keeper = LeaseKeeper("a", "start")
     sink = LeasedSink(STAGE, keeper=keeper, leases=lambda _of: MemoryLeases())
     with pytest.raises(ConfigError, match="has no shards"):
@@ -555,7 +591,7 @@ def test_source_without_shards_is_refused() -> None:
 
 @virtually
 async def test_trial_reads_one_shard_after_the_other() -> None:
-    """Without leases: nothing is left behind."""
+    """A trial run uses no leases, so it leaves nothing."""
     stream = stream_of(2, 20)
     source = KinesisSource("clicks", lambda: stream, follow=False)
     runs = [run async for run in source.runs()]
@@ -563,7 +599,7 @@ async def test_trial_reads_one_shard_after_the_other() -> None:
 
 
 def test_client_is_made_by_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the file's settings; without boto3 the extra is named."""
+    """It has the file's settings; without boto3 the error names the extra."""
     client = client_of("eu-west-1", "http://127.0.0.1:1")
     assert client.meta.region_name == "eu-west-1"
     source = KinesisSource("arn:aws:kinesis:eu-west-1:1:stream/clicks", lambda: client)

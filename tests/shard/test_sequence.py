@@ -1,4 +1,4 @@
-"""Sequence numbers, keys and arrivals that are in the messages."""
+"""Sequence numbers, keys and arrivals taken from the messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CUT = Cut(3, "/user", sequence="/seq", arrival="/at")
 
 
 class Rows(Source):
-    """The records, so many a run."""
+    """Source of the records, with a given number in each run."""
 
     def __init__(self, rows: list[bytes], runs_of: int) -> None:
         super().__init__("rows")
@@ -57,12 +57,12 @@ class Rows(Source):
         self._runs_of = runs_of
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield them."""
+        """Yield the records."""
         for n in range(0, len(self._rows), self._runs_of):
             yield self._rows[n : n + self._runs_of]
 
     async def numbered(self, after: int = -1) -> AsyncGenerator[AnnotatedRun, None]:
-        """Yield them with their places."""
+        """Yield the records with their places."""
         for n in range(after + 1, len(self._rows), 3):
             await anyio.sleep(0.1)
             rows = self._rows[n : n + 3]
@@ -70,7 +70,7 @@ class Rows(Source):
 
 
 def wrong_rows() -> list[bytes]:
-    """Return the records, some of which are not as they should be."""
+    """Return the records, with some wrong ones among them."""
     rows = [*RECORDS]
     rows[5:6] = [WRONG[5][0]]
     rows.insert(12, WRONG[12][0])
@@ -89,7 +89,7 @@ def pipeline(
     why: FarewellReason = FarewellReason.ENDED,
     runs_of: int = 3,
 ) -> Pipeline:
-    """Return a load by a runner of its own, or by one that has leases."""
+    """Return a load by a single runner, or by one with leases."""
     sink: ShardedSink | LeasedSink
     launch = ScriptedLaunch(processors)
     if kind == "alone":
@@ -118,7 +118,7 @@ def pipeline(
 def test_numbers_are_those_of_the_messages(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers see them; what has none, or one that does not rise, is dead-lettered."""
+    """Workers get them; a record with a missing or falling number is dead-lettered."""
     processors, letters = Processors(), DeadLetters(tmp_path, pipeline="p")
 
     @virtually
@@ -147,7 +147,7 @@ def test_numbers_are_those_of_the_messages(
 def test_a_wrong_number_ends_the_run(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No worker is given it, and its shard has not ended."""
+    """Without a budget the run fails, and no worker gets the record."""
     processors = Processors()
 
     @virtually
@@ -167,9 +167,9 @@ def test_what_was_committed_is_left_out(
     kind: str, runs_of: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The next run begins behind each checkpoint, whatever rows there are in front.
+    The next run begins after each checkpoint, whatever rows come before it.
 
-    Also where whole batches of a run are committed, which no worker answers.
+    This also holds if whole batches of a run are committed, so no worker gets them.
     """
     table, file = MemoryLeases(), CheckpointFile(None, {})
     first, second = Processors(), Processors()
@@ -193,7 +193,7 @@ def test_what_was_committed_is_left_out(
 def test_drained_while_only_workers_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They commit what they have, and the next run gives the rest again."""
+    """They commit what they processed; the next run gives them only the rest."""
     file, processors = CheckpointFile(None, {}), Processors(pause=1.0)
 
     @virtually
@@ -226,7 +226,7 @@ def test_drained_while_only_workers_are_waited_for(
 def test_wrong_rows_in_front_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has a shard behind another runner has no letters of what that one has read."""
+    """A runner writes no letters for rows before the checkpoint it took over."""
     table, letters = MemoryLeases(), DeadLetters(tmp_path, pipeline="p")
     name = CUT.names[CUT.record(WRONG[12][0]).shard]
     table.add([Lease(name, position='["70", 0]')])
@@ -240,3 +240,72 @@ def test_wrong_rows_in_front_of_a_checkpoint(
 
     run(monkeypatch)
     assert not [one for one in letters.letters() if "/seq is null" in one.error]
+
+
+def test_letters_of_one_record_are_given_again_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A retry gives them in the order in which they were written."""
+    processors = Processors()
+    rows = [*RECORDS[:20], RECORDS[3], *RECORDS[3:30], RECORDS[29], RECORDS[5]]
+    sink = ShardedSink(STAGE, cut=CUT, unsorted=True, launch=ScriptedLaunch(processors))
+    given = [json.loads(row)["n"] for row in rows]
+
+    @virtually
+    async def run() -> None:
+        report = await Pipeline(name="p", source=Rows(rows, 7), sink=sink).run()
+        assert report.status == "done", report.error
+        assert report.ledger[-1].done == len(rows)
+        assert "in 3 shards; output complete" in report.landed
+
+    run(monkeypatch)
+    done = [number for shard in processors.done.values() for number in shard]
+    assert sorted(done) == sorted(given)
+    for name, numbers in processors.done.items():
+        shard = CUT.names.index(name)
+        assert numbers == [
+            n
+            for n, row in zip(given, rows, strict=True)
+            if CUT.record(row).shard == shard
+        ]
+
+
+def test_wrong_rows_of_letters_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a number or a key, they can't be given to a worker by a retry either."""
+    letters = DeadLetters(tmp_path, pipeline="p")
+    sink = ShardedSink(
+        STAGE,
+        cut=CUT,
+        unsorted=True,
+        launch=ScriptedLaunch(Processors()),
+        dead_letters=letters,
+    )
+
+    @virtually
+    async def run() -> None:
+        rows = Rows([RECORDS[7], WRONG[5][0], WRONG[20][0], RECORDS[0]], COUNT)
+        report = await Pipeline(name="p", source=rows, sink=sink).run()
+        assert report.status == "done", report.error
+
+    run(monkeypatch)
+    assert sorted(one.place for one in letters.letters()) == [1, 2]
+
+
+def test_worker_that_fails_before_its_shard_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run fails, as the worker's records are not committed."""
+    processors = Processors(at_end=1, fails=9)
+    sink = ShardedSink(STAGE, cut=CUT, unsorted=True, launch=ScriptedLaunch(processors))
+
+    @virtually
+    async def run() -> None:
+        rows = Rows([RECORDS[5], RECORDS[0], RECORDS[5]], 3)
+        report = await Pipeline(name="p", source=rows, sink=sink).run()
+        assert report.status == "failed"
+        assert "not committed" in str(report.error)
+
+    run(monkeypatch)
+    assert sum(map(len, processors.done.values())) < 9

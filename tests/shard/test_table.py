@@ -1,4 +1,4 @@
-"""Where leases are kept: the same of all three."""
+"""Lease tables in memory, SQLite and PostgreSQL behave the same."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -40,7 +41,7 @@ from etlstage.shard.table import (
 )
 from tests.database import PostgreSQL, postgresql, url_of
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 Open: TypeAlias = Callable[..., LeaseTable]
 FULL = Lease("s 1", ("a", "b'\u00e4"), '["5", 0]', False, "r/1", 7, 2, "r/2")
@@ -48,14 +49,14 @@ FULL = Lease("s 1", ("a", "b'\u00e4"), '["5", 0]', False, "r/1", 7, 2, "r/2")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgreSQL]:
-    """Return a server of its own."""
+    """Return a PostgreSQL server for this module."""
     with postgresql() as found:
         yield found
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Return what opens a table in a database that is new."""
+    """Return a function that opens a table in a new database."""
     found: list[LeaseTable] = []
     if request.param == "sqlite":
 
@@ -80,12 +81,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
 
 def tables(open_: Open) -> list[LeaseTable]:
-    """Return one in memory, and one of a database."""
+    """Return a table in memory, and one in a database."""
     return [MemoryLeases(), open_()]
 
 
 def test_leases_are_as_they_were_put(opened: Open) -> None:
-    """All of them, in the order of their names."""
+    """Reading returns all fields of all leases, ordered by name."""
     for table in tables(opened):
         assert table.read() == []
         assert table.add([FULL, Lease("a")]) == 2
@@ -94,7 +95,7 @@ def test_leases_are_as_they_were_put(opened: Open) -> None:
 
 
 def test_leases_that_are_there_stay(opened: Open) -> None:
-    """Whoever adds them again has not seen them."""
+    """Adding an existing lease again changes nothing."""
     for table in tables(opened):
         table.add([FULL])
         assert table.add([Lease("s 1"), Lease("t")]) == 1
@@ -108,7 +109,7 @@ def test_leases_that_are_there_stay(opened: Open) -> None:
 def test_a_row_takes_the_place_of_that_row_alone(
     opened: Open, change: dict[str, object]
 ) -> None:
-    """By its owner and its counter."""
+    """A swap succeeds only if shard, owner and counter match."""
     for table in tables(opened):
         table.add([FULL])
         after = FULL._replace(counter=8, position='["6", 0]', ended=True)
@@ -120,7 +121,7 @@ def test_a_row_takes_the_place_of_that_row_alone(
 
 
 def test_a_row_without_an_owner(opened: Open) -> None:
-    """Null is equal to nothing, but here."""
+    """A missing owner matches a missing owner, although null equals nothing in SQL."""
     for table in tables(opened):
         table.add([Lease("s")])
         assert table.swap(Lease("s"), Lease("s", owner="r/1", counter=1))
@@ -128,7 +129,7 @@ def test_a_row_without_an_owner(opened: Open) -> None:
 
 
 def test_of_many_one_succeeds(opened: Open) -> None:
-    """Each on a connection of its own."""
+    """Concurrent swaps of a row, on several connections, succeed only once."""
     first = opened()
     first.add([Lease("s")])
     others = [opened() for _ in range(4)]
@@ -147,7 +148,7 @@ def test_of_many_one_succeeds(opened: Open) -> None:
 def perform(
     keeper: LeaseKeeper, table: LeaseTable, event: Event, now: float, *, untold: bool
 ) -> list[Instruction]:
-    """Do what a keeper wants of a table, and return the rest of it."""
+    """Perform a keeper's reads and writes on a table; return its other instructions."""
     rest: list[Instruction] = []
     wanted = keeper.handle(event, now)
     while wanted:
@@ -165,7 +166,7 @@ def perform(
 
 @pytest.mark.parametrize("untold", [False, True])
 def test_runners_share_a_database(opened: Open, untold: bool) -> None:
-    """What is read is equal to what was written, so that it is recognized."""
+    """A keeper recognizes its own writes, since rows are read as they were written."""
     keepers = {name: LeaseKeeper(name, "1") for name in ("blue", "red")}
     tables = {name: opened() for name in keepers}
     tables["red"].add(Lease(f"s{number}", ("p",)) for number in range(8))
@@ -193,7 +194,7 @@ def test_runners_share_a_database(opened: Open, untold: bool) -> None:
 
 
 def test_table_of_another_application_is_refused(opened: Open) -> None:
-    """By name, and nothing is written (issue 25)."""
+    """The error names it, and nothing is written (issue 25)."""
     table = opened("blue")
     table.add([FULL])
     with pytest.raises(
@@ -205,7 +206,7 @@ def test_table_of_another_application_is_refused(opened: Open) -> None:
 
 
 def test_table_of_another_layout_is_refused(tmp_path: Path) -> None:
-    """It is of another version of ours."""
+    """Such a table belongs to another version of etlstage."""
     path = tmp_path / "leases"
     SQLiteLeases(path, "app").close()
     with sqlite3.connect(path) as base:
@@ -216,19 +217,19 @@ def test_table_of_another_layout_is_refused(tmp_path: Path) -> None:
 
 
 def test_table_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    """Nothing is written to it."""
+    """A foreign table is not written to; an invalid name is refused."""
     path = tmp_path / "leases"
     with sqlite3.connect(path) as base:
         base.execute("create table mine (a)")
     base.close()
     with pytest.raises(ConfigError, match="table mine holds no leases of etlstage"):
         SQLiteLeases(path, "app", table="mine")
-    with pytest.raises(ConfigError, match="is no name of a table"):
+    with pytest.raises(ConfigError, match="is not a table name"):
         SQLiteLeases(path, "app", table="x; drop table mine")
 
 
 def test_name_that_can_not_be_kept(tmp_path: Path) -> None:
-    """It would be two."""
+    """A name with a line end can't be stored, as it would be read as two."""
     table = SQLiteLeases(tmp_path / "leases", "app")
     with pytest.raises(ConfigError, match="can't hold a line end"):
         table.add([Lease("a\nb")])
@@ -236,14 +237,44 @@ def test_name_that_can_not_be_kept(tmp_path: Path) -> None:
 
 
 def test_database_that_can_not_be_opened(tmp_path: Path) -> None:
-    """It is shown which table, and why."""
+    """The error names the table, and the reason."""
     with pytest.raises(TableGone, match="lease table etlstage_leases: unable to open"):
         SQLiteLeases(tmp_path / "none" / "leases", "app")
 
 
+def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    """The error is immediate, as another attempt is of no use."""
+    (tmp_path / "leases").write_bytes(b"name,text\n" * 99)
+    with pytest.raises(ConfigError, match="etlstage_leases: file is not a database"):
+        SQLiteLeases(tmp_path / "leases", "app")
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "database", "why"),
+    [
+        ("etlstage_nobody", "wrong", "postgres", "authentication failed"),
+        (None, "wrong", "postgres", "authentication failed"),
+        (None, None, "etlstage_none", "does not exist"),
+    ],
+)
+def test_server_that_refuses_us(
+    server: PostgreSQL,
+    user: str | None,
+    password: str | None,
+    database: str,
+    why: str,
+) -> None:
+    """The error is immediate, rather than after the time allowed for an outage."""
+    parts = urlsplit(url_of(server))
+    name, secret = user or parts.username, password or parts.password
+    place = f"{name}:{secret}@{parts.hostname}:{parts.port}"
+    with pytest.raises(ConfigError, match=f"lease table etlstage_leases: .*{why}"):
+        PostgresLeases(f"postgresql://{place}/{database}", "app")
+
+
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """Give what writes a file that has no write-ahead log yet."""
+    """Yield a connection that locks a file, which has no write-ahead log yet."""
     connection = sqlite3.connect(tmp_path / "leases", isolation_level=None)
     connection.execute("begin immediate")
     yield connection
@@ -253,7 +284,7 @@ def writer(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def test_runners_that_start_together_on_a_new_file(
     writer: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One waits until the other is done: SQLite itself doesn't."""
+    """One waits until the other is done; SQLite itself doesn't wait there."""
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -269,7 +300,7 @@ def test_runners_that_start_together_on_a_new_file(
 def test_file_that_others_never_let_go(
     writer: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    """It is waited for as long as the timeout is."""
+    """The attempt fails after the timeout."""
     with pytest.raises(TableGone, match="etlstage_leases: database is locked"):
         SQLiteLeases(tmp_path / "leases", "app", timeout=0.02)
     writer.execute("commit")
@@ -277,7 +308,7 @@ def test_file_that_others_never_let_go(
 
 
 def test_server_that_is_gone_and_comes_back(server: PostgreSQL) -> None:
-    """What was asked meanwhile has failed; what was written before is there."""
+    """Requests fail meanwhile; what was written before is still there."""
     table = PostgresLeases(url_of(server), "app")
     table.add([Lease("s")])
     server.stop()
@@ -293,7 +324,7 @@ def test_server_that_is_gone_and_comes_back(server: PostgreSQL) -> None:
 
 
 def test_postgresql_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And shows how it is installed."""
+    """The error shows how the driver is installed."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(ConfigError, match=r"install 'etlstage\[postgresql\]'"):
         PostgresLeases("postgresql://127.0.0.1/x", "app")
@@ -308,5 +339,5 @@ def test_postgresql_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_no_password_is_shown(where: str, shown: str) -> None:
-    """Nor who has it."""
+    """Neither is the user name."""
     assert without_password(where) == shown

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 __all__ = ("WORKER", "WorkerSinkKeys", "WorkerSourceKeys")
 
-_HAND_OVER: Final = 30.0  # seconds in which a worker has to let go of its shard
+_HAND_OVER: Final = 30.0  # seconds that a worker has to release its shard
 _RETRIED: Final = 10**15
-"""No input has so many rows; and with all retries a number fits into a double."""
-_OF_A_RETRY: Final = 10**9  # numbers: it has 10,000 letters, of which more may come
+"""Retries are numbered from here: above any input, yet exact as a double."""
+_OF_A_RETRY: Final = 10**9  # numbers for 10,000 letters, each of many messages
 _ALL: Final = ("local", "spark", "streaming")
 
 
@@ -59,7 +59,7 @@ class WorkerSourceKeys(SourceKeys):
     engines: ClassVar[Sequence[str]] = _ALL
 
     def source(self, stage: ExtractKeys, site: Site) -> WorkerSource:
-        """Return what asks the worker."""
+        """Return the source that asks the worker."""
         return WorkerSource(
             stage_of(stage, site.folder),
             offsets=stage.offsets,
@@ -80,7 +80,7 @@ class WorkerSourceKeys(SourceKeys):
             streaming=site.pipeline.engine == "streaming",
             place=site.shipment().place,
         )
-        # What it gives are messages already.
+        # Its rows are messages already.
         return Origin(
             read=site.sent(read),
             message="value",
@@ -90,7 +90,7 @@ class WorkerSourceKeys(SourceKeys):
         )
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield what does not go with the engine, or with other keys of the stage."""
+        """Yield conflicts with the engine, or with other keys of the stage."""
         engine, asked = pipeline.engine, stage.dialect.shape is not Shape.STREAM
         by = stage.offsets.by if stage.offsets is not None else None
         if stage.offsets is not None and not asked:
@@ -114,7 +114,7 @@ class WorkerSourceKeys(SourceKeys):
             yield broken(("extract", "worker"), text)
 
     def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield that only we can know where it is to go on."""
+        """Yield that only the supervisor's offsets allow extraction to resume."""
         by = stage.offsets.by if stage.offsets is not None else None
         if pipeline.engine == "local" and by != "supervisor":
             yield (
@@ -135,7 +135,7 @@ class WorkerSinkKeys(SinkKeys):
     engines: ClassVar[Sequence[str]] = _ALL
 
     def sink(self, stage: LoadKeys, site: Site) -> Sink:
-        """Return what hands messages to workers, in epochs if they can be undone."""
+        """Return the sink that feeds workers, in epochs if these can be undone."""
         made = stage_of(stage, site.folder)
         if stage.commit and stage.abort:
             return EpochSink(
@@ -148,7 +148,7 @@ class WorkerSinkKeys(SinkKeys):
             )
         extract = site.pipeline.extract
         if extract is not None and extract.end.sharded:
-            from etlstage.config.model import ShardKeys  # it has ends itself
+            from etlstage.config.model import ShardKeys  # it imports ends itself
 
             return _leased(stage.shards or ShardKeys(), made, site)
         if stage.shards is not None:
@@ -161,17 +161,20 @@ class WorkerSinkKeys(SinkKeys):
 
     def retry_sink(self, stage: LoadKeys, site: Site, number: int) -> Sink:
         """
-        Return the same, but for shards whose checkpoints are beyond what is retried.
+        Return a sink that also loads messages from before the shards' checkpoints.
 
-        With numbers of their own messages have the shards and numbers that they had,
-        and where numbers are stored they get the next ones. Else they are a shard of
-        their own, for its number is not in a message, and are numbered behind all rows
-        and other retries.
+        Messages that contain their sequence numbers keep their shards and numbers, and
+        where numbers are stored, messages get the next ones. Otherwise the number of a
+        message is unknown: retried messages are a shard of their own, numbered after
+        all rows and other retries.
         """
         shards, extract = stage.shards, site.pipeline.extract
         made = stage_of(stage, site.folder)
         if shards is not None and shards.sequence is not None:
-            return ShardedSink(made, cut=_cut(shards), **_settings(shards, site))
+            # Letters are in the order in which they were written, and a record may
+            # have several.
+            settings = _settings(shards, site)
+            return ShardedSink(made, cut=_cut(shards), unsorted=True, **settings)
         sharded = extract is not None and extract.end.sharded
         stored = shards is not None and shards.leases is None and not sharded
         if stored or made.dialect.shape is not Shape.COMMITTED:
@@ -186,7 +189,7 @@ class WorkerSinkKeys(SinkKeys):
         )
 
     def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
-        """Return what runs the workers in a job that reads what was staged."""
+        """Return the sink that runs workers in a job, which reads staged messages."""
         from etlstage.spark.engine.load_workers import LoadWorkers
 
         return LoadWorkers(
@@ -198,7 +201,7 @@ class WorkerSinkKeys(SinkKeys):
         )
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield programs that nothing would run, and an engine that can't commit."""
+        """Yield unusable shards, an engine that can't commit, and unused programs."""
         commits = stage.dialect.shape is Shape.COMMITTED
         if stage.shards is not None and not commits:
             text = (
@@ -220,7 +223,7 @@ class WorkerSinkKeys(SinkKeys):
                     yield broken(("load", key), "needs delivery: exactly-once")
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield that only programs of the user can undo what workers loaded."""
+        """Yield that only the user's programs can undo what workers loaded."""
         if stage.dialect.shape is Shape.COMMITTED:
             yield (
                 "needs a load that can be undone: a worker of dialect"
@@ -253,7 +256,7 @@ class WorkerSinkKeys(SinkKeys):
             yield "epoch", (stage.epoch or EpochKeys()).text(site.pipeline)
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
-        """Return what programs make of a crash, or Spark's repeated batches."""
+        """Return the promise of a stream's batches, or of commit and abort programs."""
         if pipeline.engine == "streaming":
             return (
                 "at least once: a batch that is repeated after a crash is loaded again"
@@ -266,7 +269,7 @@ class WorkerSinkKeys(SinkKeys):
         return None
 
     def again(self, engine: str) -> str:
-        """Return that: what a worker does with a message it had before is unknown."""
+        """Return that messages may load twice: workers may not detect repeated ones."""
         text = "may load some messages twice"
         if engine == "local":
             return text
@@ -274,7 +277,7 @@ class WorkerSinkKeys(SinkKeys):
 
 
 def _unshared(keys: ShardKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-    """Yield what a stream has no use for, and what several runners can't share."""
+    """Yield settings that a stream can't use, and what runners can't share."""
     at = ("load", "shards")
     if pipeline.extract is not None and pipeline.extract.end.sharded:
         for name in keys.given("count", "key", "sequence", "arrival", "at_end"):
@@ -314,7 +317,7 @@ def _leased(keys: ShardKeys, stage: Stage, site: Site) -> LeasedSink:
     host = gethostname()
     name, alone = f"{host}-{os.getpid()}", False
     if keys.leases is None and site.state is not None:
-        # Who has the lock of a state directory is the one runner of its leases.
+        # Only the runner that holds the lock of the state directory uses its leases.
         digest = crc32(os.fsencode(site.state.resolve()))
         name, alone = f"{host}-{digest:08x}", True
 

@@ -1,8 +1,8 @@
 """
-Where a checkpoint may stand in a shard, and what a processor that asks is answered.
+Judges checkpoints: where they may be in a shard, and how a processor is answered.
 
 The rules are those of the Kinesis Client Library (``ShardRecordProcessorCheckpointer``,
-``SentinelCheckpoint``): a processor that passes here passes there. Two of them surprise
+``SentinelCheckpoint``): a processor that works here works there. Two of them surprise
 everybody. The last record's number, checkpointed before the end of the shard and again
 at it, is "already done": the answer is success, nothing is stored, and the shard has
 not ended. And a client that turns its missing number into the text ``None`` is refused.
@@ -35,15 +35,15 @@ __all__ = (
 )
 
 THROTTLING: Final = "ThrottlingException"
-"""The store has too much to do; try again."""
+"""The store is overloaded; try again."""
 SHUTDOWN: Final = "ShutdownException"
-"""The lease is another's."""
+"""The lease belongs to another worker."""
 INVALID_STATE: Final = "InvalidStateException"
 """There is no checkpointer now, or no store."""
 DEPENDENCY: Final = "KinesisClientLibDependencyException"
 """The store failed; try again."""
 ILLEGAL_ARGUMENT: Final = "IllegalArgumentException"
-"""No number, or one out of range."""
+"""Not a number, or a number out of range."""
 
 TRIM_HORIZON: Final = "TRIM_HORIZON"
 LATEST: Final = "LATEST"
@@ -51,10 +51,10 @@ AT_TIMESTAMP: Final = "AT_TIMESTAMP"
 SHARD_END: Final = "SHARD_END"
 
 LONGEST: Final = 128
-"""Digits of a sequence number, at most. Kinesis documents this many; it gives 56."""
+"""Maximal digits of a sequence number, as Kinesis documents them; it assigns 56."""
 
 Rank: TypeAlias = tuple[float, int]
-"""Orders positions: an int, however long, or infinity; then the sub-sequence number."""
+"""Orders positions: an int of any length, or infinity; then the sub-sequence number."""
 
 _SENTINELS: Final[dict[str, float]] = {
     AT_TIMESTAMP: -3,
@@ -70,25 +70,25 @@ class ShardPosition(NamedTuple):
     sequence: str
     """A decimal number, or a sentinel."""
     sub: int = 0
-    """Which of the records that were put as one."""
+    """Index among the records that were aggregated into one."""
 
 
 class Standing(NamedTuple):
-    """What is known of a shard when its processor asks."""
+    """What is known about a shard when its processor asks for a checkpoint."""
 
     stored: ShardPosition
-    """What was stored last, or where the processor began."""
+    """The position that was stored last, or where the processor began."""
     largest: ShardPosition
-    """The last record that was delivered; ``stored`` if none was."""
+    """The position of the last record that was given; if there is none, ``stored``."""
     ended: bool = False
-    """The processor is at the action that ends the shard."""
+    """The processor is working on the action that ends the shard."""
 
 
 class CommitVerdict(NamedTuple):
-    """What becomes of a checkpoint that was asked for."""
+    """The decision on a checkpoint."""
 
     position: ShardPosition | None = None
-    """To be stored; None: nothing is."""
+    """The position to store; None: nothing is stored."""
     error: str | None = None
     """Name of the exception to answer with; None: success."""
 
@@ -99,12 +99,12 @@ _DONE: Final = CommitVerdict()
 
 def judge(sequence: str | None, sub: int | None, standing: Standing) -> CommitVerdict:
     """
-    Return what becomes of a checkpoint.
+    Return the decision on a checkpoint.
 
     Args:
-        sequence: What was asked for; None: all that was delivered.
+        sequence: The sequence number asked for; None: everything given so far.
         sub: Its sub-sequence number; None: 0. Without a sequence number it is ignored.
-        standing: The shard's.
+        standing: What is known about the shard.
 
     """
     stored, largest, ended = standing
@@ -122,13 +122,13 @@ def judge(sequence: str | None, sub: int | None, standing: Standing) -> CommitVe
     if place == rank(stored):
         return _DONE
     if ended and place == rank(largest):
-        # The very last number stands for the end, but only if it is news: see above.
+        # The last number means the end, but only if it is not stored yet: see above.
         return CommitVerdict(ShardPosition(SHARD_END))
     return CommitVerdict(asked)
 
 
 def rank_of(sequence: str, sub: int = 0) -> Rank | None:
-    """Return what orders a position; None: it is none."""
+    """Return the rank of a position; None: it is not a position."""
     if sequence in _SENTINELS:
         return _SENTINELS[sequence], sub
     digits = sequence.isascii() and sequence.isdecimal() and len(sequence) <= LONGEST
@@ -137,16 +137,16 @@ def rank_of(sequence: str, sub: int = 0) -> Rank | None:
 
 def rank(position: ShardPosition) -> Rank:
     """
-    Return what orders a position that is known to be one.
+    Return the rank of a position.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a position.
 
     """
     found = rank_of(*position)
     if found is None:
         raise ValueError(
-            f"{position.sequence!r}, {position.sub} is no position in a shard,"
+            f"{position.sequence!r}, {position.sub} is not a position in a shard,"
             f" expected a decimal number or {', '.join(_SENTINELS)}, and 0 or more"
         )
     return found
@@ -157,7 +157,7 @@ def position_of(value: object) -> ShardPosition:
     Return a position from plain JSON; None is the beginning of the shard.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a position.
 
     """
     match value:
@@ -169,7 +169,7 @@ def position_of(value: object) -> ShardPosition:
             position = ShardPosition(sequence, sub)
         case _:
             raise ValueError(
-                f"{value!r} is no position in a shard, expected [sequence number,"
+                f"{value!r} is not a position in a shard, expected [sequence number,"
                 " sub-sequence number]"
             )
     rank(position)
@@ -178,8 +178,8 @@ def position_of(value: object) -> ShardPosition:
 
 def error_name(error: str) -> str:
     """
-    Return the name of an exception for what kept us from storing a position.
+    Return the name of an exception for an error while storing a position.
 
-    Clients compare names; one that is no name is a store that failed, for them.
+    Clients compare names; an error that is not a name means a failed store to them.
     """
     return error if error.isascii() and error.isidentifier() else DEPENDENCY

@@ -1,9 +1,9 @@
 """
-One life of a record processor, seen from its own side: for the SDK, tests and checks.
+One life of a record processor, on its own side: for the SDK, tests and checks.
 
-Every version is understood by what comes: ``initialize`` with a sequence number or
-without, ``shutdown`` with a reason or the actions that took its place. What is answered
-is in the same words. ``session.py`` is the supervisor's side.
+The version is detected from what arrives: ``initialize`` with or without a sequence
+number, ``shutdown`` with a reason or the actions that replaced it. Answers are in the
+same version. ``session.py`` is the supervisor's side.
 """
 
 from __future__ import annotations
@@ -53,35 +53,35 @@ _ENDS: Final = {
     ("shutdown", "ZOMBIE"): FarewellReason.LOST,
     ("shutdown", "TERMINATE"): FarewellReason.ENDED,
 }
-"""Actions at the end of a life, with their reasons."""
+"""Actions that end a life, with the value of ``reason``, if they have one."""
 
 
 class Turn(Enum):
-    """Who is to speak."""
+    """The side whose line comes next."""
 
     THEIRS = "an action"
-    """The supervisor: the next action is awaited."""
+    """The supervisor's: the next action is awaited."""
     OURS = "a status"
-    """We: an action is being done."""
+    """The processor's: it is working on an action."""
     ANSWER = "the answer to a checkpoint"
-    """The supervisor: we have asked for a checkpoint."""
+    """The supervisor's: the processor has asked for a checkpoint."""
     OVER = "the end of input"
-    """Neither: the life has ended."""
+    """Neither side's: the life has ended."""
     ERROR = "nothing"
-    """Neither: the supervisor broke the protocol."""
+    """Neither side's: the supervisor broke the protocol."""
 
 
 class ProcessorSession:
     """
     The life of a processor, without I/O.
 
-    It receives :class:`~etlstage.protocol.events.Ready` when it is to initialize, with
-    :attr:`assignment` in place; ``Opened`` with records, and ``Farewell``. Each is
-    answered: ``Ready``, ``Added`` with ``ended``, ``Farewell``. In between it may ask
-    for checkpoints, one at a time.
+    It receives :class:`~etlstage.protocol.events.Ready` when it must initialize, with
+    :attr:`assignment` set; ``Opened`` with records; and ``Farewell``. It answers each
+    of them with ``Ready``, ``Added`` with ``ended``, or ``Farewell``. Before that, it
+    may ask for checkpoints, one at a time.
 
     Args:
-        max_line: Bytes of a line of the supervisor, at most.
+        max_line: Maximal length of a line of the supervisor, in bytes.
 
     """
 
@@ -94,7 +94,7 @@ class ProcessorSession:
     def __init__(self, max_line: int = 2**31) -> None:
         self.turn: Turn = Turn.THEIRS
         self.assignment: Assignment | None = None
-        """The shard, and where it begins, as soon as that is known."""
+        """The shard, and the position to resume from; None: not known yet."""
         self._lines = Lines(max_line)
         self._member = "sequenceNumber"
         self._action = ""  # in flight
@@ -127,14 +127,14 @@ class ProcessorSession:
         """Do nothing: there are no heartbeats."""
 
     def receive_eof(self, now: float, /) -> None:
-        """Take the end of stdin: between actions it is the end of a life."""
+        """Take the end of stdin: the life is over, unless an answer is awaited."""
         if self.turn is Turn.ANSWER:
             self._wrong("stdin ended, expected the answer to a checkpoint")
         elif self.turn is not Turn.ERROR:
             self.turn = Turn.OVER
 
     def peer_exited(self, clean: bool, now: float) -> None:
-        """Do nothing: a supervisor that is gone answers nothing."""
+        """Do nothing: a supervisor that is gone sends no answer."""
 
     def events_received(self) -> list[Event]:
         events, self._events = self._events, []
@@ -143,7 +143,7 @@ class ProcessorSession:
     def _take(self, line: bytes) -> None:
         fields = read_object(line)
         if fields is None:
-            self._wrong(f"a line of {len(line)} bytes is no JSON object")
+            self._wrong(f"a line of {len(line)} bytes is not a JSON object")
             return
         action = text_of(fields.get("action"))
         if self.turn is Turn.ANSWER and action == "checkpoint":

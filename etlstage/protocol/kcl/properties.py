@@ -1,8 +1,8 @@
 """
-The properties file of a daemon, as the keys of a load stage and its stream.
+Translates a daemon's properties file into the keys of a load stage and its stream.
 
 A daemon ignores names that it does not know, and values that are false or 0; here each
-is reported: what became of it, or why it has no key.
+is either translated, or reported with the reason why it has no key.
 """
 
 from __future__ import annotations
@@ -105,16 +105,16 @@ _TIMES: Final = {
     "idleTimeBetweenReadsInMillis": ("kinesis", "idle", 1000),
     "shardSyncIntervalMillis": ("kinesis", "sync", 1000),
 }
-"""The key that each has here, by its mapping, and how many of its units are a second."""
+"""The mapping and the key of each here, and how many of its units make a second."""
 _TEXTS: Final = {"regionName": "region", "kinesisEndpoint": "endpoint"}
-"""Likewise, of the stream."""
+"""The key of each in the mapping of the stream."""
 _EMPTY: Final = "callProcessRecordsEvenForEmptyRecordList"
 _BEGIN: Final = ("initialPositionInStream", "initialPositionInStreamExtended")
 _OURS: Final = (
     *("executableName", "streamName", "streamArn", "maxRecords", _EMPTY),
     *(*_TIMES, *_TEXTS, *_BEGIN),
 )
-"""What has a key here."""
+"""Properties with a key here."""
 _GROUPS: Final = (
     ("fanoutConfig.", _EXTRACT),
     ("coordinatorState", _LEASES),
@@ -129,7 +129,7 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_properties(text: str) -> dict[str, str]:
-    """Return the properties of a file of Java; of a name that comes twice the last."""
+    """Return the properties in a Java file; the last value of a repeated name wins."""
     found = {}
     for line in _logical_lines(text):
         match = _LINE.fullmatch(line)
@@ -139,7 +139,7 @@ def read_properties(text: str) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield lines, with those that a backslash ends and those behind them as one."""
+    """Yield logical lines: a line that ends with a backslash continues on the next."""
     begun = ""
     for line in text.splitlines():
         part = line.lstrip(" \t\f")
@@ -168,7 +168,7 @@ def translated(text: str) -> tuple[_Keys, list[str], _Keys]:
     Return the keys of a load stage, what was dropped and why, and those of an extract.
 
     Raises:
-        ConfigError: If there is no program, or a value is none of its kind.
+        ConfigError: If there is no program, or a value has the wrong type.
 
     """
     properties = read_properties(text)
@@ -236,7 +236,7 @@ def _seconds(keys: _Keys, name: str, value: str) -> str:
         return _NO_STREAM
     seconds = _whole(name, value) / unit
     if not seconds:
-        return f"0 is no time here: {group}.{key} is left at its default"
+        return f"0 is not a time here: {group}.{key} is left at its default"
     keys.setdefault(group, {})[key] = f"{seconds:g}s"
     return ""
 

@@ -1,14 +1,14 @@
 """
 The shards of a stream in Kinesis, and their records.
 
-A shard is polled: its iterator is asked for records, and answers with the next one; it
-is None at the end of the shard. An iterator lives for five minutes, so where a worker
-takes longer, another begins behind the record that was read last.
+A shard is polled: a request with its iterator returns records and the next iterator,
+which is None at the end of the shard. An iterator lives for five minutes. If a worker
+takes longer, reading continues with a new one, after the record that was read last.
 
-Where reading begins is always the same place: LATEST would be another one with every
-iterator, so it is the time at which the stream was looked at first. Records behind a
-checkpoint are asked for from the checkpointed record on, since it may be several that
-were put as one, of which only some are covered.
+The place where reading begins must not change. LATEST would be another place for every
+iterator, so the time of the first look at the stream is used instead. After a
+checkpoint, reading begins with the checkpointed record itself: it may be an aggregate
+of several, of which only some are covered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import anyio.to_thread
 from etlstage.errors import ConfigError, SourceFailed
 from etlstage.messages import AnnotatedRun
 from etlstage.shard.kinesis.aggregate import split
-from etlstage.shard.stream import AT_END, ShardedSource, SourceShard
+from etlstage.shard.stream import AT_END, ShardedSource, ShardsUnavailable, SourceShard
 from etlstage.telemetry.log import Log
 
 __all__ = ("KinesisSource", "client_of")
@@ -35,17 +35,18 @@ __all__ = ("KinesisSource", "client_of")
 _log = Log()
 
 Client: TypeAlias = Any
-"""What boto3 makes, which has no types."""
+"""A client of boto3, which has no type."""
 _Call: TypeAlias = Callable[[], Mapping[str, Any]]
 
 _BETWEEN: Final = 0.2
-"""Seconds between two reads of a shard: five a second are allowed."""
+"""Seconds between two reads of a shard: five per second are allowed."""
 _RATE: Final = 2 << 20
-"""Bytes a second that may be read of a shard."""
+"""Bytes per second that may be read from a shard."""
 _THREADS: Final = 32
 _FIRST, _LONGEST = 0.5, 20.0  # seconds between two tries
 _TRIES: Final = 5
-"""Before anything was read; then it is tried for ever, since what fails is back soon."""
+"""Attempts of a request about the stream, after which the caller may try later. Reads
+are retried without a limit, as their failures pass soon."""
 _BUSY: Final = (
     "KMSThrottlingException",
     "LimitExceededException",
@@ -62,15 +63,15 @@ class KinesisSource(ShardedSource):
     Reads a stream.
 
     Args:
-        stream: Its name, or its ARN.
-        client: Makes the client; called in a thread.
-        begin: Where a stream begins that has no checkpoint: ``trim_horizon``, with the
+        stream: The stream's name, or its ARN.
+        client: Creates the client; called in a thread.
+        begin: Where a stream without a checkpoint begins: ``trim_horizon``, with the
             oldest record; ``latest``, with what comes from now on; or a time, in
             seconds since 1970.
-        name: As reports and errors call it.
+        name: Name of the source in reports and errors.
         follow: Whether to wait for more at the end.
-        max_records: Records of one read, at most.
-        idle: Seconds until it is read again where there was nothing new.
+        max_records: Maximum number of records of one read.
+        idle: Seconds until the next read if there was nothing new.
         sync: Seconds between two looks for new shards.
 
     """
@@ -103,19 +104,19 @@ class KinesisSource(ShardedSource):
 
     @property
     def input(self) -> str:
-        """Which stream it is, for a human."""
+        """Description of the stream, for a human."""
         return f"stream {self._shown} in Kinesis"
 
     # --- the stream -----------------------------------------------------------------
 
     def identity(self) -> str:
-        """Return its name and when it was created: another may have its name later."""
+        """Return the name and time of creation, as a later stream may have the name."""
         of = self._ask("describe_stream_summary", **self._stream)
         made = of["StreamDescriptionSummary"]["StreamCreationTimestamp"]
         return f"{self._shown} of {made.astimezone().timestamp():.0f}"
 
     def shards(self) -> list[SourceShard]:
-        """Return all shards that there are; blocks."""
+        """Return all existing shards; blocks."""
         answer = self._ask("list_shards", **self._stream)
         self._looked_at = _date(answer)
         found = list(answer["Shards"])
@@ -125,13 +126,15 @@ class KinesisSource(ShardedSource):
         return [_shard(each) for each in found]
 
     def _ask(self, method: str, **arguments: object) -> Mapping[str, Any]:
-        """Ask, some times over where that helps; blocks."""
+        """Send a request, with a few retries where they may help; blocks."""
         for tried in range(1, _TRIES + 1):
             try:
                 return self._call(method, **arguments)
             except Exception as error:
-                if tried == _TRIES or not _passes(error):
+                if not _passes(error):
                     raise self._failed(error) from error
+                if tried == _TRIES:
+                    raise self._failed(error, ShardsUnavailable) from error
                 time.sleep(_pause(tried))
         raise AssertionError("unreachable: the last try raises")
 
@@ -141,12 +144,14 @@ class KinesisSource(ShardedSource):
         answer: Mapping[str, Any] = getattr(self._client, method)(**arguments)
         return answer
 
-    def _failed(self, error: Exception) -> SourceFailed:
+    def _failed(
+        self, error: Exception, kind: type[SourceFailed] = SourceFailed
+    ) -> SourceFailed:
         text = f"stage {self.name}: can't read {self.input}: {error}"
-        return SourceFailed(text, stage=self.name)
+        return kind(text, stage=self.name)
 
     def beginning(self, shard: SourceShard) -> object:
-        """Return where a shard begins of a stream that has no checkpoint."""
+        """Return where a shard begins if the stream has no checkpoint."""
         if self._begin == "trim_horizon":
             return None
         if self._begin != "latest":
@@ -158,7 +163,7 @@ class KinesisSource(ShardedSource):
     async def records(
         self, shard: str, position: object
     ) -> AsyncGenerator[AnnotatedRun | None, None]:
-        """Yield the records of a shard behind a position; None where it has ended."""
+        """Yield a shard's records after a position; None once it has ended."""
         after, start = _start_of(position)
         begin, _ = after
         iterator = await self._iterator(shard, start)
@@ -185,7 +190,7 @@ class KinesisSource(ShardedSource):
             if found:
                 start = _at(found[-1]["SequenceNumber"])
                 if begin >= 0 and begin < int(found[0]["SequenceNumber"]):
-                    # It is asked for from that record on, which is not there any more.
+                    # The read began with the checkpointed record, which is gone.
                     _log.warning(
                         "records may be lost: the stream no longer has the record of the"
                         " checkpoint, which is older than its retention",
@@ -201,7 +206,7 @@ class KinesisSource(ShardedSource):
                 yield run
             elif iterator and not found and not behind and await self._suffices(shard):
                 return
-            # Where old records have gone answers are empty for a while.
+            # Where old records have expired, answers are empty for a while.
             size = sum(len(record["Data"]) for record in found)
             pause = max(_BETWEEN, size / _RATE)
             if not found and not behind:
@@ -210,11 +215,14 @@ class KinesisSource(ShardedSource):
         yield None
 
     async def _suffices(self, shard: str) -> bool:
-        """Return whether reading ends here, where there is no more for now."""
+        """Return whether reading ends where there is nothing more for now."""
         if self.follow:
             return False
-        # The end of one that was closed is yet to come.
-        found = await anyio.to_thread.run_sync(self.shards, abandon_on_cancel=True)
+        # A closed shard is read on, until its end is reported.
+        try:
+            found = await anyio.to_thread.run_sync(self.shards, abandon_on_cancel=True)
+        except ShardsUnavailable:
+            return False
         return not any(each.name == shard and each.closed for each in found)
 
     async def _iterator(self, shard: str, start: Mapping[str, object]) -> str | None:
@@ -229,7 +237,7 @@ class KinesisSource(ShardedSource):
     async def _try(
         self, shard: str, method: str, **arguments: object
     ) -> Mapping[str, Any]:
-        """Ask until there is an answer that another try would not change."""
+        """Send a request until it succeeds, or a retry can't help."""
         tried = 0
         call: _Call = partial(self._call, method, **arguments)
         while True:
@@ -276,14 +284,14 @@ def client_of(region: str | None, endpoint: str | None) -> Client:
 
 
 def _code(error: Exception) -> str:
-    """Return what the API calls an error; empty: it is none of its."""
+    """Return the API's code for an error; empty: it is not an error of the API."""
     response = getattr(error, "response", None) or {}
     code: str = response.get("Error", {}).get("Code", "")
     return code
 
 
 def _passes(error: Exception) -> bool:
-    """Return whether another try may help: throttled, a fault of theirs, the network."""
+    """Return whether a retry may help: throttling, server errors, the network."""
     response = getattr(error, "response", None)
     if response:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -301,7 +309,7 @@ def _pause(tried: int) -> float:
 
 
 def _date(answer: Mapping[str, Any]) -> float:
-    """Return the time of the API's clock, by which records arrive."""
+    """Return the time by the API's clock, which also stamps arriving records."""
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     if (text := headers.get("date")) is None:
         return float(int(time.time()))
@@ -326,7 +334,7 @@ def _at(sequence: str) -> dict[str, object]:
 
 
 def _start_of(position: object) -> tuple[tuple[int, int], dict[str, object]]:
-    """Return the record behind which to begin, and how to ask for an iterator."""
+    """Return the record after which to begin, and the arguments for an iterator."""
     match position:
         case [str(sequence), int(sub)] if sequence.isdecimal():
             return (int(sequence), sub), _at(sequence)
@@ -339,7 +347,7 @@ def _start_of(position: object) -> tuple[tuple[int, int], dict[str, object]]:
 def _run(
     found: list[Mapping[str, Any]], behind: int | None, after: tuple[int, int]
 ) -> AnnotatedRun:
-    """Return the records behind a place, each of those that were put as one."""
+    """Return the records after a place, with aggregated ones split."""
     data: list[bytes] = []
     sequences: list[str] = []
     subs: list[int | None] = []
