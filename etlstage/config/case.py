@@ -1,7 +1,7 @@
 """
-Tests of a pipeline, as its file has them: what goes in, and what is to come out.
+Tests in a pipeline file: inputs, and the outputs that are expected.
 
-How they are run is in ``cli/test.py``.
+``cli/test.py`` runs them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from etlstage.settings.units import Duration, Name, Variables
 __all__ = ("CaseKeys", "CasesKeys", "Items", "LetterKeys", "MessageText", "flat")
 
 FORMS: Final = ("text", "json", "regex", "base64")
-"""How a message may be written; text is short for itself."""
+"""The forms of a message; ``text`` may be written without naming the form."""
 
 
 class MessageText(NamedTuple):
-    """A message that goes in, or one that is to come out."""
+    """An input message, or an expected output."""
 
     form: str
     text: str
@@ -55,7 +55,7 @@ class MessageText(NamedTuple):
 
 
 class _Message(Kind):
-    """Text, or a mapping with the one key, which names its kind."""
+    """Text, or a mapping with one key, which names the form of its text."""
 
     def __init__(self, *, pattern: bool = True) -> None:
         self._forms = FORMS if pattern else tuple(f for f in FORMS if f != "regex")
@@ -77,7 +77,9 @@ class _Message(Kind):
         try:
             _CHECKS[form](text)
         except (ValueError, re.error, OverflowError, RecursionError) as error:
-            raise Invalid(Problem((form,), f"is no {form}: {error}", text)) from None
+            raise Invalid(
+                Problem((form,), f"is not valid {form}: {error}", text)
+            ) from None
         return MessageText(form, text)
 
     def schema(self) -> Schema:
@@ -105,7 +107,7 @@ Items: TypeAlias = Sequence["MessageText | Sequence[MessageText]"]
 
 
 class _Messages(ListOf):
-    """Messages; a list among them is a batch, and then all are."""
+    """Messages, or lists of messages, each of which is a batch."""
 
     def __init__(self, *, pattern: bool = True) -> None:
         message = _Message(pattern=pattern)
@@ -130,7 +132,7 @@ class _Pattern(Text):
         try:
             re.compile(text := super().read(value))
         except (re.error, OverflowError, RecursionError) as error:
-            raise refused(f"is no regular expression: {error}") from None
+            raise refused(f"is not a regular expression: {error}") from None
         return text
 
 
@@ -139,9 +141,9 @@ class LetterKeys(Definition):
     """A message that a stage can't process."""
 
     message: Annotated[MessageText | None, Maybe(_Message())] = None
-    """The message; without it any."""
+    """The message; by default any."""
     reason: Annotated[str, _Pattern()] = ""
-    """A regular expression that is found in its error."""
+    """Regular expression to be found in the error of the message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,39 +151,40 @@ class CaseKeys(Definition):
     """One test."""
 
     name: Name
-    """As the outcome calls it."""
+    """Name of the test in the results."""
     stage: str | None = None
-    """The one stage that is tested; without it all, but that the load stage is only
-    run where files or output_rows are expected of it."""
+    """The only stage to test. By default all stages, but the load stage only if files
+    or output_rows are expected."""
     input: Annotated[Items | None, Maybe(_Messages(pattern=False))] = None
-    """Messages for the first stage, in place of an extract stage; lists are batches."""
+    """Messages for the first stage, in place of an extract stage; each inner list is a
+    batch."""
     input_rows: Annotated[
         tuple[MessageText, ...] | None, Maybe(ListOf(_Message(pattern=False)))
     ] = None
-    """Rows for an extract stage that is a DataFrame, each a JSON object."""
+    """Rows for an extract stage that reads a DataFrame or files, each a JSON object."""
     output: Annotated[Items | None, Maybe(_Messages())] = None
-    """Messages that the last stage makes, or that reach the load stage; lists are
-    those of a batch."""
+    """Expected outputs of the last stage, or messages that reach the load stage; each
+    inner list is the outputs of a batch."""
     output_rows: Annotated[
         tuple[MessageText, ...] | None, Maybe(ListOf(_Message()))
     ] = None
-    """Rows that a load stage writes that is a DataFrame, each a JSON object, in any
-    order."""
+    """Expected rows of a load stage that writes a DataFrame or files, each a JSON
+    object, in any order."""
     dead_letters: tuple[LetterKeys, ...] = ()
-    """Messages that can't be processed, in their order."""
+    """Messages that are expected to be dead-lettered, in their order."""
     env: Variables = field(default_factory=dict)
-    """Added to the environment of the workers; {folder} is one that only this test
-    has."""
+    """Variables added to the environment of the workers; {folder} stands for a folder
+    that only this test has."""
     files: Annotated[Mapping[str, MessageText], MapOf(_Message())] = field(
         default_factory=dict
     )
-    """Files in that folder, and what is in them."""
+    """Files expected in {folder} afterwards, by name, with their contents."""
     timeout: Duration = 30.0
     """How long the test may take."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         if "input" in given and "input_rows" in given:
             yield broken(("input_rows",), "can't be used together with input")
         batches = isinstance(given.get("input"), tuple) and _nested(given["input"])

@@ -1,11 +1,11 @@
 """
-What a pipeline file names, and what there is of it on this machine.
+Check that what a pipeline file names exists on this machine.
 
-Programs and scripts are sought where their worker will run: in its ``cwd``, on the PATH
-that it will have. What may be elsewhere is not sought: programs of executors on other
-machines, and what a session that is not local reads and writes.
+Programs and scripts are looked up where their worker will run: in its ``cwd`` and on
+the PATH that it will have. What may be on other machines is not looked up: programs of
+remote executors, and what a remote session reads and writes.
 
-Asks, as ``rules.py`` does, a pipeline of which not all need have been read.
+Like ``rules.py``, this works with a pipeline that could be read only in part.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from etlstage.transport.launcher import UnknownIdentity, look_up
 __all__ = ("Look", "missing", "unspoken")
 
 SCRIPTS: Final = {".sh": "sh", ".js": "node", ".mjs": "node", ".rb": "ruby"}
-"""What runs a script without a shebang."""
+"""The programs to suggest for scripts without a shebang."""
 
 HEAD: Final = 4096  # bytes of a program that are looked at
 FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
 CONFIGURED: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
-"""Spark settings that may place a path without a scheme on another machine."""
+"""Environment variables of Spark settings that may place such paths elsewhere."""
 
 
 def missing(
     keys: PipelineKeys, document: Document, *, loads: bool
 ) -> Iterator[Problem]:
     """
-    Yield what is not there, and output that is there and should not be.
+    Yield what does not exist, and output that exists and should not.
 
     Args:
         keys: What could be read of the pipeline file.
         document: The file.
-        loads: Whether it is to load.
+        loads: Whether anything is to be loaded.
 
     """
     look = Look(keys, document, loads=loads)
@@ -76,7 +76,7 @@ def missing(
         yield from judged(look.worker(end.stage, (end.kind.value,)))
     for i, stage in enumerate(getattr(keys, "transform", ())):
         yield from judged(look.worker(stage.stage, ("transform", i)))
-        # One that is wrong itself has none.
+        # A stage that could not be read has no attribute durable.
         if getattr(stage, "durable", None) is not None:
             yield from without_arrow(("transform", i, "durable"))
 
@@ -101,7 +101,7 @@ def _edges(keys: PipelineKeys, look: Look) -> Iterator[Problem]:
                 loc = ("transform", numbers[stage], "durable", changed.setting)
                 yield broken(loc, str(changed), at_key=False)
     for folder in left.values():
-        from etlstage.pipeline.edge import DurableEdge  # Arrow is for few
+        from etlstage.pipeline.edge import DurableEdge  # few need Arrow
 
         stage = folder.name.removeprefix(EDGES.removesuffix("*"))
         if waiting := DurableEdge(stage, look.state, folder).busy():
@@ -114,7 +114,7 @@ def _absent(stage: ExtractKeys | LoadKeys, look: Look) -> Iterator[Problem]:
 
 
 def unspoken(keys: PipelineKeys, document: Document) -> Iterator[tuple[Loc, str]]:
-    """Yield the dialects that can't be spoken here, for want of a package."""
+    """Yield the dialects that can't be used here because a package is missing."""
     for loc, stage in keys.stages():
         if Look(keys, document).runs_here and stage.stage is not None:
             try:
@@ -124,7 +124,7 @@ def unspoken(keys: PipelineKeys, document: Document) -> Iterator[tuple[Loc, str]
 
 
 class Look:
-    """One look at the machine."""
+    """Looks up what a pipeline needs on this machine."""
 
     def __init__(
         self, keys: PipelineKeys, document: Document, *, loads: bool = True
@@ -135,9 +135,9 @@ class Look:
         """Whether anything is to be loaded."""
         self._document = document
         self.folder: Path = document.folder
-        """That of the file."""
+        """The folder of the file."""
         self.engine: str = getattr(keys, "engine", "local")
-        """What runs the stages."""
+        """The engine that runs the stages."""
 
     @property
     def reads_here(self) -> bool:
@@ -154,7 +154,7 @@ class Look:
     # --- programs -------------------------------------------------------------------
 
     def shipped(self) -> Iterator[Problem]:
-        """Yield what is to be sent to executors and can't be."""
+        """Yield the problems of files and archives that can't be sent to executors."""
         for loc, path, _ in self.keys.spark.shipped():
             place = self.folder / path
             if os.path.isdir(place):
@@ -163,13 +163,13 @@ class Look:
                 yield self.absent(loc, "file", place)
 
     def jars(self) -> Iterator[Problem]:
-        """Yield the jars that are not there; Spark warns of them, and goes on."""
+        """Yield the jars that do not exist, which Spark only warns of."""
         listed = self.keys.spark.config.get("spark.jars", "")
         jars = listed.split(",") if self.keys.spark.here else []
         for jar in jars:
             place = jar.strip().removeprefix("file://").removeprefix("file:")
-            # Spark sees a relative path from the directory in which its JVM was started,
-            # which is ours; a pattern is its own, and another scheme elsewhere.
+            # A relative path is relative to the directory in which Spark's JVM was
+            # started, our own. Spark expands patterns, and other schemes are remote.
             named = place and "*" not in place and not SCHEME.match(place)
             if named and not os.path.isfile(place):
                 relative = not os.path.isabs(place)
@@ -191,7 +191,7 @@ class Look:
             yield from judged(self._identity(stage.program, at))
 
     def _contract(self, stage: Stage, loc: Loc) -> Iterator[Problem]:
-        """Yield why replies can't be compared with what a stage promises."""
+        """Yield why replies can't be checked against the contract of a stage."""
         try:
             checker_of(with_schema(stage, self.folder))
         except ConfigError as error:
@@ -216,7 +216,7 @@ class Look:
 
     def _identity(self, worker: WorkerProgram, loc: Loc) -> Iterator[Problem]:
         user, group = worker.user, worker.group
-        # Each on its own, the user with a group that is right: all is reported at once.
+        # Each is looked up alone, the user with a valid group, to report both problems.
         for key, who in (("user", (user, group and "0")), ("group", (None, group))):
             try:
                 look_up(*who)
@@ -243,7 +243,7 @@ class Look:
             yield self.absent((*loc, i), "file", folder / command[i], seen_from=folder)
 
     def _is_unpacked(self, folder: Path, word: str) -> bool:
-        """Return whether a word is in an archive: on executors it is a folder."""
+        """Return whether a word is a path in an archive, unpacked on executors."""
         if self.engine == "local":
             return False
         path = os.path.normpath(folder / word)
@@ -256,7 +256,7 @@ class Look:
     # --- paths ----------------------------------------------------------------------
 
     def path(self, path: str) -> Path | None:
-        """Return where a path leads, if that is on this machine."""
+        """Return the place of a path, or None if it is not on this machine."""
         if not path:
             return None
         path = path.removeprefix("file://").removeprefix("file:")
@@ -269,17 +269,17 @@ class Look:
 
     @property
     def resumes(self) -> bool:
-        """Whether a run goes on with a load that was interrupted."""
+        """Whether a run resumes an interrupted load."""
         state = str(self.state)
         for stage in getattr(self.keys, "transform", ()):
             if stage.durable is not None:
                 state = edge_folder(str(self.state), stage.name)
-        # What is wrong with a record is found by who reads it to go on.
+        # An unusable record is reported when a run reads it to resume.
         with suppress(StateUnusable):
             return CommitRecord.latest(Path(state)).resumes
         return False
 
-    # --- what both need -------------------------------------------------------------
+    # --- problems -------------------------------------------------------------------
 
     def absent(
         self,
@@ -290,7 +290,7 @@ class Look:
         seen_from: Path | None = None,
         remedy: str = "",
     ) -> Problem:
-        """Return the problem of a path that leads nowhere: what it may mean, or a remedy."""
+        """Return the problem of a missing path, with a suggestion or a remedy."""
         hidden = f"there is no such {what.removesuffix(' that matches')}"
         text = f"there is no {what} {place.absolute()}"
         beside = seen_from and self.folder / os.path.relpath(place, seen_from)
@@ -306,7 +306,7 @@ class Look:
         while not os.path.lexists(there) and there != there.parent:
             there = there.parent
         if not os.path.isdir(there):
-            flaw = "is no folder"
+            flaw = "is not a folder"
         elif not os.access(there, os.W_OK | os.X_OK):
             flaw = "can't be written to"
         else:
@@ -322,7 +322,7 @@ class Look:
 
 
 def _flaw(program: str, path: Path) -> str | None:
-    """Return why the system would not run the file, in the words of its start."""
+    """Return why the system would not run the file, worded like an error of a start."""
     if os.path.isdir(path):
         return f"{path} is a folder, not a program"
     if not os.access(path, os.X_OK):

@@ -1,9 +1,9 @@
 """
-From the text of a pipeline file to its data.
+Read the text of a pipeline file as data.
 
-Other files may be laid over it, and single values: mappings become one, of anything
-else the last wins. What lies below is forgotten, with its mistakes.
-This file knows YAML and nothing of pipelines.
+Other files and single values may be laid over it: mappings are merged, lists of named
+items are merged by name, and of anything else the last value wins. A replaced value is
+discarded together with its errors. This module knows YAML, but nothing about pipelines.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ("UNCHANGED", "Changes", "read", "set_values")
 MAX_BYTES: Final = 256 * 1024
 """ruamel.yaml takes about four seconds per megabyte."""
 MAX_NODES: Final = 50_000
-"""Aliases of aliases let a small file stand for an endless one."""
+"""Bounds a small file whose aliases of aliases expand to a huge one."""
 MAX_TEXT: Final = 4 * MAX_BYTES
 """Characters; aliases of a long text count each time."""
 MAX_DEPTH: Final = 50
 
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Escapes in quotes may name one, and nothing can be called so, nor printed."""
+"""Quoted escapes can produce one, which can't be encoded in a name or in output."""
 
 MERGE: Final = "tag:yaml.org,2002:merge"
 
@@ -58,11 +58,11 @@ class Changes(NamedTuple):
     """What is laid over a pipeline file."""
 
     overlays: Sequence[Path] = ()
-    """Files, in their order."""
+    """Files, in the order in which they are laid over."""
     values: Sequence[str] = ()
-    """Single values, over these, each as in ``transform[0].workers=4``."""
+    """Single values over the files, each as in ``transform[0].workers=4``."""
     warn: Callable[[str], object] = str
-    """Is given what is lost by that, in words."""
+    """Called with a warning for a list that loses items."""
 
 
 UNCHANGED: Final = Changes()
@@ -99,7 +99,7 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
             document.problems = [LocatedProblem(reader.place(node), (), why)]
             document.check()
     for change in changes.values:
-        # Without "=" it may be a value alone, such as a password.
+        # Without "=" the text may be a lone value, such as a password: do not show it.
         place, found, _ = change.partition("=")
         document.sources.append(SourceText(f"--set {place}" if found else "--set"))
         try:
@@ -112,14 +112,14 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
 
 def set_values(data: dict[str, Any], values: Sequence[str]) -> None:
     """
-    Set single values in data that no file has.
+    Set single values in data that does not come from a file.
 
     Args:
-        data: A mapping of keys, as a file has them.
+        data: A mapping like that of a file.
         values: Each as in ``timeout.message=10s``.
 
     Raises:
-        ConfigError: If one is no such text, or has no place in the data.
+        ConfigError: If a value has another form, or no place in the data.
 
     """
     folder = Path.cwd()
@@ -141,7 +141,7 @@ STEP: Final = re.compile(
     | (?:^|\.)(?P<key>[^].['"]+)""",
     re.VERBOSE,
 )
-"""One step of a place: an index, or a key, which is in brackets if it has dots."""
+"""One step of a place: an index, or a key, in brackets if it contains dots."""
 
 
 def _set(document: Document, reader: _Reader, change: str) -> None:
@@ -173,7 +173,7 @@ def _set(document: Document, reader: _Reader, change: str) -> None:
 
 
 def _step(at: Value, step: str | int, loc: Loc) -> str | int:
-    """Return what leads from ``at`` on; raises ConfigError if nothing does."""
+    """Return the key or index in ``at`` for a step; raises ConfigError if none."""
     where = dotted(loc) or "the file"
     if isinstance(at, dict) and isinstance(step, str):
         return step
@@ -193,7 +193,7 @@ def _step(at: Value, step: str | int, loc: Loc) -> str | int:
 
 
 def _name_of(node: Node) -> str | None:
-    """Return the name that a mapping has, if it has one of its own."""
+    """Return the value of a mapping's own key ``name``, if it has one."""
     for key, value in node.value if isinstance(node, MappingNode) else ():
         if getattr(key, "value", None) == "name" and isinstance(value, ScalarNode):
             return str(value.value)
@@ -201,7 +201,7 @@ def _name_of(node: Node) -> str | None:
 
 
 def _node_of(text: str) -> Node:
-    """Return a value: YAML where it looks like that, otherwise the text as it is."""
+    """Return a text as a node: parsed if it looks like YAML, else a string."""
     if text.startswith(("[", "{", '"', "'")) or text == "null":
         node = _compose("the value", text)
         assert node is not None
@@ -269,7 +269,7 @@ def _compose(name: str, text: str) -> Node | None:
 
 
 class _Reader:
-    """Turns nodes into data and writes down their places."""
+    """Turns nodes into data and records their places."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class _Reader:
         self._replaced = set()
 
     def lay(self, data: dict[str, Value], node: MappingNode, loc: Loc) -> None:
-        """Put what a mapping holds into what is there already."""
+        """Merge a mapping node into existing data."""
         document = self._document
         for key, value in self._pairs(node, loc):
             here, below = (*loc, key.value), data.get(key.value)
@@ -311,7 +311,7 @@ class _Reader:
             data[key.value] = self.value(value, here)
 
     def _lay_by_name(self, below: list[Value], node: SequenceNode, loc: Loc) -> bool:
-        """Lay items over those of the same name, if all have one; others are added."""
+        """Merge list items by name, adding new ones; return False if they can't be."""
         names = [_name_of(item) for item in node.value]
         known = {
             item.get("name"): i
@@ -370,7 +370,7 @@ class _Reader:
                 merged += value.value if isinstance(value, SequenceNode) else [value]
             elif loc or not key.value.startswith("x-"):
                 yield key, value
-        # What is written beside them wins over these, and the first over the others.
+        # Keys beside << win over merged ones, and an earlier mapping over a later one.
         for other in merged:
             if not isinstance(other, MappingNode):
                 text = "<< takes a mapping, as in *name, or a list of them"
@@ -403,7 +403,7 @@ class _Reader:
         raise AssertionError(f"unreachable: a node of type {type(node)}")
 
     def _count(self, node: Node) -> None:
-        """Assert that a file has no more than can be read in a moment."""
+        """Count a node; raises ConfigError if there is too much to read quickly."""
         self._nodes += 1
         if isinstance(node, ScalarNode):
             self._text += len(node.value)
@@ -425,13 +425,13 @@ class _Reader:
         document = self._document
         if node.tag == "tag:yaml.org,2002:null":
             if not node.value:
-                # A forgotten value's own place is that of whatever comes next.
+                # An omitted value has the place of the next token: use the key's.
                 document.complain(loc, "has no value", at_key=True)
                 document.broken.add(loc)
             return None
         text: str = node.value
         if not text.isascii() and SURROGATE.search(text):
-            self._refuse(node, loc, "is no text: it holds half of a character")
+            self._refuse(node, loc, "is not text: it holds half of a character")
             return ""
         try:
             value = self._interpolator.expand(text)

@@ -1,12 +1,12 @@
 """
-The keys of a stage, and from them to the stage.
+The keys of a stage, and how they become a stage.
 
-They are the settings of :class:`~etlstage.stage.Stage` and of the dialect that the
-worker speaks, in the places that their definitions name.
-Paths are relative to the file's folder, but those in a command to ``cwd``, where the
-worker runs: by default the same. As the first word of a command, ``python`` and
-``python3`` are the interpreter that runs etlstage, so that a worker finds
-``etlstage.worker`` whatever the PATH has.
+They are the settings of :class:`~etlstage.stage.Stage` and of the worker's dialect, in
+the places that their definitions name. Paths are relative to the file's folder, except
+that paths in a command are relative to ``cwd``, where the worker runs: by default the
+same folder. As the first word of a command, ``python`` and ``python3`` are the
+interpreter that runs etlstage, so that a worker finds ``etlstage.worker`` whatever the
+PATH is.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ __all__ = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageKeys(Keys):
-    """What was written of a stage; each kind has a class with the keys it adds."""
+    """The written keys of a stage; each kind of stage has a subclass with its own."""
 
     kind: ClassVar[StageKind]
     place: ClassVar[Place]
     frame: ClassVar[Place] = Place(0)
-    """Where the stage has an end that is no worker, if it may have one."""
+    """The place of a stage whose end is not a worker, if the kind may have one."""
     name: Annotated[str, Place(0)]
-    """As reports, logs and errors call it."""
+    """Name of the stage in reports, logs and errors."""
     stage: Annotated[Stage | None, Instance(Stage), Place(0)] = None
-    """What its worker is, with paths as they are written; None: it has none."""
+    """Its worker, with paths as they are written; None: it has none."""
     on_error: Annotated[ErrorPolicy, Place(0)] = field(default_factory=ErrorPolicy)
     """What becomes of a message that can't be processed."""
 
     @property
     def dialect(self) -> Dialect:
-        """What its worker speaks; it has one."""
+        """The dialect of its worker, which must exist."""
         assert self.stage is not None
         return self.stage.dialect
 
 
 def stage_of(keys: StageKeys, folder: Path) -> Stage:
     """
-    Return the stage of a worker, with its paths seen from the file's folder.
+    Return the stage of a worker, with paths relative to the file's folder.
 
     Raises:
         ConfigError: If the schema of its contract can't be read.
@@ -89,7 +89,7 @@ def stage_of(keys: StageKeys, folder: Path) -> Stage:
 
 
 def command_of(command: Sequence[str], cwd: Path | None) -> tuple[str, ...]:
-    """Return a command as it is started; a path in it is seen from ``cwd``."""
+    """Return a command as it is started; the program's path is relative to ``cwd``."""
     program, *arguments = command
     if program in PYTHONS:
         program = sys.executable
@@ -99,15 +99,15 @@ def command_of(command: Sequence[str], cwd: Path | None) -> tuple[str, ...]:
 
 
 def command_at(document: Document, loc: Loc) -> Loc:
-    """Return where the command of the worker of the stage at ``loc`` is written."""
+    """Return where the worker's command of the stage at ``loc`` is written."""
     at = (*loc, "worker", "command")
     return at if at in document.values else at[:-1]
 
 
 class Stages(ListOf):
-    """Stages that are called by their numbers, where they have no names."""
+    """Stages, which are named by their numbers where they have no names."""
 
-    def read(self, value: Any) -> Any:  # noqa: ANN401, D102 - as Kind has it
+    def read(self, value: Any) -> Any:  # noqa: ANN401, D102 - as in Kind
         if isinstance(value, list | tuple):
             value = [_named(item, i) for i, item in enumerate(value, 1)]
         return super().read(value)
@@ -120,12 +120,12 @@ def _named(stage: Any, number: int) -> Any:  # noqa: ANN401 - whatever a user wr
 
 
 def stage_section(model: type[StageKeys], *, others: bool = False) -> Section:
-    """Return what reads a stage as ``model``; with the ends of others, if wanted."""
+    """Return the section that reads a stage; ``others``: with third-party ends."""
     return _StageSection(model, others=others)
 
 
 class _StageSection(Section):
-    """The keys of a stage: those of all with a worker, and those of its ends."""
+    """The keys of a stage: those of any stage with a worker, and those of its ends."""
 
     def __init__(self, model: type[StageKeys], *, others: bool = False) -> None:
         self._stage = model
@@ -152,7 +152,7 @@ class _StageSection(Section):
         )
 
     def read(self, value: Any) -> Any:  # noqa: ANN401 - whatever a user wrote
-        """Return what was written; an end of other packages is looked for if need be."""
+        """Return the stage; unknown keys make it look for ends of other packages."""
         if self._stage.frame and isinstance(value, Mapping):
             value = {
                 key: item
@@ -171,7 +171,7 @@ class _StageSection(Section):
                 keys[name] = placed(setting, place)
         called, program = keys.pop("name"), keys.pop("worker")
         worker = Section.of(WorkerProgram)
-        cwd = "Working directory, relative to the file's folder."
+        cwd = "Working directory, relative to the pipeline file's folder."
         worker.keys = {
             **worker.keys,
             "cwd": worker.keys["cwd"]._replace(default=Path(), doc=cwd),
@@ -186,10 +186,10 @@ class _StageSection(Section):
             _Spoken(model.kind),
             DEFAULT,
             place=Place.WORKER,
-            doc="What the worker speaks: a name, or a mapping with it and its settings.",
+            doc="Dialect of the worker: its name, or a mapping of the name and settings.",
         )
         if "batch" in keys:
-            # That it is written asks for batches.
+            # Writing the key at all asks for batches.
             moved = dict.fromkeys(_OLD_BATCH, "is now dialect.{key}")
             inner = section_in(keys["batch"].kind)
             assert inner is not None
@@ -223,7 +223,7 @@ class _StageSection(Section):
         dialect = values.get("dialect") or _Spoken(self._stage.kind).read({})
         if isinstance(dialect, Dialect):
             dialect = dialect.fitted(
-                # One that drives its batches has them whether that is written or not.
+                # A dialect that always uses batches has them even if no key asks.
                 batches=values.get("batch") is not None or dialect.shape.batches,
                 heartbeat=getattr(values.get("timeout"), "heartbeat", None),
             )
@@ -287,7 +287,7 @@ class _Spoken(Section):
 
     @property
     def short(self) -> list[Schema]:
-        """Describe names, and the mappings of dialects that have to be named."""
+        """Describe names, and the mappings of dialects other than the default one."""
         names = [name for name in dialect_names() if self._fits(name)]
         others = [
             json_schema(Section(self._keys(name, f"Dialect {name}: ")))
@@ -310,15 +310,15 @@ class _Spoken(Section):
             raise unexpected(wanted, value)
         section = self._section(name, ("name",) if written is value else ())
         called = Setting("name", Text(), name)
-        section.keys = {"name": called, **section.keys}  # to be named with them
+        section.keys = {"name": called, **section.keys}  # so that errors list it, too
         return section.read({k: v for k, v in written.items() if k != "name"})
 
     def _fits(self, name: str) -> bool:
-        """Return whether such a stage can have workers of a dialect, as far as known."""
+        """Return whether the stage can have workers of a dialect, as far as known."""
         try:
             spoken = dialect_class(name).section(self._kind).read({})
         except Invalid:
-            return True  # it is not known before its settings are
+            return True  # unknown until its settings are known
         return not isinstance(spoken, Dialect) or spoken.problem(self._kind) is None
 
     def _section(self, name: str, loc: Loc) -> Section:
@@ -332,7 +332,7 @@ class _Spoken(Section):
             raise
 
     def _keys(self, name: str, of: str = "") -> dict[str, Setting]:
-        doc = "What the worker speaks."
+        doc = "Name of the dialect."
         called = Setting("name", Choice("dialect", {name: name}), name, doc=doc)
         own = {
             key: setting._replace(doc=f"{of}{setting.doc or documentation(setting)}")

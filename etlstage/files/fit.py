@@ -1,11 +1,11 @@
 """
-Messages as rows of Arrow: which of them fit a schema, by the rules that Spark's ends have.
+Make Arrow rows of the messages that fit a schema, by the rules of Spark's ends.
 
-All of an epoch are read by Arrow at once where that can't hide anything: every message
-begins with a brace and ends with one, none has a line break, and so each that is parsed
-is one object. Rows in which something is null or infinite are looked at one by one then;
-where Arrow refuses anything, all of them are. What fits is decided there, by
-:meth:`Fitting._judged`; the quick way only has to be no more lenient.
+Arrow parses all messages of an epoch at once where that can't hide a flaw: if every
+message begins and ends with a brace and none has a line break, each row is one object.
+Rows with a suspicious null or infinity are then checked one by one; if Arrow rejects
+anything, all messages are. :meth:`Fitting._judged` makes this check, and alone decides
+which messages fit; the fast path only must not be more lenient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from etlstage.columns import array_of, content, one_of, strings_of
-from etlstage.pipeline.invalid import WantedColumn, loaded, reason
+from etlstage.pipeline.invalid import (
+    LINE_BREAK,
+    TextLines,
+    WantedColumn,
+    loaded,
+    reason,
+)
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
 __all__ = ("Fitting", "Read", "Rows", "arrow_type", "reader_of")
@@ -50,37 +56,37 @@ _TIME: Final = re.compile(
 )
 _ZONE: Final = re.compile(rf":\d\d(\.\d+)?{_OFFSET}$")
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_DIGITS: Final = 38  # of a decimal, at most
-_WIDE: Final = Context(prec=_DIGITS + 1)  # one more, where it is rounded up
+_DIGITS: Final = 38  # most digits of a decimal
+_WIDE: Final = Context(prec=_DIGITS + 1)  # one more, for rounding up
 _BLOCK: Final = 1 << 20
-_MOST: Final = (1 << 31) - 1  # bytes that Arrow reads as one block
+_MOST: Final = (1 << 31) - 1  # most bytes that Arrow reads as one block
 
 Read = Callable[[Any], Any]
 
 
 class _Unmade(Exception):
-    """Nothing can be made of a value."""
+    """A value can't be converted."""
 
 
 class _Flawed(Exception):
-    """Something can, and it would not be the value."""
+    """A value can be converted, but the result would differ from it."""
 
 
 class Rows(NamedTuple):
-    """What became of messages."""
+    """The outcome of :meth:`Fitting.rows`."""
 
     table: pa.Table
-    """Rows of those that fit."""
+    """Rows of the messages that fit."""
     unfit: list[tuple[int, bytes, str]]
-    """Of the others: the place, the message, and why it does not fit."""
+    """The other messages: index, message, and why it does not fit."""
 
 
 def arrow_type(kind: Type) -> pa.DataType:
     """
-    Return what a type of a schema is in Arrow.
+    Return the Arrow type of a schema's type.
 
     Raises:
-        ValueError: If it is none of files.
+        ValueError: If files can't have the type.
 
     """
     if kind.name in _SIMPLE:
@@ -108,23 +114,24 @@ def arrow_type(kind: Type) -> pa.DataType:
 
 class Fitting:
     """
-    Makes rows of messages.
+    Converts messages to rows.
 
     Args:
         ddl: The columns; None: each message is the string ``value``.
-        missing: What becomes of a message without a column that is not declared to be
-            ``NULL``: ``dead_letter``, or ``null``, as if it had null there.
-        extra: What becomes of one with a field that is no column: ``dead_letter``, or
-            ``ignore``.
-        strict: Whether a time of the type with zones must have one; the reason why a
-            message does not fit is more exact than Spark's then.
+        missing: What happens to a message that lacks a column not declared ``NULL``:
+            ``dead_letter``, or ``null``, as if the column were null.
+        extra: What happens to a message with a field that is not a column:
+            ``dead_letter``, or ``ignore``.
+        strict: Whether a ``timestamp`` must have a zone; the reason why a message does
+            not fit is then more exact than Spark's.
+        line: The column that is written as lines of text, if any.
 
     Attributes:
-        schema: Of the rows.
-        names: Columns that are found in JSON.
+        schema: Schema of the rows.
+        names: Columns that are read from JSON.
 
     Raises:
-        ValueError: If it is no DDL, or has types that files have not.
+        ValueError: If ``ddl`` is not valid, or has types that files can't have.
 
     """
 
@@ -135,6 +142,7 @@ class Fitting:
         missing: str = "dead_letter",
         extra: str = "ignore",
         strict: bool = False,
+        line: str | None = None,
     ) -> None:
         self._ddl = ddl
         self._strict = strict
@@ -144,6 +152,9 @@ class Fitting:
         self.schema: pa.Schema = pa.schema(zip(names, types, strict=True))
         self._raw = ddl is not None and types == [pa.binary()]
         self.names: list[str] = [] if ddl is None or self._raw else names
+        self._lines: TextLines | None = None
+        if line is not None:
+            self._lines = TextLines(line if self.names else None)
         self._demanded = [
             column.name
             for column in self._columns
@@ -155,17 +166,19 @@ class Fitting:
         self._quick = _quick_schema(self._columns)
 
     def rows(self, messages: pa.ChunkedArray) -> Rows:
-        """Return what becomes of messages."""
+        """Return the rows of messages, and why the others do not fit."""
         column: pa.BinaryArray = pa.concat_arrays(
             [array_of([], pa.binary()), *messages.chunks]
         )
-        if self._raw:
-            return Rows(pa.table([column], self.schema), [])
-        if self._ddl is None:
-            texts = strings_of(column)
-            places = _places(pc.is_null(texts))
-            unfit = [(n, m, self._why(m, ())) for n, m in _at(column, places)]
-            return Rows(pa.table([texts.drop_null()], self.schema), unfit)
+        if self._raw or self._ddl is None:
+            values = column if self._raw else strings_of(column)
+            flawed = pc.is_null(values)
+            if self._lines is not None:
+                flawed = pc.or_(flawed, _broken(values))
+            places = _places(flawed)
+            unfit = [(n, m, self._why(m, {})) for n, m in _at(column, places)]
+            kept = _without(values, places.to_pylist()) if unfit else values
+            return Rows(pa.table([kept], self.schema), unfit)
         table = self._read_at_once(column) if len(column) else None
         if table is None:
             return self._read_each(column)
@@ -175,19 +188,13 @@ class Fitting:
         found = self._read_each(column.take(suspects))
         wrong = [(suspects[n].as_py(), message, why) for n, message, why in found.unfit]
         if wrong:
-            mask = bytearray(b"\1" * len(column))
-            for n, _, _ in wrong:
-                mask[n] = 0
-            kept = pa.Array.from_buffers(
-                pa.uint8(), len(mask), [None, pa.py_buffer(mask)]
-            )
-            table = table.filter(kept.cast(pa.bool_()))
+            table = _without(table, [n for n, _, _ in wrong])
         return Rows(table, wrong)
 
     # --- at once --------------------------------------------------------------------
 
     def _read_at_once(self, column: pa.BinaryArray) -> pa.Table | None:
-        """Return the rows of all messages, or None if a closer look is needed."""
+        """Return the rows of all messages, or None if they need a closer look."""
         if self._quick is None:
             return None
         braces = pc.and_(pc.starts_with(column, b"{"), pc.ends_with(column, b"}"))
@@ -202,7 +209,7 @@ class Fitting:
         from pyarrow import json as reading
 
         try:
-            data.decode()  # Arrow does not look
+            data.decode()  # Arrow does not validate UTF-8
             table = reading.read_json(
                 pa.py_buffer(data),
                 reading.ReadOptions(block_size=max(_BLOCK, 2 * longest)),
@@ -218,7 +225,7 @@ class Fitting:
             return None
 
     def _with_times(self, table: pa.Table) -> pa.Table | None:
-        """Return the same with dates and times, None if one may be none."""
+        """Return the table with dates and times parsed; None if one may be invalid."""
         columns = []
         for field, column in zip(self.schema, table.columns, strict=True):
             if column.type == field.type:
@@ -239,11 +246,14 @@ class Fitting:
         return pa.table(columns, self.schema)
 
     def _suspicious(self, table: pa.Table) -> pa.Array:
-        """Return which rows have something in which Spark's rules are narrower."""
+        """Return a mask of rows for which Spark's rules are stricter than Arrow's."""
         nothing, some = None, None
         for column, values in zip(self._columns, table.columns, strict=True):
             void = pc.is_null(values)
             nothing = void if nothing is None else pc.and_(nothing, void)
+            if self._lines is not None and column.name == self._lines.column:
+                broken = _broken(values)
+                some = broken if some is None else pc.or_(some, broken)
             doubt = (
                 [void]
                 if column.name in self._demanded or column.nullable is False
@@ -275,7 +285,7 @@ class Fitting:
         return Rows(pa.table(columns, self.schema), unfit)
 
     def _judged(self, message: bytes, made: dict[str, Any]) -> bool:
-        """Return whether a message fits; fill in what could be made of it."""
+        """Return whether a message fits; fill ``made`` with the values converted."""
         try:
             text = message.decode()
             document = loaded(text)
@@ -301,9 +311,16 @@ class Fitting:
             except _Unmade:
                 fits = False
         others = self._closed and document.keys() - set(self.schema.names)
-        return fits and bool(made) and not others
+        return fits and bool(made) and not others and not self._split(message, made)
 
-    def _why(self, message: bytes, made: Mapping[str, Any] | Sequence[str]) -> str:
+    def _split(self, message: bytes, made: Mapping[str, Any]) -> str | None:
+        """Return why a row that has to be a line of text is not one, else None."""
+        if self._lines is None:
+            return None
+        column = self._lines.column
+        return self._lines.flaw(made.get(column) if column is not None else message)
+
+    def _why(self, message: bytes, made: Mapping[str, Any]) -> str:
         wanted = []
         if self._ddl is not None:
             wanted = [
@@ -311,21 +328,35 @@ class Fitting:
                 for c in self._columns
             ]
         demanded = self._demanded if self._ddl is not None else ()
-        return reason(
-            message, list(made), wanted, demanded=demanded, closed=self._closed
-        )
+        why = reason(message, made, wanted, demanded=demanded, closed=self._closed)
+        return self._split(message, made) or why
 
 
 def _exact(text: str) -> dict[str, Any]:
-    """Return a JSON object whose numbers have all of their digits."""
+    """Return a JSON object with fractions as decimals, which keep all digits."""
     made: dict[str, Any] = json.loads(text, parse_float=Decimal)
     return made
 
 
 def _places(mask: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return where there is True."""
+    """Return the indices at which a mask is true."""
     found = pc.indices_nonzero(mask)
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _broken(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return a mask of the values that contain a line break; null does not."""
+    return pc.and_kleene(
+        pc.is_valid(values), pc.match_substring_regex(values, LINE_BREAK)
+    )
+
+
+def _without(values: Any, places: Sequence[int]) -> Any:  # noqa: ANN401 - an array, or a table
+    mask = bytearray(b"\1" * len(values))
+    for n in places:
+        mask[n] = 0
+    kept = pa.Array.from_buffers(pa.uint8(), len(mask), [None, pa.py_buffer(mask)])
+    return values.filter(kept.cast(pa.bool_()))
 
 
 def _at(column: pa.BinaryArray, places: pa.Array) -> Iterator[tuple[int, bytes]]:
@@ -333,7 +364,7 @@ def _at(column: pa.BinaryArray, places: pa.Array) -> Iterator[tuple[int, bytes]]
 
 
 def _quick_schema(columns: Sequence[DeclaredColumn]) -> pa.Schema | None:
-    """Return what Arrow may read columns as, or None if one has to be looked at."""
+    """Return the schema for Arrow's fast path, or None if a column rules it out."""
     fields = []
     for column in columns:
         kind = column.type
@@ -348,7 +379,7 @@ def _quick_schema(columns: Sequence[DeclaredColumn]) -> pa.Schema | None:
 
 def _is_quick(kind: Type) -> bool:
     if kind.inner:
-        # Whether something within is null, or infinite, is not looked for.
+        # Nulls and infinities inside a value are not looked for.
         return kind.name != "map" and all(
             column.nullable is not False
             and column.type.name not in ("float", "double")
@@ -363,7 +394,7 @@ def _is_quick(kind: Type) -> bool:
 
 
 def reader_of(kind: Type, scalars: Mapping[str, Read] | None = None) -> Read:
-    """Return what makes a value of this type of one of JSON."""
+    """Return a function that converts values of JSON to a type."""
     scalars = scalars or _SCALARS
     if kind.name == "array":
         read = _inner(kind.inner[0], scalars)
@@ -390,7 +421,7 @@ def reader_of(kind: Type, scalars: Mapping[str, Read] | None = None) -> Read:
 
 
 def _inner(column: DeclaredColumn, scalars: Mapping[str, Read]) -> Read:
-    """Return what reads a value within another, where null is one, too."""
+    """Return a reader for values inside another value; it also handles nulls."""
     read, nullable = reader_of(column.type, scalars), column.nullable is not False
 
     def within(value: Any) -> Any:  # noqa: ANN401 - any JSON
@@ -475,7 +506,7 @@ def _day(value: object) -> date:
 
 
 def _moment(value: object) -> datetime:
-    """Return a time; without a zone it is of this machine's."""
+    """Return a time in UTC; the default zone is this machine's."""
     try:
         if _TIME.fullmatch(_of(str, value)):
             return datetime.fromisoformat(str(value)).astimezone(UTC)
@@ -485,7 +516,7 @@ def _moment(value: object) -> datetime:
 
 
 def _local(value: object) -> datetime:
-    """Return a time of the type that has no zone."""
+    """Return a time without a zone, for ``timestamp_ntz``."""
     try:
         if _TIME.fullmatch(_of(str, value)) and not _ZONE.search(str(value)):
             return datetime.fromisoformat(str(value))
@@ -507,7 +538,7 @@ def _binary(value: object) -> bytes:
         raise _Unmade from None
 
 
-# The least number that rounds to infinity in four bytes.
+# The least number that a 32-bit float rounds to infinity.
 _FLOAT: Final = 3.4028235677973366e38
 _SCALARS: Final[Mapping[str, Read]] = {
     "float": lambda value: _double(value, _FLOAT),

@@ -1,9 +1,9 @@
 """
-What is in a file, in chunks of rows: text, CSV, JSON by lines, Parquet.
+Read files in chunks of rows: text, CSV, JSON lines and Parquet.
 
-A chunk knows the offset behind it, from which reading goes on: bytes of the text, as it
-is unpacked, or rows of Parquet. CSV and JSON are what Spark takes them for, where it
-takes them for anything; a value that is not of its type is an error here, and no null.
+Each chunk has the offset after it, from which reading can resume: bytes of decompressed
+text, or rows of Parquet. CSV and JSON are read as Spark reads them, but for values that
+are not of their column's type: where Spark makes them null, they are an error here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, NamedTuple
+from functools import partial
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,22 +25,24 @@ from pyarrow import types as pt
 from etlstage.columns import array_of
 from etlstage.files.find import InputFile
 from etlstage.files.fit import Read, arrow_type, reader_of
+from etlstage.files.lines import FileLines, Unreadable
+from etlstage.messages import counted
 from etlstage.pipeline.invalid import kind_of, loaded
 from etlstage.settings.ddl import DeclaredColumn, Type, columns_of
 
-__all__ = ("FORMATS", "Chunk", "Format", "Unreadable")
+__all__ = ("FORMATS", "Chunk", "Format")
 
-_CHUNK: Final = 1 << 20
-_ROWS: Final = 8192  # of Parquet
-_PACKED: Final = {".gz": "gzip", ".zst": "zstd"}
+_ROWS: Final = 8192  # per batch of Parquet
 _BLANK: Final = re.compile(rb"^[\x00-\x09\x0b-\x20]+$", re.MULTILINE)
+_BLANKS: Final = bytes(range(33))
+_HALF: Final = re.compile("[\ud800-\udfff]")
 _WHOLE: Final = re.compile(r"[+-]?\d+")
 _REAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|NaN|-?Inf")
 _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
-class Unreadable(ValueError):
-    """A file is not of its format; the text has the place, and what would do."""
+Where: TypeAlias = Callable[[], str]
+"""Returns the place of a line; called for an error only, as it may have to count."""
 
 
 class Chunk(NamedTuple):
@@ -46,7 +50,7 @@ class Chunk(NamedTuple):
 
     table: pa.Table
     end: int
-    """Offset behind them."""
+    """Offset after the last row."""
 
 
 class Format(ABC):
@@ -55,8 +59,8 @@ class Format(ABC):
 
     Args:
         files: All files of the input.
-        schema: Columns as DDL; None: what the files themselves have.
-        options: As Spark calls them, as far as they are known here.
+        schema: Columns as DDL; None: the columns of the files themselves.
+        options: Options by Spark's names, as far as they are supported here.
 
     """
 
@@ -72,80 +76,28 @@ class Format(ABC):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Find out what is the same for all files."""
+        """Determine what all files have in common, such as the columns."""
 
     @abstractmethod
     def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
-        """Yield what is in a file behind an offset; blocks."""
-
-
-class _Lines:
-    """
-    Chunks of whole lines, ended by a line feed each.
-
-    Attributes:
-        end: Offset behind the last.
-
-    """
-
-    def __init__(self, file: InputFile, start: int) -> None:
-        packed = _PACKED.get(file.path.suffix)
-        self._stream: Any = pa.input_stream(str(file.path), compression=packed)
-        self._rest = b""
-        self.end = start
-        if packed is None:
-            self._stream.seek(start)
-        while packed is not None and start:
-            skipped = len(self._stream.read(min(start, _CHUNK)))
-            if not skipped:
-                raise Unreadable(f"{file.path} ends before offset {self.end}")
-            start -= skipped
-
-    def __iter__(self) -> Iterator[bytes]:
-        while data := self._next():
-            bare = data.removeprefix(b"\xef\xbb\xbf") if not self.end else data
-            self.end += len(data)
-            if b"\r" in bare:
-                bare = bare.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            yield bare if bare.endswith(b"\n") or not bare else bare + b"\n"
-
-    def _next(self) -> bytes:
-        """Return whole lines, as they are; nothing at the end."""
-        data = self._rest
-        while True:
-            more = bytes(self._stream.read(_CHUNK))
-            data += more
-            if not more:
-                self._rest = b""
-                return data
-            # One that ends in a carriage return may go on with a line feed.
-            cut = data.rfind(b"\n") + 1 or data.rfind(b"\r", 0, -1) + 1
-            if cut:
-                data, self._rest = data[:cut], data[cut:]
-                return data
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        """Yield the rows of a file after an offset; blocks."""
 
 
 class _OfLines(Format):
-    """Reads a row, or none, of each line."""
+    """Reads at most one row from each line."""
 
     def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
-        number = 1
-        with closing(_Lines(file, start)) as lines:
+        with closing(FileLines(file, start)) as lines:
             for data in lines:
-                yield Chunk(self._table(data, file, start, number), lines.end)
-                number += data.count(b"\n")
+                yield Chunk(self._table(data, lines), lines.end)
 
     @abstractmethod
-    def _table(self, data: bytes, file: InputFile, start: int, number: int) -> pa.Table:
-        """Return the rows of lines, the first of which has that number behind start."""
+    def _table(self, data: bytes, lines: FileLines) -> pa.Table:
+        """Return the rows of a chunk of lines."""
 
 
 class _Text(_OfLines):
-    def _table(self, data: bytes, file: InputFile, start: int, number: int) -> pa.Table:
+    def _table(self, data: bytes, lines: FileLines) -> pa.Table:
         values = array_of(data.split(b"\n")[:-1], pa.binary())
         return pa.table({"value": values})
 
@@ -167,46 +119,52 @@ class _Csv(_OfLines):
         self._names = self._named()
 
     def _named(self) -> list[str]:
-        first = next((line for file in self._files for line in self._first(file)), None)
+        first = next(
+            (found for file in self._files for found in self._first(file)), None
+        )
         if self._columns is not None:
             return [column.name for column in self._columns]
         if first is None:
             return []
-        cells = self._cells(first, self._files[0], 1)
+        line, where = first
+        cells = self._cells(line, where)
         if not self._header:
             return [f"_c{n}" for n in range(len(cells))]
         names = [cell or f"_c{n}" for n, cell in enumerate(cells)]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise Unreadable(
-                f"{self._files[0].path}:1: column {min(twice)!r} is there twice: name"
-                " them apart, or leave out the option header"
+                f"{where()}: column {min(twice)!r} is there twice: name them apart, or"
+                " leave out the option header"
             )
         return names
 
-    def _first(self, file: InputFile) -> Iterator[str]:
+    def _first(self, file: InputFile) -> Iterator[tuple[str, Where]]:
         """Yield the first line that is not blank, if there is one."""
-        with closing(_Lines(file, 0)) as lines:
+        with closing(FileLines(file)) as lines:
             for data in lines:
-                for line in data.split(b"\n")[:-1]:
-                    if line.strip():
-                        yield line.decode(errors="replace")
-                        return
+                for n, line in _filled(data):
+                    where = partial(lines.place, n)
+                    yield _decoded(line, where), where
+                    return
 
-    def _table(self, data: bytes, file: InputFile, start: int, number: int) -> pa.Table:
-        where = f"behind byte {start}" if start else f"lines from {number}"
-        if self._header and not start and number == 1:
+    def _table(self, data: bytes, lines: FileLines) -> pa.Table:
+        skipped = 0
+        if self._header and lines.first:
             head = re.match(rb"(?:[\x00-\x20]*\n)?[^\n]*\n", data)
-            skipped = head.end() if head else 0
-            number += data.count(b"\n", 0, skipped)
-            data = data[skipped:]
+            end = head.end() if head else 0
+            skipped, data = data.count(b"\n", 0, end), data[end:]
+
+        def place(index: int) -> str:
+            return lines.place(skipped + index)
+
         table = self._at_once(data)
         if table is None:
-            table = self._by_line(data, file, number)
-        return self._typed(table, f"{file.path}, {where}")
+            table = self._by_line(data, place)
+        return self._typed(table, data, place)
 
     def _at_once(self, data: bytes) -> pa.Table | None:
-        """Return the cells by Arrow, or None if a line needs a closer look."""
+        """Return the cells as read by Arrow, or None if a line needs a closer look."""
         if not data or _BLANK.search(data) or len(self._sep) != 1:
             return None
         quotes = b'"' in data
@@ -231,17 +189,23 @@ class _Csv(_OfLines):
         except pa.ArrowException:
             return None
 
-    def _by_line(self, data: bytes, file: InputFile, number: int) -> pa.Table:
+    def _by_line(self, data: bytes, place: Callable[[int], str]) -> pa.Table:
         width, rows = len(self._names), []
-        for n, line in enumerate(data.split(b"\n")[:-1], number):
-            if line.strip(bytes(range(33))):
-                cells = self._cells(line.decode(errors="replace"), file, n)
-                rows.append([*cells, *[None] * (width - len(cells))][:width])
+        for n, line in _filled(data):
+            where = partial(place, n)
+            cells = self._cells(_decoded(line, where), where)
+            if any(cells[width:]):
+                raise Unreadable(
+                    f"{where()}: the line has {counted(len(cells), 'cell')}, expected"
+                    f" {width}: write a cell with {self._sep!r} in quotes, or read the"
+                    " lines as text"
+                )
+            rows.append([*cells, *[None] * (width - len(cells))][:width])
         columns: Any = zip(*rows, strict=True) if rows else [[] for _ in range(width)]
         made = [array_of(list(column), pa.string()) for column in columns]
         return pa.table(made, self._names)
 
-    def _cells(self, line: str, file: InputFile, number: int) -> list[str | None]:
+    def _cells(self, line: str, where: Where) -> list[str | None]:
         if '"' not in line:
             return [cell or None for cell in line.split(self._sep)]
         cells: list[str | None] = []
@@ -250,9 +214,10 @@ class _Csv(_OfLines):
             found = self._cell.match(line, at)
             if found is None:
                 raise Unreadable(
-                    f"{file.path}:{number}: a quote stands where a cell is neither begun"
-                    " nor ended: write a quote within quotes behind the option escape,"
-                    f" which is {self._escape}, or set it to '\"'"
+                    f"{where()}: a quote stands where a cell is neither begun nor ended:"
+                    " write a quote within quotes behind the option escape, which is"
+                    f" {self._escape}, or set it to '\"'; a cell with a line break is for"
+                    " Spark's end, with its option multiLine"
                 )
             if found[1] is None:
                 cells.append(found[2] or None)
@@ -269,7 +234,9 @@ class _Csv(_OfLines):
         kept = '"' if escape == '"' else f'"{escape}'
         return re.sub(rf"{re.escape(escape)}([{re.escape(kept)}])", r"\1", text)
 
-    def _typed(self, table: pa.Table, where: str) -> pa.Table:
+    def _typed(
+        self, table: pa.Table, data: bytes, place: Callable[[int], str]
+    ) -> pa.Table:
         if self._columns is None:
             return table
         columns = []
@@ -277,15 +244,39 @@ class _Csv(_OfLines):
             try:
                 columns.append(_parsed(values, column.type))
             except ValueError:
+                row = _first_wrong(values, column.type)
+                index, _ = next(islice(_filled(data), row, None))
                 raise Unreadable(
-                    f"{where}: a value of column {column.name!r} is no {column.type}:"
-                    " leave out the schema, and have a worker look at the text"
+                    f"{place(index)}: the value of column {column.name!r} is not of type"
+                    f" {column.type}: leave out the schema, and have a worker look at the"
+                    " text"
                 ) from None
         return pa.table(columns, [column.name for column in self._columns])
 
 
+def _filled(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield each line that is not blank, with its index among all lines."""
+    for n, line in enumerate(data.split(b"\n")[:-1]):
+        if line.strip(_BLANKS):
+            yield n, line
+
+
+def _first_wrong(values: pa.ChunkedArray, kind: Type) -> int:
+    """Return the index of the first text that is not a value of a type."""
+    at, count = 0, len(values)
+    while count > 1:
+        half = count // 2
+        try:
+            _parsed(values.slice(at, half), kind)
+        except ValueError:
+            count = half
+        else:
+            at, count = at + half, count - half
+    return at
+
+
 def _parsed(values: pa.ChunkedArray, kind: Type) -> pa.ChunkedArray:
-    """Return texts of CSV as values; raises ValueError if one is none."""
+    """Return texts of CSV as values of a type; raises ValueError if one is invalid."""
     wanted = arrow_type(kind)
     if wanted == pa.string():
         return values
@@ -334,9 +325,10 @@ class _Json(_OfLines):
         if columns is None:
             seen = Type("struct")
             for file in self._files:
-                with closing(_Lines(file, 0)) as lines:
-                    for where, row in _objects(lines, str(file.path)):
-                        seen = _merged(seen, _type_of(row, where))
+                with closing(FileLines(file)) as lines:
+                    for data in lines:
+                        for where, row in _objects(data, lines):
+                            seen = _merged(seen, _type_of(row, where))
             settled = _settled(seen)
             columns = list(settled.inner) if settled is not None else []
         self._readers = [
@@ -344,9 +336,8 @@ class _Json(_OfLines):
             for c in columns
         ]
 
-    def _table(self, data: bytes, file: InputFile, start: int, number: int) -> pa.Table:
-        where = f"{file.path}, behind byte {start}" if start else str(file.path)
-        rows = list(_objects([data], where, number))
+    def _table(self, data: bytes, lines: FileLines) -> pa.Table:
+        rows = list(_objects(data, lines))
         columns = [
             array_of(list(self._values(name, read, expected, rows)), kind)
             for name, kind, read, expected in self._readers
@@ -354,7 +345,7 @@ class _Json(_OfLines):
         return pa.table(columns, [name for name, *_ in self._readers])
 
     def _values(
-        self, name: str, read: Read, expected: str, rows: Sequence[tuple[str, Any]]
+        self, name: str, read: Read, expected: str, rows: Sequence[tuple[Where, Any]]
     ) -> Iterator[Any]:
         for where, row in rows:
             value = row.get(name)
@@ -362,36 +353,49 @@ class _Json(_OfLines):
                 yield None if value is None else read(value)
             except Exception:
                 raise Unreadable(
-                    f"{where}: field {name!r} is {kind_of(value)} that is no {expected}:"
+                    f"{where()}: field {name!r} is {kind_of(value)} that is not of type {expected}:"
                     " set another schema, or read the lines as text"
                 ) from None
 
 
-def _objects(
-    lines: Iterable[bytes], where: str, number: int = 1
-) -> Iterator[tuple[str, Any]]:
-    """Yield the objects of lines, and where each is; blank lines are none."""
-    for data in lines:
-        for n, line in enumerate(data.split(b"\n")[:-1], number):
-            if not line.strip():
-                continue
-            try:
-                row = loaded(line.decode())
-            except (ValueError, RecursionError) as error:
-                raise Unreadable(
-                    f"{where}:{n}: the line is not one JSON document ({error}): read the"
-                    " lines as text, and have a worker look at them"
-                ) from None
-            if not isinstance(row, dict):
-                raise Unreadable(
-                    f"{where}:{n}: the line is {kind_of(row)}, expected an object"
-                )
-            yield f"{where}:{n}", row
-        number += data.count(b"\n")
+def _decoded(line: bytes, where: Where) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise Unreadable(
+            f"{where()}: the line is not UTF-8 at offset {error.start}: convert the file, or"
+            " read the lines as text"
+        ) from None
 
 
-def _type_of(value: object, where: str) -> Type:
-    """Return the type of a value, ``void`` where that is not known."""
+def _objects(data: bytes, lines: FileLines) -> Iterator[tuple[Where, Any]]:
+    """Yield the object of each line of a chunk that is not blank, with its place."""
+    for n, line in enumerate(data.split(b"\n")[:-1]):
+        if not line.strip():
+            continue
+        where = partial(lines.place, n)
+        try:
+            row = loaded(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise Unreadable(
+                f"{where()}: the line is not one JSON document ({error}): read the lines"
+                " as text, and have a worker look at them"
+            ) from None
+        if not isinstance(row, dict):
+            raise Unreadable(
+                f"{where()}: the line is {kind_of(row)}, expected an object"
+            )
+        yield where, row
+
+
+def _type_of(value: object, where: Where) -> Type:
+    """Return the inferred type of a JSON value, ``void`` where it is unknown."""
+    texts = value if isinstance(value, dict) else [value]
+    if any(isinstance(t, str) and not t.isascii() and _HALF.search(t) for t in texts):
+        raise Unreadable(
+            f"{where()}: half of a surrogate pair is in the line, which no text has: set a"
+            " schema without it, or read the lines as text"
+        )
     if isinstance(value, dict):
         fields = (DeclaredColumn(k, None, _type_of(v, where)) for k, v in value.items())
         return Type("struct", (), tuple(fields))
@@ -401,7 +405,7 @@ def _type_of(value: object, where: str) -> Type:
             inner = _merged(inner, _type_of(item, where))
         return Type("array", (), (DeclaredColumn("element", None, inner),))
     if isinstance(value, int) and value.bit_length() > 63:
-        raise Unreadable(f"{where}: a number has more than 64 bits: set a schema")
+        raise Unreadable(f"{where()}: a number has more than 64 bits: set a schema")
     return Type(_FOUND[type(value)])
 
 
@@ -415,7 +419,7 @@ _FOUND: Final[Mapping[type, str]] = {
 
 
 def _merged(one: Type, other: Type) -> Type:
-    """Return the type that values of both have."""
+    """Return a type that has room for the values of both."""
     if one == other or other.name == "void":
         return one
     if one.name == "void":
@@ -437,7 +441,7 @@ def _merged(one: Type, other: Type) -> Type:
 
 
 def _settled(kind: Type) -> Type | None:
-    """Return a type as Spark has it in the end, None for one without anything in it."""
+    """Return the type that Spark settles on; None for a struct without fields."""
     if kind.name == "void":
         return Type("string")
     if not kind.inner:
@@ -450,7 +454,7 @@ def _settled(kind: Type) -> Type | None:
 
 
 def _json_reader(kind: Type) -> Read:
-    """Return what reads a value as Spark does: text may be anything."""
+    """Return a reader of JSON values by Spark's rules: a string may be any value."""
     if kind.name == "string":
         return _as_text
     inner = [(column.name, _json_reader(column.type)) for column in kind.inner]
@@ -505,9 +509,21 @@ class _Parquet(Format):
         from pyarrow import parquet as reading
 
         try:
-            return reading.ParquetFile(file.path, coerce_int96_timestamp_unit="us")
+            found = reading.ParquetFile(file.path, coerce_int96_timestamp_unit="us")
         except pa.ArrowException as error:
-            raise Unreadable(f"{file.path} is no Parquet: {error}") from error
+            raise Unreadable(
+                f"{file.path} is not Parquet: if it is another format, set format to text,"
+                f" csv, json or ndjson ({error})"
+            ) from error
+        names = found.schema_arrow.names
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            found.close()
+            raise Unreadable(
+                f"{file.path}: column {min(twice)!r} is there twice, and JSON has it"
+                " once: name them apart"
+            )
+        return found
 
     def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
         with self._opened(file) as found:
@@ -546,7 +562,7 @@ class _Parquet(Format):
 
 
 def _olds(found: Any) -> list[bool]:  # noqa: ANN401 - Arrow is not typed
-    """Return which columns are times as Spark writes them: instants, in 12 bytes."""
+    """Return which columns are INT96, the 12-byte instants that Spark writes."""
     paths = (found.schema.column(n) for n in range(len(found.schema)))
     old = {column.path for column in paths if column.physical_type == "INT96"}
     return [name in old for name in found.schema_arrow.names]

@@ -1,9 +1,10 @@
 """
-Messages into files, epoch by epoch.
+Load messages into files, epoch by epoch.
 
-The files of an epoch are written aside and moved to where they are read, behind the
-record where there is one, else at once; see ``pipeline/delivery/place.py``. So readers
-of the folder see whole epochs, and a run that is killed leaves nothing half.
+The files of an epoch are written to a hidden folder and then moved to where they are
+read: once the epoch is recorded, or at once in a load that is not; see
+``pipeline/delivery/place.py``. So readers of the folder see whole epochs, and a killed
+run leaves no half epoch.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.landing import RowSink
+from etlstage.settings.ddl import columns_of
 from etlstage.stage import ErrorPolicy
 
 __all__ = ("FileSink",)
 
 _LEAST: Final = "run-"
-"""Begins the names of loads that are not recorded."""
-_FILE_BYTES: Final = 32 << 20  # of messages, in a file
-_MOST: Final = 512 << 20  # bytes that are looked at together
+"""Prefix for the names of loads that are not recorded."""
+_FILE_BYTES: Final = 32 << 20  # of messages in a file, roughly
+_MOST: Final = 512 << 20  # bytes that are converted together
 _SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 
 
@@ -48,17 +50,17 @@ class FileSink(RowSink):
     Args:
         path: The folder.
         format: ``csv``, ``json``, ``ndjson``, ``parquet`` or ``text``.
-        mode: What is done about what is there: ``append``, ``overwrite`` or ``error``.
+        mode: How existing output is treated: ``append``, ``overwrite`` or ``error``.
         schema: Columns as DDL; without it the column ``value``, the message as text.
-        missing: What becomes of a message without a column that may not be null.
-        extra: What becomes of one with a field that is no column.
-        options: As Spark calls them.
+        missing: What happens to a message that lacks a column not declared ``NULL``.
+        extra: What happens to a message with a field that is not a column.
+        options: Options by Spark's names.
         partition_by: Columns that become folders.
-        name: As reports and errors call it.
+        name: Name in reports and errors.
         epoch_messages: Messages in an epoch, at most.
         epoch_bytes: Bytes in an epoch, at most, unless a single message has more.
-        on_error: What becomes of messages that do not fit the schema.
-        dead_letters: Where these go; None: the first one ends the run.
+        on_error: What happens to messages that do not fit the schema.
+        dead_letters: Where these messages go; None: the first one ends the run.
 
     """
 
@@ -99,19 +101,24 @@ class FileSink(RowSink):
             },
         )
         self._folder = path
-        self._fitting = Fitting(schema, missing=missing, extra=extra)
+        self._fitting = Fitting(
+            schema,
+            missing=missing,
+            extra=extra,
+            line=_line_of(format, schema, partition_by),
+        )
         self._options = {key.lower(): value for key, value in (options or {}).items()}
         self._by = tuple(partition_by)
-        # What is beyond that is written in turns: Arrow's arrays end at 2 GiB.
+        # Larger epochs are split: Arrow's arrays end at 2 GiB.
         self._bounds = (epoch_messages, min(epoch_bytes, _MOST))
         self._epoch = Epoch()
         self._prepared = False
-        # Of a load that is not recorded, which is another one each time.
+        # For a load that is not recorded: each run is a load of its own.
         self._own = EpochFiles(path, f"{_LEAST}{token_hex(4)}")
-        self._written = 0  # files of the epoch under way
+        self._written = 0  # files of the current epoch
 
     async def __aenter__(self) -> Self:
-        """Find out what is wrong with the settings; raises as :meth:`write`."""
+        """Check the settings and prepare the folder; raises as :meth:`write`."""
         try:
             await self._prepare()
         except BaseException:
@@ -155,7 +162,7 @@ class FileSink(RowSink):
             self._recover()
             return
         self._claim()
-        # No other run writes there: what is aside is of a run that was killed.
+        # No other run writes here, so hidden folders were left by a killed run.
         for left in path.glob(f".epoch={_LEAST}*"):
             rmtree(left, ignore_errors=True)
         if self._mode != "append" or self._goes_on:
@@ -194,9 +201,9 @@ class FileSink(RowSink):
             self._goes_on, self._written = True, 0
 
     def _partitioned(self, table: pa.Table) -> Iterator[tuple[Path, pa.Table]]:
-        """Yield the rows of each partition, and its folder."""
+        """Yield the folder and the rows of each partition."""
         if not self._by:
-            # Without a message there is a file, that has the schema at least.
+            # Even without messages there is a file, which at least has the schema.
             yield Path(), table
             return
         texts = [cell_texts(table[name]).to_pylist() for name in self._by]
@@ -245,19 +252,26 @@ class FileSink(RowSink):
                 await anyio.to_thread.run_sync(lambda: self._own.mark(whole=True))
 
     async def aclose(self) -> None:
-        """Forget what has not been loaded; safe to call twice and at any time."""
+        """Discard what has not been loaded; safe to call twice and at any time."""
         if self._files is None:
             with suppress(OSError):
                 rmtree(self._own.aside(self.epochs + 1))
         if self._mode == "error" and not self.epochs:
-            # Else it would be in the way of the next run.
+            # An empty folder would make the next run fail.
             with suppress(OSError):
                 self._folder.rmdir()
         await super().aclose()
 
 
+def _line_of(format_: str, schema: str | None, by: Sequence[str]) -> str | None:
+    """Return the column that format ``text`` writes as lines; None: another format."""
+    names = [column.name for column in columns_of(schema or "value string")]
+    left = [name for name in names if name not in by]
+    return left[0] if format_ == "text" and left else None
+
+
 def _unchecked() -> None:
-    """Do nothing: what is not recorded can't be taken over."""
+    """Do nothing: a load that is not recorded can't be taken over."""
 
 
 def _opened(path: Path, packed: str) -> Any:  # noqa: ANN401 - binary, of three kinds

@@ -1,8 +1,8 @@
 """
-Values of Arrow as the text that Spark writes for them, in JSON and in CSV.
+Write values of Arrow as the text that Spark writes for them, in JSON and in CSV.
 
-What can be is done for a whole column at once. Times are those of this machine's zone,
-as a Spark session has them by default; or of UTC. They are written to the microsecond.
+Where possible, a whole column is converted at once. Times are written to the
+microsecond, in this machine's zone, as in a Spark session by default, or in UTC.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class _Style(NamedTuple):
     """How values are written."""
 
     nulls: bool = True
-    """Whether fields that are null are, and not left out."""
+    """Whether null fields are written rather than left out."""
     utc: bool = False
-    """Whether times are those of UTC."""
+    """Whether times are in UTC."""
 
 
 def objects(
@@ -47,15 +47,15 @@ def objects(
 
     Args:
         table: The rows.
-        nulls: Whether what is null is written, and not left out.
-        utc: Whether times are those of UTC.
+        nulls: Whether null fields are written rather than left out.
+        utc: Whether times are in UTC.
 
     """
     style = _Style(nulls, utc)
     pieces: list[Any] = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         key = f"{_quoted(name)}:"
-        made = _fragments(_whole(column), style)
+        made = _written(name, column, style)
         if nulls:
             pieces += [
                 f"{',' if pieces else ''}{key}",
@@ -72,14 +72,29 @@ def objects(
     return _joined("{", *pieces, "}")
 
 
+def _written(name: str, column: pa.Array | pa.ChunkedArray, style: _Style) -> pa.Array:
+    try:
+        return _fragments(_whole(column), style)
+    except OverflowError as error:
+        raise ValueError(
+            f"column {name!r} has a date or time outside of the years 1 to 9999, which"
+            " can't be written as JSON: make it a string, or null"
+        ) from error
+    except KeyError as error:
+        raise ValueError(
+            f"column {name!r} is {column.type}, which can't be written as JSON: make it a"
+            " string, or leave it out"
+        ) from error
+
+
 def _joined(*pieces: str | pa.Array) -> pa.Array:
-    """Return texts one behind the other, null where one of them is."""
+    """Concatenate texts, row by row; null where one of them is null."""
     made = [one_of(piece) if isinstance(piece, str) else piece for piece in pieces]
     return pc.binary_join_element_wise(*made, one_of(""))
 
 
 def cell_texts(column: pa.Array) -> pa.Array:
-    """Return values as a cell of CSV, or a folder of a partition, has them."""
+    """Return values as text for cells of CSV, or for folders of partitions."""
     column = _whole(column)
     if pt.is_string(column.type):
         return column
@@ -89,7 +104,7 @@ def cell_texts(column: pa.Array) -> pa.Array:
 
 
 def plain_text(value: object, kind: pa.DataType) -> str | None:
-    """Return one value as it is outside of JSON; None for null."""
+    """Return one value as text outside of JSON; None for null."""
     if value is None or isinstance(value, str):
         return value
     return _text(value, kind, _Style()).strip('"')
@@ -98,7 +113,7 @@ def plain_text(value: object, kind: pa.DataType) -> str | None:
 def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if isinstance(column, pa.ChunkedArray):  # of nothing, by some versions
+    if isinstance(column, pa.ChunkedArray):  # in some versions, if it is empty
         column = pa.concat_arrays(column.chunks)
     if pt.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -106,12 +121,12 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether Arrow writes it as Spark does."""
+    """Return whether Arrow writes values of a type as Spark does."""
     return bool(pt.is_integer(kind) or pt.is_boolean(kind) or pt.is_date32(kind))
 
 
 def _fragments(column: pa.Array, style: _Style) -> pa.Array:
-    """Return each value in JSON, null where there is null."""
+    """Return each value as JSON; null stays null."""
     kind = column.type
     if pt.is_string(kind):
         return _quoted_all(column)
@@ -157,7 +172,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _text(value: Any, kind: pa.DataType, style: _Style) -> str:  # noqa: ANN401
-    """Return a value in JSON."""
+    """Return a value as JSON."""
     if value is None:
         return "null"
     if pt.is_struct(kind):
@@ -208,7 +223,7 @@ def _shortest(value: float, kind: pa.DataType) -> str:
 
 
 def _moment(value: datetime, zone: tzinfo | None) -> str:
-    """Return a time, if it has a zone of this one; None: of this machine's."""
+    """Return a time as JSON, moved to ``zone`` if it has one; None: this machine's."""
     if value.tzinfo is not None:
         value = value.astimezone(zone)
     text = value.isoformat(timespec="microseconds")

@@ -1,10 +1,10 @@
 """
 Columns as DDL, such as ``id long not null, title string null``.
 
-Spark reads the same when a session is there, which may be a minute later; what is wrong
-is known here, before anything is started. Beyond Spark's own language a column may be
-``NULL``: declared so, it may be missing in a message. Types are checked by their names
-and their shape; bounds, such as those of a decimal's precision, are Spark's.
+Spark reads the same text once there is a session, which may be a minute later; here
+errors are found before anything is started. Beyond Spark's own language a column may be
+declared ``NULL``: it may then be missing in a message. Types are checked by name and
+shape; bounds, such as those of a decimal's precision, are left to Spark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPES: Final = (
     *("array", "map", "struct", "geometry", "geography"),
 )
 _INNER: Final = {"array": ("element",), "map": ("key", "value")}
-"""What the types are of that stand in the angle brackets of a type."""
+"""The roles of the types in the angle brackets of a type."""
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
     r"|(?P<word>\w+)|(?P<sign>[<>(),:]))",
@@ -41,21 +41,21 @@ _NAMES: Final = {
     "real": "float", "dec": "decimal", "numeric": "decimal", "character": "char",
     "timestamp_ltz": "timestamp",
 }  # fmt: skip
-"""Other names of types, and what Spark calls them when it speaks."""
+"""Aliases of types, and the names that Spark prints for them."""
 
 
 class Type(NamedTuple):
     """A type of values."""
 
     name: str
-    """As Spark calls it when it speaks."""
+    """The name that Spark prints."""
     sizes: tuple[int, ...] = ()
-    """What is in its round brackets, such as a decimal's precision and scale."""
+    """The numbers in its round brackets, such as a decimal's precision and scale."""
     inner: tuple[DeclaredColumn, ...] = ()
     """What is in its angle brackets: fields, or ``element``, or ``key``, ``value``."""
 
     def __str__(self) -> str:
-        """Return it as Spark speaks of it."""
+        """Return the type as Spark prints it."""
         if self.name == "struct":
             fields = ",".join(f"{field.name}:{field.type}" for field in self.inner)
             return f"struct<{fields}>"
@@ -86,7 +86,7 @@ def columns_of(ddl: str) -> list[DeclaredColumn]:
     Return the columns.
 
     Raises:
-        ValueError: If it is no DDL; the text names the place.
+        ValueError: If the text is not DDL; the error names the place.
 
     """
     return _DdlReader(ddl).columns
@@ -106,7 +106,7 @@ class _DdlReader:
     def __init__(self, ddl: str) -> None:
         self.columns: list[DeclaredColumn] = []
         self.nulls: list[tuple[int, int]] = []
-        """Where ``NULL`` stands that Spark does not know."""
+        """The ranges of ``NULL`` where Spark does not allow it."""
         self._end = len(ddl)
         self._tokens = list(_tokens(ddl))
         self._at = 0
@@ -128,7 +128,7 @@ class _DdlReader:
         return _Token(None, "", self._end)
 
     def _found(self, text: str) -> bool:
-        """Step over a token if it is the next."""
+        """Skip the next token if it is ``text``; return whether it was."""
         if self._next.kind in ("word", "sign") and self._next.text.lower() == text:
             self._at += 1
             return True
@@ -149,7 +149,7 @@ class _DdlReader:
         return DeclaredColumn(name, self._nullable(inner=False), kind)
 
     def _nullable(self, *, inner: bool) -> bool | None:
-        """Step over what stands behind a type; return whether it may be null."""
+        """Skip what follows a type; return whether the column may be null."""
         nullable: bool | None = None
         while True:
             token = self._next
@@ -258,7 +258,7 @@ class _Ddl(Text):
             columns_of(text)
         except ValueError as error:
             raise Invalid(
-                refused(str(error)).problems[0]._replace(hidden="is no DDL")
+                refused(str(error)).problems[0]._replace(hidden="is not valid DDL")
             ) from None
         return text
 

@@ -27,7 +27,9 @@ from etlstage.settings.problem import refused, unexpected
 
 __all__ = (
     "COMMAND",
+    "DURATION",
     "FILES",
+    "SIZE",
     "Argument",
     "Command",
     "Count",
@@ -59,7 +61,7 @@ def of_files(format_: object) -> bool:
 
 
 def local_path(path: str) -> Path | None:
-    """Return a path, or a URL, as a path of this machine, if it is one."""
+    """Return a path or a ``file:`` URL as a path; None: it is on another machine."""
     scheme, found, rest = path.partition(":")
     if not found:
         return Path(path)
@@ -89,7 +91,7 @@ class _Quantity(Kind):
         return amount
 
     def written(self, value: Any) -> object:
-        """Return the shortest text, with the largest unit that leaves a whole number."""
+        """Return the text with the largest unit that leaves a whole number."""
         units = sorted(self.units.items(), key=lambda unit: -unit[1])
         for unit, size in units:
             if unit and value >= size and (value / size).is_integer():
@@ -108,16 +110,23 @@ class _Quantity(Kind):
 class _Positive(_Quantity):
     """A number without a unit."""
 
-    units: ClassVar = {"": 1.0}
+    units: ClassVar[Mapping[str, float]] = {"": 1.0}
     wanted = "a number"
 
 
 class _Duration(_Quantity):
-    units: ClassVar = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    units: ClassVar[Mapping[str, float]] = {
+        "": 1.0,
+        "ms": 0.001,
+        "s": 1.0,
+        "m": 60.0,
+        "h": 3600.0,
+        "d": 86400.0,
+    }
     wanted = "a duration such as 500ms, 30s or 2m"
 
     def written(self, value: Any) -> object:
-        # A thousandth is no sum of powers of two: 0.5 / 0.001 may be 500.00000001.
+        # 0.001 is not exact in binary: 0.5 / 0.001 may be 500.00000001.
         return f"{value * 1000:g}ms" if value < 1 else super().written(value)
 
 
@@ -127,10 +136,10 @@ class _Seconds(_Duration):
 
 
 class _Size(_Quantity):
-    units: ClassVar = {
+    units: ClassVar[Mapping[str, float]] = {
         "": 1.0, "B": 1.0,
-        "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9,
-        "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30,
+        "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+        "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
     }  # fmt: skip
     wanted = "a size such as 512KiB, 1MiB or 10MB"
 
@@ -158,7 +167,7 @@ class _Share(Kind):
 
     def __init__(self, *, whole: bool = True) -> None:
         self._whole = whole
-        """Whether all of it is a share, too."""
+        """Whether 100% is allowed."""
 
     def read(self, value: Any) -> float:
         share = -1.0
@@ -237,7 +246,7 @@ class _Command(ListOf):
 
     def read(self, value: Any) -> Any:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-            # Of a text its first letter would be the program.
+            # The first letter of a text would be taken for the program.
             raise unexpected("a list such as [python, clean.py]", value)
         words = super().read(tuple(value))
         if not words or not words[0]:
@@ -249,15 +258,16 @@ class _Command(ListOf):
 
 
 Argument = Annotated[str, Text(nul=False)]
-"""Text that a command line, an environment or a path may hold."""
+"""Text that a command line, an environment or a path may contain."""
 COMMAND: Final = _Command()
 Command = Annotated[Sequence[str], COMMAND]
 """A program and its arguments, in any sequence; kept as a tuple."""
 Count = Annotated[int, Whole(least=1)]
 """At least one."""
 CountOrZero = Annotated[int, Whole(least=0)]
-"""At least none."""
-Duration = Annotated[float, _Duration()]
+"""At least 0."""
+DURATION: Final = _Duration()
+Duration = Annotated[float, DURATION]
 """Seconds."""
 Folder = Annotated[Path, FOLDER]
 """A path."""
@@ -270,7 +280,7 @@ Name = Annotated[
         "a name of up to 64 letters, digits, blanks, dots, dashes and underscores",
     ),
 ]
-"""A name that may be a file's."""
+"""A name that may also be a file name."""
 Pointer = Annotated[
     str, Pattern(r"(?:/(?:[^~/]|~[01])*)*", "a JSON pointer such as /id")
 ]
@@ -283,7 +293,8 @@ Share = Annotated[float, _Share()]
 """From 0 to 1, written in percent."""
 ShareBelowOne = Annotated[float, _Share(whole=False)]
 """From 0 to less than 1, written in percent."""
-Size = Annotated[int, _Size()]
+SIZE: Final = _Size()
+Size = Annotated[int, SIZE]
 """Bytes."""
 SizeOrZero = Annotated[int, _Size(zero=True)]
 """Bytes, or none at all."""

@@ -96,13 +96,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file, and a worker that answers rounds beside it."""
+    """Write a pipeline file, and beside it the cyclic worker ``rounds.py``."""
     path.write_text(text)
     (path.parent / "rounds.py").write_text(ROUNDS)
 
 
 def in_python(code: str, folder: Path) -> list[str]:
-    """Return what ``code`` prints last in an interpreter of its own."""
+    """Run ``code`` in a new interpreter; return the last two lines it prints."""
     found = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -114,12 +114,12 @@ def in_python(code: str, folder: Path) -> list[str]:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    # Before it come events: structlog is not configured yet.
+    # Log events come first: structlog is not configured yet.
     return result.stdout.splitlines()[-2:]
 
 
 def test_stages_have_their_names_or_numbers(path: Path) -> None:
-    """The ledger shows what the builder made."""
+    """The ledger lists the stages that were built."""
     path.write_text(WORKERS)
     pipeline = pipeline_from_yaml(path)
     assert pipeline.name == "letters"
@@ -133,7 +133,7 @@ def test_stages_have_their_names_or_numbers(path: Path) -> None:
 
 @pytest.mark.process
 async def test_workers_run_in_the_folder_of_the_file(path: Path) -> None:
-    """From end to end, without Spark, on both event loops."""
+    """The whole pipeline runs without Spark, on both event loops."""
     write(path, WORKERS)
     report = await Pipeline.from_yaml(path).run()
     assert (report.status, report.error) == ("done", None)
@@ -142,7 +142,7 @@ async def test_workers_run_in_the_folder_of_the_file(path: Path) -> None:
 
 @pytest.mark.process
 async def test_epochs_of_workers_are_bounded(path: Path) -> None:
-    """Their programs commit as often as the file wants it (issue 23)."""
+    """The commit program is called for each epoch of the size set (issue 23)."""
     write(path, EPOCHS)
     report = await Pipeline.from_yaml(path).run()
     assert (report.status, report.error) == ("done", None)
@@ -151,7 +151,7 @@ async def test_epochs_of_workers_are_bounded(path: Path) -> None:
 
 
 async def test_epochs_of_journals_are_bounded(path: Path) -> None:
-    """Readers see each of them at once, and no more (issue 24)."""
+    """Five messages in epochs of two are three transactions (issue 24)."""
     (path.parent / "new").write_text("a\nb\nc\nd\ne\n")
     write(path, JOURNALS)
     report = await Pipeline.from_yaml(path).run()
@@ -165,7 +165,7 @@ async def test_epochs_of_journals_are_bounded(path: Path) -> None:
 
 @pytest.mark.process
 async def test_offsets_reach_the_worker(path: Path) -> None:
-    """And the state is kept beside the file."""
+    """The worker gets each range of offsets; the state is kept beside the file."""
     write(path, OFFSETS)
     report = await Pipeline.from_yaml(path).run()
     assert (report.status, report.error) == ("done", None)
@@ -178,7 +178,7 @@ async def test_offsets_reach_the_worker(path: Path) -> None:
 
 @pytest.mark.process
 async def test_lines_that_were_appended_are_read_by_the_next_run(path: Path) -> None:
-    """With the worker that is shipped, whatever the step (issue 10)."""
+    """The shipped worker resumes in the middle of a step, too (issue 10)."""
     lines, state = path.parent / "in.txt", path.parent / "state"
     worker = files("etlstage") / "examples/workers/sdk"
     command = f"[python, {worker}/extract_cycle_supervisor_offsets.py, {lines}]"
@@ -194,7 +194,7 @@ async def test_lines_that_were_appended_are_read_by_the_next_run(path: Path) -> 
 
 
 def test_wrong_file_is_reported_at_once(path: Path) -> None:
-    """Building is where it shows, not running."""
+    """The error is raised when the pipeline is built, not when it runs."""
     path.write_text("name: x\n")
     with pytest.raises(ConfigError, match="extract: required key is missing"):
         Pipeline.from_yaml(path)
@@ -214,9 +214,8 @@ print(sorted(n for n in sys.modules if n in ("pyspark", "pyarrow", "etlstage.spa
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(180)
 def test_building_starts_no_spark(path: Path) -> None:
-    """A JVM takes seconds; whoever only builds a pipeline does not wait for it."""
+    """A JVM takes seconds to start; merely building a pipeline must not wait for it."""
     path.write_text(FRAMES)
     code = """
 from etlstage.pipeline.pipeline import Pipeline
@@ -229,9 +228,8 @@ print(SparkContext._gateway)
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(180)
 def test_session_of_the_file_ends_with_the_run(path: Path) -> None:
-    """Both ends use one session; it is there for the run and not after it."""
+    """Both ends share one session, which is stopped when the run ends."""
     path.write_text(FRAMES)
     (path.parent / "in.txt").write_text("a\nb\n")
     code = """
@@ -252,7 +250,7 @@ print(SparkContext._active_spark_context)
     [("", ".etlstage/letters"), ("state: there\n", "there"), ("state: /abs\n", "/abs")],
 )
 def test_state_has_a_default(path: Path, state: str, folder: str) -> None:
-    """Dead letters need a place, also when no one thought of one."""
+    """Dead letters need a folder even if the file names none."""
     path.write_text(state + WORKERS)
     assert state_folder(read(path)) == path.parent / folder
 
@@ -261,7 +259,7 @@ def test_state_has_a_default(path: Path, state: str, folder: str) -> None:
 async def test_dead_letters_know_commands_as_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was interpolated is a secret, wherever it stood."""
+    """An interpolated value may be a secret: dead letters hold its reference."""
     monkeypatch.setenv("TOKEN", "hunter2")
     monkeypatch.setenv("N", "7")
     write(
@@ -280,7 +278,7 @@ async def test_dead_letters_know_commands_as_written(
 
 @pytest.mark.parametrize("engine", ["local", "spark", "streaming"])
 def test_state_is_held_on_all_engines(path: Path, engine: str) -> None:
-    """Two runs of one file would load everything twice (issue 10)."""
+    """Otherwise two runs of a file at once would load everything twice (issue 10)."""
     frames = FRAMES.replace("overwrite", "append")
     path.write_text(f"engine: {engine}\nstate: there\n{frames}")
     runner = Pipeline.from_yaml(path)
@@ -292,7 +290,7 @@ def test_state_is_held_on_all_engines(path: Path, engine: str) -> None:
     ("values", "shown"), [([], "pipeline.yaml"), (["state=there"], "there")]
 )
 def test_letters_are_found_again(path: Path, values: list[str], shown: str) -> None:
-    """Also where it is not the file alone that shows where they are."""
+    """The command shown finds the letters, even if ``--set`` moved the state folder."""
     path.write_text(WORKERS)
     runner = pipeline_from_here(path, Changes(values=values))
     assert runner._dead_letters is not None

@@ -34,12 +34,12 @@ load: {worker: {command: [cat]}}
 def test_what_a_message_is_to_be(
     wanted: MessageText, message: bytes, same: bool
 ) -> None:
-    """Text byte for byte, JSON whatever the order of its keys, all of a pattern."""
+    """Text is compared byte for byte, JSON by value; a pattern must match it all."""
     assert wanted.matches(message) is same
 
 
 def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
-    """Each knows where it stands."""
+    """Each test knows its file, line and column."""
     path = tmp_path / "p.yaml"
     path.write_text(f"{PIPELINE}tests:\n  - {{name: one, output: []}}\n")
     beside = tmp_path / "p.test.yaml"
@@ -67,13 +67,13 @@ def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
         ),
         (
             "output: [{json: '{'}]",
-            "output[0].json: is no json: Expecting property name",
+            "output[0].json: is not valid json: Expecting property name",
         ),
         (
             "output: [{regex: '('}]",
-            "output[0].regex: is no regex: missing ), unterminated",
+            "output[0].regex: is not valid regex: missing ), unterminated",
         ),
-        ("output: [{base64: '?'}]", "output[0].base64: is no base64: "),
+        ("output: [{base64: '?'}]", "output[0].base64: is not valid base64: "),
         ("output: [{text: [a]}]", "output[0].text: expected text, got a list"),
         (
             "output: [{text: a, json: b}]",
@@ -86,12 +86,15 @@ def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
             "stage: clean, input: [[a]], output: [[a], [b]]",
             "output: expected as many batches as the input has, 1, got 2",
         ),
-        ("dead_letters: [{reason: '('}]", "dead_letters[0].reason: is no regular expr"),
+        (
+            "dead_letters: [{reason: '('}]",
+            "dead_letters[0].reason: is not a regular expr",
+        ),
         ("timeout: soon", "timeout: expected a duration such as"),
     ],
 )
 def test_wrong_test(tmp_path: Path, test: str, error: str) -> None:
-    """It is reported with the file, or with that beside it."""
+    """A mistake is reported at its place, in the file or in the one beside it."""
     path = tmp_path / "p.yaml"
     path.write_text(f"{PIPELINE}tests: [{{name: t, {test}}}]\n")
     with pytest.raises(ConfigError) as caught:
@@ -106,7 +109,7 @@ def test_wrong_test(tmp_path: Path, test: str, error: str) -> None:
 
 
 def test_frames_need_rows(tmp_path: Path) -> None:
-    """Where no messages stand in for them."""
+    """A test that gives no messages needs rows for a DataFrame source."""
     path = tmp_path / "p.yaml"
     frame = PIPELINE.replace('worker: {command: [seq, "3"]}', "spark: {path: x}")
     path.write_text(
@@ -120,7 +123,7 @@ def test_frames_need_rows(tmp_path: Path) -> None:
 
 
 def test_from_python() -> None:
-    """What was read is read again, unchanged."""
+    """Values that were already read are accepted unchanged."""
     output = [[MessageText("text", "x")]]
     case = CaseKeys(name="a", output=output, input=[["x"]], stage="s")  # type: ignore[list-item]
     assert case.output == ((MessageText("text", "x"),),)

@@ -1,4 +1,4 @@
-"""Ends and dialects by registry, those of other packages among them."""
+"""Ends and dialects from the registries, including those of other packages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UP = "from etlstage import worker\n\n\ndef up(m):\n    if m == b'x':\n        ra
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the package of another."""
+    """Install the third-party package into a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
     options = "--no-deps --no-build-isolation --no-index --disable-pip-version-check"
     command = [sys.executable, "-m", "pip", "install", "-q", *options.split()]
@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installed(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Have that package installed; return a pipeline that has its ends."""
+    """Have that package installed; return a pipeline file that uses its ends."""
     monkeypatch.syspath_prepend(str(site))
     (tmp_path / "in.txt").write_text("a\nx\nb\n")
     (tmp_path / "up.py").write_text(UP)
@@ -63,9 +63,8 @@ def error_of(path: Path, text: str) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
 def test_end_of_another_package(installed: Path) -> None:
-    """It is as good as ours: found, built, run, planned, described (issue 23)."""
+    """A third-party end is found, built, run, planned and described (issue 23)."""
     assert [*ends()] == ["spark", "worker", "files", "journal", "kinesis"]
     assert [*ends(others=True)] == [*ends(), "lines"]
     report = anyio.run(pipeline_from_here(installed).run)
@@ -82,9 +81,8 @@ def test_end_of_another_package(installed: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
 def test_what_is_wrong_with_it(installed: Path) -> None:
-    """Each mistake in its place, with what would do."""
+    """Each mistake is reported at its place, with the remedy."""
     wrong = FILE.replace("in.txt", "im.txt").replace(
         "{path: out", "{paht: x, path: out"
     )
@@ -109,9 +107,8 @@ def test_what_is_wrong_with_it(installed: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
 def test_dialect_of_another_package(installed: Path) -> None:
-    """One line in its package, and files name it (issue 23)."""
+    """An entry point of its package is enough for files to name it (issue 23)."""
     assert dialect_names() == ["marker", "cocaine", "kcl", "toy"]
     text = FILE.replace("up.py]}", "up.py]}, dialect: toy")
     installed.write_text(text)
@@ -135,7 +132,7 @@ def test_package_that_names_something_else(
     value: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The entry point is named."""
+    """The error names the entry point."""
     point = EntryPoint("mine", value, "etlstage.ends")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
     with pytest.raises(ConfigError, match="entry point mine of group"):
@@ -143,7 +140,7 @@ def test_package_that_names_something_else(
 
 
 def test_no_one_else_asks_which_end_it_is() -> None:
-    """What an end is for is asked of its methods (issue 23)."""
+    """Other code calls an end's methods instead of asking which it is (issue 23)."""
     asks = re.compile(
         r"(SparkS(ink|ource)Keys|WorkerS(ink|ource)Keys|JournalS(ink|ource)Keys"
         r"|[=!]= ?\"(spark|worker)\"(?!\))|\"spark\" (not )?in\b|\.end\.name\b)"

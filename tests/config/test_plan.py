@@ -47,12 +47,12 @@ def plan(tmp_path: Path, text: str) -> Plan:
 
 
 def about(part: Part) -> dict[str, str]:
-    """Return what is known of a stage."""
+    """Return what the plan shows of a stage."""
     return dict(part.about)
 
 
 def test_workers(tmp_path: Path) -> None:
-    """How each would be started and treated."""
+    """The plan shows how each worker is started, and its policies."""
     extract, upper, keep = plan(tmp_path, WORKERS).parts
     assert (extract.name, extract.what) == ("extract", "seq 3")
     assert about(extract)["runs"].endswith("/seq 3")
@@ -95,7 +95,7 @@ def frames(engine: str = "local", mode: str = "append", more: str = "") -> str:
 
 
 def test_frames(tmp_path: Path) -> None:
-    """Where they are, and what becomes of a row."""
+    """The plan shows paths, how rows become messages, and the size of epochs."""
     made = plan(tmp_path, frames())
     extract, _, end = made.parts
     assert (extract.what, end.what) == ("json from in", "parquet to out")
@@ -155,6 +155,10 @@ def test_frames(tmp_path: Path) -> None:
             ["a spool on disk in {here}/x, all", "in memory, one run"],
         ),
         (
+            f"{frames()}\nstate: kept",
+            ["a spool on disk in {here}/kept, all", "in memory, one run"],
+        ),
+        (
             frames("spark"),
             [
                 "in memory, what Spark gives a task",
@@ -171,7 +175,7 @@ def test_frames(tmp_path: Path) -> None:
     ],
 )
 def test_edges(tmp_path: Path, text: str, bounds: list[str]) -> None:
-    """Between two stages each, with what is in there at most."""
+    """Each edge joins two stages, and shows how many messages wait between them."""
     made = plan(tmp_path, text)
     names = [part.name for part in made.parts]
     assert [(e.start, e.end) for e in made.edges] == [
@@ -256,7 +260,7 @@ CYCLIC = WORKERS.replace(
     ],
 )
 def test_guarantees(tmp_path: Path, text: str, said: str) -> None:
-    """In words for this engine and this sink."""
+    """The guarantee is worded for the engine and the sink."""
     assert dict(plan(tmp_path, text).about)["delivery"].startswith(said)
 
 
@@ -289,12 +293,12 @@ load:
     ],
 )
 def test_memory(tmp_path: Path, text: str, said: str) -> None:
-    """The sum of the table on the page ``limits``."""
+    """The figure is the sum of the table on the page ``limits``."""
     assert dict(plan(tmp_path, text).about)["memory"].startswith(said)
 
 
 def test_spark(tmp_path: Path) -> None:
-    """Only where it is used; its settings are those of the file."""
+    """Spark is shown only if it is used, with the file's settings."""
     assert "Spark" not in dict(plan(tmp_path, WORKERS).about)
     assert dict(plan(tmp_path, frames()).about)["Spark"].startswith(
         "local[*], PySpark "
@@ -317,13 +321,13 @@ def test_spark(tmp_path: Path) -> None:
     ],
 )
 def test_programs_of_other_machines(tmp_path: Path, session: str, found: bool) -> None:
-    """Which they are is not known here."""
+    """A program of another machine can't be resolved here."""
     cat = about(plan(tmp_path, frames("spark", more=session)).parts[1])["runs"]
     assert (cat != "cat") is found
 
 
 def test_state(tmp_path: Path) -> None:
-    """Where it is and what it keeps."""
+    """The plan shows the state folder and what it keeps."""
     state = {
         "": f"{tmp_path}/.etlstage/letters: dead letters only",
         "state: s\n": f"{tmp_path}/s: positions and dead letters",
@@ -335,7 +339,7 @@ def test_state(tmp_path: Path) -> None:
 
 
 def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are shown as they were written, wherever they stand."""
+    """Secrets are shown as the references that were written."""
     monkeypatch.setenv("TOKEN", "hunter2")
     text = WORKERS.replace("[./keep]", '["./${TOKEN}", plain], env: {T: "plain"}')
     text = text.replace("cwd: sub", "cwd: '${TOKEN}'") + "state: /x/${TOKEN}\n"
@@ -362,7 +366,7 @@ load: {files: {path: out, format: text}}
 
 
 def test_durable_edges(tmp_path: Path) -> None:
-    """Where messages wait, how they are spread, and what is kept."""
+    """The plan shows where messages wait, how they are spread, and the retention."""
     made = plan(tmp_path, DURABLE)
     assert [(edge.start, edge.end, edge.durable) for edge in made.edges] == [
         ("extract", "one", False),

@@ -1,4 +1,4 @@
-"""What is looked for, and where; what is reported of it is in ``test_wrong.py``, too."""
+"""Which files are looked for, and where; ``test_wrong.py`` has more of the errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def transform(worker: str) -> str:
     ],
 )
 def test_what_is_there_is_no_problem(path: Path, worker: str) -> None:
-    """Seen from where the worker runs; and no more is guessed than is known."""
+    """Paths are seen from the worker's folder; unclear arguments are not checked."""
     for name in ("run.sh", "clean.py", "bin/tool", "package/__main__.py"):
         program(path.parent / name)
     assert errors_of(path, transform(worker)) == []
@@ -98,7 +98,7 @@ def test_programs_of_other_machines_are_not_sought(
 
 @pytest.mark.parametrize("engine", ["local", "spark"])
 def test_programs_in_an_archive(path: Path, engine: str) -> None:
-    """On executors it is unpacked, here it is not."""
+    """Archives are unpacked on executors, but not for engine local."""
     (path.parent / "tools.zip").write_text("")
     content = transform("command: [tools/x]") + f"engine: {engine}\n"
     said = ["transform[0].worker.command[0]: there is no file tools/x"]
@@ -139,7 +139,7 @@ FRAME |= {"target": "new", "mode": "error"}
     ],
 )
 def test_data_that_is_there_or_elsewhere(path: Path, values: dict[str, str]) -> None:
-    """Only what is surely on this machine is sought."""
+    """Only paths that are certainly on this machine are checked."""
     for name in ("in", "out", "begun/checkpoint"):
         (path.parent / name).mkdir(parents=True)
     assert errors_of(path, FRAMES.format(**(FRAME | values))) == []
@@ -157,7 +157,7 @@ def test_data_that_is_there_or_elsewhere(path: Path, values: dict[str, str]) -> 
 def test_output_of_an_interrupted_load_is_not_in_its_way(
     path: Path, record: CommitRecord, *, durable: bool, expected: int
 ) -> None:
-    """Else a run that goes on would ask to remove what it has loaded (issue 23)."""
+    """Otherwise a resumed run would ask to remove what it has loaded (issue 23)."""
     folder = path.parent
     (folder / "out").mkdir()
     state = Path(edge_folder(str(folder / "st"), "s")) if durable else folder / "st"
@@ -177,7 +177,7 @@ load: {{files: {{path: out, format: text}}}}
 def test_data_may_be_where_hadoop_has_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Its files may name another file system for all paths."""
+    """Hadoop's configuration may name another file system for all paths."""
     content = FRAMES.format(**(FRAME | {"source": "nowhere"}))
     assert len(errors_of(path, content)) == 1
     monkeypatch.setenv(name, "/etc/there")
@@ -185,7 +185,7 @@ def test_data_may_be_where_hadoop_has_it(
 
 
 def test_no_path_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system then has one of its own."""
+    """Without ``PATH``, the system's default is searched."""
     monkeypatch.delenv("PATH")
     assert errors_of(path, transform("command: [sh]")) == []
 
@@ -199,7 +199,7 @@ def test_no_path_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_data_that_is_not_there(path: Path, values: dict[str, str], error: str) -> None:
-    """On every engine, and as a URL, too."""
+    """Missing input and existing output are reported on every engine, also by URL."""
     for name in ("in", "out"):
         (path.parent / name).mkdir()
     content = FRAMES.format(**(FRAME | values))
@@ -208,7 +208,7 @@ def test_data_that_is_not_there(path: Path, values: dict[str, str], error: str) 
 
 
 def test_output_is_no_matter_where_nothing_is_loaded(path: Path) -> None:
-    """As by ``etlstage diff``."""
+    """``etlstage diff`` loads nothing, so existing output is no problem."""
     for name in ("in", "out"):
         (path.parent / name).mkdir()
     content = FRAMES.format(**(FRAME | {"target": "out"}))
@@ -231,7 +231,7 @@ def test_output_is_no_matter_where_nothing_is_loaded(path: Path) -> None:
     ],
 )
 def test_columns_of_a_schema(path: Path, schema: str, column: str, known: bool) -> None:
-    """They are known before Spark is."""
+    """The columns of a schema are known without Spark."""
     content = MINIMAL.replace(
         "{worker: {command: [cat]}}",
         f'{{spark: {{path: new, schema: "{schema}", partition_by: ["{column}"]}}}}',
@@ -276,7 +276,7 @@ SECRET = "hunter2"  # noqa: S105
 def test_what_was_interpolated_is_not_shown(
     path: Path, monkeypatch: pytest.MonkeyPatch, content: str, error: str
 ) -> None:
-    """Wherever it stands."""
+    """Errors about any key hide interpolated values."""
     monkeypatch.setenv("S", SECRET)
     if "/.." in content or "load: {spark" in content:
         (path.parent / SECRET).mkdir()
@@ -284,7 +284,7 @@ def test_what_was_interpolated_is_not_shown(
 
 
 def test_shape_does_not_matter(path: Path) -> None:
-    """What is there is listed also of a file in which much is wrong."""
+    """A file of wrong shapes has its mistakes reported; nothing is looked for."""
     content = """\
 name: x
 spark: []
@@ -300,7 +300,7 @@ load: {spark: {path: [], partition_by: [[]], schema: []}}
 def test_what_can_not_be_sent_to_executors(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with its place, and where it was looked for, unless that is a secret."""
+    """Each problem names its place and the path, unless that is a secret."""
     monkeypatch.setenv("S", "hush")
     (path.parent / "bin").mkdir()
     for name in ("clean.py", "bin/clean.py", "bin/x.zip", "tools.tar.gz"):
@@ -345,12 +345,12 @@ FOLDERS = (
 def test_folder_that_can_not_be_made(
     path: Path, monkeypatch: pytest.MonkeyPatch, loc: str, load: str, more: str
 ) -> None:
-    """The run would find it out when all is processed (issue 23)."""
+    """Otherwise the run would fail only after processing everything (issue 23)."""
     content = MINIMAL.replace("{worker: {command: [cat]}}", load) + more
     (path.parent / "file").write_text("")
     below = content.replace("PATH", "file/out")
     (error,) = errors_of(path, below)
-    assert error == f"{loc}: can't make file/out: file is no folder"
+    assert error == f"{loc}: can't make file/out: file is not a folder"
     assert errors_of(path, below, loads=False) == []
     monkeypatch.setenv("S", "file/out")
     hidden = "can't be made, or written to; not shown, as it may be a secret"
@@ -366,12 +366,12 @@ def test_folder_that_can_not_be_made(
 
 
 def with_jars(jars: object, more: str = "") -> str:
-    """Return a pipeline whose session has such jars."""
+    """Return a pipeline whose Spark session has these jars."""
     return f"{MINIMAL}spark: {{config: {{spark.jars: '{jars}'}}{more}}}\n"
 
 
 def test_jar_of_a_driver_is_there(path: Path) -> None:
-    """Spark only warns of one that is not (issue 27)."""
+    """Spark only warns about a missing jar, so etlstage reports it (issue 27)."""
     (path.parent / "postgresql.jar").touch()
     jar = path.parent / "postgres.jar"
     there = path.parent / "postgresql.jar"
@@ -388,7 +388,7 @@ def test_jar_of_a_driver_is_there(path: Path) -> None:
 def test_relative_jar_is_seen_from_where_spark_starts(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not from the folder of the file, as Spark resolves it (issue 23)."""
+    """Spark resolves it against the working directory, not the file's (issue 23)."""
     (path.parent / "beside.jar").touch()
     started = path.parent / "started"
     started.mkdir()

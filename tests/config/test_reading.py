@@ -43,7 +43,7 @@ def test_long_texts(path: Path) -> None:
 
 
 def test_places_count_from_one(path: Path) -> None:
-    """Keys, list items and values each have theirs."""
+    """Keys, list items and values each have a place."""
     path.write_text("a:\n  - b: c\n    d: [e]\n")
     document = read(path)
     assert document.keys[("a",)] == FilePlace(1, 1)
@@ -154,12 +154,12 @@ def test_aliases_of_aliases_are_bounded(path: Path) -> None:
 
 
 def test_deep_nesting_is_refused(path: Path) -> None:
-    """Deep enough to exhaust the parser's stack."""
+    """Such nesting would exhaust the parser's stack."""
     assert error_of(path, "[" * 1000) == "pipeline.yaml: is nested too deeply"
 
 
 def changed(path: Path, base: str, *overlays: str, values: Sequence[str] = ()) -> Any:  # noqa: ANN401 - what YAML holds
-    """Return what is read of a file with others over it."""
+    """Return the data of a file with overlays and single values laid over it."""
     path.write_text(base)
     files = []
     for i, text in enumerate(overlays):
@@ -171,7 +171,7 @@ def changed(path: Path, base: str, *overlays: str, values: Sequence[str] = ()) -
 
 
 def problems_of(path: Path, *layers: str, values: Sequence[str] = ()) -> list[str]:
-    """Return what is reported about a file with others over it, without its folder."""
+    """Return the problems of a file with others over it, without its folder."""
     with pytest.raises(ConfigError) as caught:
         changed(path, *layers, values=values)
     return [p.replace(f"{path.parent}/", "") for p in caught.value.problems]
@@ -191,12 +191,12 @@ def problems_of(path: Path, *layers: str, values: Sequence[str] = ()) -> list[st
     ],
 )
 def test_merge_keys(path: Path, content: str, data: object) -> None:
-    """What stands beside them wins, then the first of several."""
+    """Keys beside a merge win over merged ones; of several merges the first wins."""
     assert changed(path, content)["d"] == data
 
 
 def test_what_is_merged_has_its_place(path: Path) -> None:
-    """Where it was written; where it is used it is not."""
+    """A merged key has the place where it was written, not where it is merged."""
     path.write_text("x-a: &a\n  b: 1\nc:\n  <<: *a\n")
     assert read(path).keys[("c", "b")] == FilePlace(2, 3)
 
@@ -211,13 +211,13 @@ def test_what_is_merged_has_its_place(path: Path) -> None:
     ],
 )
 def test_merge_key_that_is_wrong(path: Path, content: str, problem: str) -> None:
-    """There is nothing to merge, or no end."""
+    """A merge needs mappings, and must not contain itself."""
     (said,) = problems_of(path, content)
     assert said.startswith(f"pipeline.yaml:{problem}")
 
 
 def test_own_keys_are_nobodys_business(path: Path) -> None:
-    """At the top; what is in them counts where it is used."""
+    """``x-`` keys at the top are ignored; their content counts where it is used."""
     base = "x-a: &a {b: '${ETLSTAGE_NOPE}'}\nc: {x-d: 1}\n"
     assert changed(path, base) == {"c": {"x-d": "1"}}
     (said,) = problems_of(path, base + "e: *a\n")
@@ -225,7 +225,7 @@ def test_own_keys_are_nobodys_business(path: Path) -> None:
 
 
 def test_overlays(path: Path) -> None:
-    """Mappings become one; of all else the last wins."""
+    """Mappings are merged; of anything else the last one wins."""
     base = "a: {b: 1, c: {d: 2}}\ne: [1, 2]\nf: 1\n"
     over = "a: {c: {d: 3, g: 4}}\ne: [3]\nf: {h: 1}\n"
     assert changed(path, base, over, "f: 2\n") == {
@@ -236,7 +236,7 @@ def test_overlays(path: Path) -> None:
 
 
 def test_what_lies_below_is_forgotten(path: Path) -> None:
-    """Its mistakes and its secrets, too."""
+    """Mistakes and secrets of replaced values don't count any more."""
     base = "a: ${ETLSTAGE_NOPE}\nb:\n  c: [1, !x 2]\nd: 1\nd: 2\n"
     assert changed(path, base, "a: 1\nb: {c: 2}\nd: 3\n")["b"] == {"c": "2"}
     path.write_text("a: ${HOME}\n")
@@ -246,7 +246,7 @@ def test_what_lies_below_is_forgotten(path: Path) -> None:
 
 
 def test_problems_of_layers(path: Path) -> None:
-    """Each in its own file, in the order in which they are laid."""
+    """Each problem names its own file, in the order of the layers."""
     layers = "a: !x 1\nb: !x 1\n", "b: !y 1\n\nc: {d: !y 1}\n"
     values = ["c.e=${ETLSTAGE_NOPE}", "c.d.f=1", "hunter2"]
     assert problems_of(path, *layers, values=values) == [
@@ -280,7 +280,7 @@ def test_problems_of_layers(path: Path) -> None:
     ],
 )
 def test_single_values(path: Path, value: str, data: object) -> None:
-    """Text, or YAML where it looks like that."""
+    """A value is read as text, or as YAML if it looks like YAML."""
     assert changed(path, "b: [{c: 1}]\n", values=[value]) == data
 
 
@@ -302,13 +302,13 @@ def test_single_values(path: Path, value: str, data: object) -> None:
     ],
 )
 def test_single_value_that_is_wrong(path: Path, value: str, problem: str) -> None:
-    """It is named as it was given."""
+    """The error repeats the place as it was given."""
     (said,) = problems_of(path, "b: [{c: 1}]\n", values=[value])
     assert said.startswith(f"--set {problem}")
 
 
 def test_single_value_by_name(path: Path) -> None:
-    """A place in a list may be a name, which outlives a stage more (issue 23)."""
+    """A name may stand for an index, and stays right as stages are added (issue 23)."""
     base = "t: [{c: 0}, {name: a, c: 1}, {name: b c, c: 2}]\n"
     assert changed(path, base, values=["t.a.c=3", "t['b c'].d.e=4"]) == {
         "t": [
@@ -323,7 +323,7 @@ def test_single_value_by_name(path: Path) -> None:
 
 
 def test_items_with_names_become_one(path: Path) -> None:
-    """Those of an overlay are laid over those of their names (issue 23)."""
+    """Items of an overlay are merged into those of the same name (issue 23)."""
     base = "t: [{name: a, c: {d: 1}}, {name: b}, {e: 1}]\n"
     over = "t: [{name: new}, {name: a, c: {f: 2}}]\n"
     assert changed(path, base, over) == {
@@ -346,7 +346,7 @@ def test_items_with_names_become_one(path: Path) -> None:
     ],
 )
 def test_what_an_overlay_drops_is_reported(path: Path, over: str, dropped: str) -> None:
-    """A list without the names of the one below takes its place (issue 23)."""
+    """A list that shares no name with the one below replaces it (issue 23)."""
     warnings: list[str] = []
     path.write_text("t: [{name: a}, {c: 1}, x]\nw: [1]\n")
     (path.parent / "o.yaml").write_text(f"w: [2]\n{over}")
@@ -359,15 +359,15 @@ def test_what_an_overlay_drops_is_reported(path: Path, over: str, dropped: str) 
 
 
 def test_half_of_a_character(path: Path) -> None:
-    """It could be in no name, and can't be printed (issue 23)."""
+    """A lone surrogate can't be part of a name, or be printed (issue 23)."""
     assert problems_of(path, '"\\ud800": 1\nb: "\\ud800"\n') == [
         "pipeline.yaml:1:1: a key holds half of a character",
-        "pipeline.yaml:2:4: b: is no text: it holds half of a character",
+        "pipeline.yaml:2:4: b: is not text: it holds half of a character",
     ]
 
 
 def test_file_over_it_that_is_none(path: Path) -> None:
-    """As for the pipeline itself."""
+    """An invalid overlay is reported as an invalid pipeline is."""
     assert problems_of(path, "a: 1\n", "") == [
         "over0.yaml: is empty, expected a pipeline"
     ]
@@ -382,7 +382,7 @@ def test_missing_file(path: Path) -> None:
 
 
 def test_file_of_another_name(path: Path) -> None:
-    """It is likely to be meant (issue 11)."""
+    """A file of a similar name is suggested (issue 11)."""
     path.write_text("")
     close = rf"no such file \(did you mean '{path.name}'\?\)$"
     with pytest.raises(ConfigError, match=close):
@@ -426,7 +426,7 @@ def test_pipe_is_read(tmp_path: Path) -> None:
 
 
 def test_named_pipe_is_refused(path: Path) -> None:
-    """No one may ever write to it (issue 10)."""
+    """No process may ever write to it (issue 10)."""
     os.mkfifo(path)
     with pytest.raises(ConfigError) as caught:
         read(path)

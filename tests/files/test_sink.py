@@ -95,6 +95,44 @@ async def test_text_has_one_column(tmp_path: Path) -> None:
     assert [m for run in runs for m in run] == [b"a", b"b"]
 
 
+@pytest.mark.parametrize(
+    ("schema", "run", "why"),
+    [
+        (None, [b"a\r", b"b\nc", b"d\re"], "it has a line break at offset 1"),
+        ("v binary", [b"a\r", b"\xff\n", b"d\re"], "it has a line break at offset 1"),
+        (
+            "day string null, v string null",
+            [
+                b'{"v":"a\\r","day":"m\\nn"}',
+                b'{"v":"b\\nc","day":"m\\nn"}',
+                b'{"v":"d\\r\\r","day":"m\\nn"}',
+            ],
+            "field 'v' has a line break at offset 1",
+        ),
+    ],
+)
+async def test_line_break_does_not_make_two_rows_of_text(
+    tmp_path: Path, schema: str | None, run: list[bytes], why: str
+) -> None:
+    """Such a message is dead-lettered, or nothing is loaded."""
+    settings: Any = {"schema": schema, "format": "text"}
+    if schema is not None and "day" in schema:
+        settings["partition_by"] = ["day"]
+    with pytest.raises(SinkFailed) as caught:
+        await load(tmp_path / "o", run, **settings)
+    assert str(caught.value).endswith(
+        f": message 2 is the first, {why}, and would be two rows of format text; json,"
+        " csv and parquet keep it one; nothing of epoch 1 is loaded"
+    )
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    policy = ErrorPolicy(then="dead_letter", budget=ErrorBudget())
+    settings |= {"dead_letters": letters, "mode": "append", "on_error": policy}
+    await load(tmp_path / "o", run, **settings)
+    (part,) = (tmp_path / "o").rglob("part-*")
+    assert part.read_bytes() == b"a\r\n"
+    assert [letter.message for letter in letters.letters()] == run[1:]
+
+
 async def test_what_does_not_fit_is_dead_lettered(tmp_path: Path) -> None:
     """Or it fails the run; what else is there is loaded, or not (issue 23)."""
     run = [b'{"n":1}', b"x", b'{"n":"y"}']

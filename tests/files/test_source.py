@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import SourceFailed
-from etlstage.files import formats
+from etlstage.files import formats, lines
 from etlstage.files.source import FileSource
 from etlstage.messages import AnnotatedRun, Position, Run
 
@@ -77,7 +77,7 @@ async def test_reading_goes_on_behind_any_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Wherever a run was cut, in a packed file, too (issue 23)."""
-    monkeypatch.setattr(formats, "_CHUNK", 60)
+    monkeypatch.setattr(lines, "_CHUNK", 60)
     monkeypatch.setattr(formats, "_ROWS", 7)
     for name in ("a", "b", "c"):
         numbers = [f"{name}{n}" for n in range(25)]
@@ -182,6 +182,11 @@ async def test_message_and_key_are_columns(tmp_path: Path) -> None:
             {},
             "in/f:2: a quote stands where a cell is neither begun",
         ),
+        ("csv", "a\n\xe9\n", {}, "in/f:2: the line is not UTF-8 at offset 0: convert"),
+        ("csv", "\xe9\n", {}, "in/f:1: the line is not UTF-8 at offset 0: convert"),
+        ("csv", "\n\n\xe9\n", {}, "in/f:3: the line is not UTF-8 at offset 0: convert"),
+        ("csv", "a,b\nc,d,e\n", {}, "in/f:2: the line has 3 cells, expected 2: write"),
+        ("csv", 'a,b\n"c\nd",e\n', {}, "a cell with a line break is for Spark's end"),
         (
             "csv",
             "a,a\n",
@@ -190,9 +195,22 @@ async def test_message_and_key_are_columns(tmp_path: Path) -> None:
         ),
         (
             "csv",
-            "x\n",
+            "\n\na,a\n",
+            {"options": {"header": "true"}},
+            "in/f:3: column 'a' is there",
+        ),
+        ("csv", '\n"a"b\n', {}, "in/f:2: a quote stands where a cell is"),
+        (
+            "csv",
+            "1\n\n \n2\nx\ny\n",
             {"schema": "a long"},
-            "in/f, lines from 1: a value of column 'a'",
+            "in/f:5: the value of column 'a' is not of type bigint",
+        ),
+        (
+            "csv",
+            "a\n1\n2\nx\n",
+            {"schema": "a long", "options": {"header": "true"}},
+            "in/f:4: the value of column 'a' is not of type bigint",
         ),
         (
             "csv",
@@ -220,15 +238,99 @@ async def test_message_and_key_are_columns(tmp_path: Path) -> None:
             {"schema": "a long"},
             "in/f:1: field 'a' is a string that",
         ),
-        ("parquet", "x", {}, "in/f is no Parquet:"),
+        ("json", '{"a":1}\n{"\\uD800":1}', {}, "in/f:2: half of a surrogate pair is"),
+        ("parquet", "x", {}, "in/f is not Parquet: if it is another format, set"),
     ],
 )
 async def test_file_that_cant_be_read(
     tmp_path: Path, kind: str, text: str, settings: dict[str, Any], error: str
 ) -> None:
     """Its place is reported, and what would do."""
-    (tmp_path / "f").write_text(text)
+    (tmp_path / "f").write_text(text, "latin-1")
     assert error in await error_of(tmp_path, kind, **settings)
+
+
+async def test_first_line_is_in_the_file_that_has_it(tmp_path: Path) -> None:
+    """Files without a line come before it (issue 23)."""
+    (tmp_path / "f").touch()
+    (tmp_path / "g").write_text('"a"b\n')
+    error = await error_of(tmp_path, "csv")
+    assert "in/g:1: a quote stands where a cell is" in error
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "wrong"),
+    [("csv", "1", "x"), ("csv", "1", "1,2"), ("json", '{"a":1}', "x")],
+)
+@pytest.mark.parametrize("packed", [False, True])
+async def test_line_is_counted_from_the_beginning_of_its_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    line: str,
+    wrong: str,
+    packed: bool,
+) -> None:
+    """Also where reading resumes in the middle (issue 23)."""
+    monkeypatch.setattr(lines, "_CHUNK", 10)
+    data = "\r\n".join([*[line] * 12, wrong, ""]).encode()
+    name = "f.gz" if packed else "f"
+    (tmp_path / name).write_bytes(gzip.compress(data) if packed else data)
+
+    def source() -> FileSource:
+        return FileSource(
+            str(tmp_path), kind, schema="a long", run_messages=2, keeps=True
+        )
+
+    found = list[Position]()
+
+    async def read() -> None:
+        async for item in source().runs():
+            found.extend([item] if isinstance(item, Position) else [])
+
+    with pytest.raises(SourceFailed, match=f"{name}:13: "):
+        await read()
+    assert len(found) > 2
+    for position in found:
+        again = source()
+        again.resume(position.value)
+        with pytest.raises(SourceFailed, match=f"{name}:13: "):
+            await items_of(again)
+
+
+async def test_cells_behind_the_last_column_are_lost_if_they_are_empty(
+    tmp_path: Path,
+) -> None:
+    """Some programs end each line with a separator."""
+    (tmp_path / "f").write_text("a,b\n1,2,\n3\n")
+    source = FileSource(str(tmp_path), "csv", options={"header": "true"})
+    assert await messages_of(source) == [b'{"a":"1","b":"2"}', b'{"a":"3","b":null}']
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        (
+            {"t": pa.array([1], pa.duration("us"))},
+            "column 't' is duration[us], which can't be written as JSON",
+        ),
+        (
+            {"t": pa.array([1 << 60], pa.timestamp("us"))},
+            "column 't' has a date or time outside of the years 1 to 9999, which can't",
+        ),
+        (
+            {"t": pa.array([1]), "u": pa.array([1])},
+            "in/f: column 't' is there twice, and JSON has it once: name them apart",
+        ),
+    ],
+)
+async def test_parquet_that_is_no_json(
+    tmp_path: Path, columns: dict[str, pa.Array], error: str
+) -> None:
+    """The column is named, and what would do."""
+    table = pa.Table.from_arrays([*columns.values()], ["t"] * len(columns))
+    pq.write_table(table, tmp_path / "f")
+    assert error in await error_of(tmp_path, "parquet")
 
 
 async def test_nothing_there(tmp_path: Path) -> None:
@@ -269,7 +371,7 @@ async def test_cells_are_read_alike_at_once_and_by_line(
     path.write_text("".join(f"{','.join(map(cell, row))},z\n" for row in rows))
     source = FileSource(str(path), "csv", options={"escape": escape})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "_CHUNK", chunk)
+        patch.setattr(lines, "_CHUNK", chunk)
         cut = await messages_of(source)
     assert cut == await messages_of(source)
     wanted = FileSource(str(path), "csv", options={"escape": escape}, message="_c2")

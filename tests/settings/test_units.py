@@ -11,14 +11,14 @@ from etlstage.settings.problem import Invalid
 
 
 def of(annotation: object) -> Kind:
-    """Return what reads values of an annotated type."""
+    """Return the kind that reads values of an annotated type."""
     found = get_args(annotation)[1]
     assert isinstance(found, Kind)
     return found
 
 
 def wrong(annotation: object, value: object) -> str:
-    """Return what is reported of a value."""
+    """Return the error about a value."""
     with pytest.raises(Invalid) as caught:
         of(annotation).read(value)
     return str(caught.value)
@@ -31,6 +31,7 @@ def wrong(annotation: object, value: object) -> str:
         ("500ms", 0.5),
         ("2m", 120.0),
         ("1.5h", 5400.0),
+        ("7d", 604800.0),
         ("10", 10.0),
         (".5", 0.5),
         ("2 s", 2.0),
@@ -51,25 +52,26 @@ def test_duration(written: object, seconds: float) -> None:
         ("10MB", 10_000_000),
         ("1.5kB", 1500),
         ("2GiB", 2147483648),
+        ("2TiB", 2199023255552),
         ("7B", 7),
         ("0.1", 1),
         (100, 100),
     ],
 )
 def test_size(written: object, size: int) -> None:
-    """A number alone is bytes, whole ones, and not none."""
+    """A number alone is bytes, at least one."""
     assert of(units.Size).read(written) == size
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "1 week", "1e3", "inf", "nan", "1_0"])
 def test_what_is_no_duration(text: str) -> None:
-    """Nothing is guessed."""
+    """Unknown units and forms are refused."""
     assert wrong(units.Duration, text) == (
         f"expected a duration such as 500ms, 30s or 2m, got {text!r}"
     )
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "1mib", "1TiB", "1 M"])
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1mib", "1PiB", "1 M"])
 def test_what_is_no_size(text: str) -> None:
     """Units are case-sensitive: 1 Mb and 1 MB differ by eight elsewhere."""
     assert wrong(units.Size, text) == (
@@ -79,12 +81,12 @@ def test_what_is_no_size(text: str) -> None:
 
 @pytest.mark.parametrize("nothing", ["0", "0s", 0, -1, float("nan")])
 def test_nothing_is_no_quantity(nothing: object) -> None:
-    """Neither a time nor a size of zero is of use."""
+    """A duration must be longer than zero."""
     assert "expected more than 0" in wrong(units.Duration, nothing)
 
 
 def test_nothing_may_be_a_size_where_that_is_a_bound() -> None:
-    """No core dump is what most people want."""
+    """Zero disables core dumps, which is what most people want."""
     assert of(units.SizeOrZero).read("0") == of(units.SizeOrZero).read(0) == 0
     assert "more than 0" in wrong(units.SizeOrZero, -1)
 
@@ -127,7 +129,7 @@ def test_window() -> None:
     ],
 )
 def test_what_is_refused(annotation: object, value: object) -> None:
-    """Each kind knows its own."""
+    """Each kind refuses values that are not its own."""
     assert wrong(annotation, value)
 
 
@@ -155,7 +157,7 @@ def test_what_is_refused(annotation: object, value: object) -> None:
 def test_what_was_read_is_written_as_people_do(
     annotation: object, read: object, written: object
 ) -> None:
-    """And read again, it is the same; so is what was read already."""
+    """Written values are read back unchanged, and so are values already read."""
     reader = of(annotation)
     assert reader.written(read) == written
     assert reader.read(written) == read
@@ -163,14 +165,14 @@ def test_what_was_read_is_written_as_people_do(
 
 
 def test_size_without_end_is_none() -> None:
-    """A duration may have no end, in Python."""
+    """A duration may be infinite in Python, but a size may not."""
     assert of(units.Duration).read(float("inf")) == float("inf")
     assert "expected a size" in wrong(units.Size, float("inf"))
 
 
 @pytest.mark.parametrize("name", ["Duration", "Seconds", "Size", "Positive"])
 def test_quantity_has_an_end(name: str) -> None:
-    """What is written is a number, however many digits it has (issue 23)."""
+    """A number with too many digits does not become infinity (issue 23)."""
     kind = next(
         one for one in getattr(units, name).__metadata__ if isinstance(one, Kind)
     )

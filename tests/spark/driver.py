@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own, which runs what a test sends it."""
+"""A Spark driver in its own process, which runs the code that a test sends."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ session.stop()
 
 def make_session(**settings: Any) -> Session:  # noqa: ANN401 - those of Session
     """
-    Return a session; a server of its own has a port of its own.
+    Return a session; the server of a Connect session has a free port.
 
-    The client of a server in its own process always goes to port 15002, which another
-    run of these tests may have. So this process can have no other client.
+    The client of a server in the same process always connects to port 15002, which
+    another run of these tests may use. So the default port of this process is changed,
+    and it can have no other client.
     """
     if settings.get("remote") is not None:
         from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -65,16 +66,16 @@ def make_session(**settings: Any) -> Session:  # noqa: ANN401 - those of Session
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return what a process of its own needs of our environment, and ``more``."""
-    # A session over Connect leaves its marks there, and would have another like it.
+    """Return the environment of a separate process: ours, adapted, and ``more``."""
+    # A Connect session leaves variables there, which would lead to another like it.
     ours = {k: v for k, v in os.environ.items() if not k.startswith("SPARK_")}
-    # Without zips: what a test has shipped is on our path, too.
+    # Without zips: artifacts that a test has shipped are on our path, too.
     path = os.pathsep.join(path for path in sys.path if os.path.isdir(path))
     return {**ours, "PYTHONPATH": path, **more}
 
 
 class Failed(Exception):
-    """The driver's code raised; the text is Spark's, explained."""
+    """The driver's code raised; the text is the explained error."""
 
 
 class Driver:
@@ -82,9 +83,9 @@ class Driver:
     A process with a session, until the context ends.
 
     Args:
-        place: Its working directory, and where its stderr goes.
+        place: The working directory, which gets a file of its stderr.
         environ: Added to our environment.
-        session: How to make its :class:`etlstage.spark.Session`.
+        session: Arguments of its :class:`etlstage.spark.Session`.
 
     """
 
@@ -109,9 +110,9 @@ class Driver:
 
     def start(self, source: str) -> Future[Any]:
         """
-        Have ``source`` run beside what runs already; ``result`` is its result.
+        Run ``source`` concurrently; its variable ``result`` becomes the result.
 
-        It sees ``session``, ``spark`` and ``restart()``, which makes these anew.
+        It sees ``session``, ``spark`` and ``restart()``, which recreates these.
         """
         number = next(self._numbers)
         self._asked[number] = answer = Future[Any]()
@@ -121,8 +122,8 @@ class Driver:
         return answer
 
     def run(self, source: str = "") -> Any:  # noqa: ANN401 - whatever JSON can tell
-        """Return what ``source`` leaves in ``result``."""
-        return self.start(source).result(150)
+        """Run ``source``; return its variable ``result``."""
+        return self.start(source).result(280)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

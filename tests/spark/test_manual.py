@@ -1,4 +1,4 @@
-"""What the manual shows of Spark, as it stands there."""
+"""The manual's examples of Spark, run as they are printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from etlstage.cli.app import run_command
 from etlstage.spark import Session
 from tests.manual.fences import SECTIONS, run, write
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 FILES = {
     "papers.ndjson": '{"id": 1, "title": " one "}\n{"id": 2, "title": "two"}\n',
@@ -100,7 +100,7 @@ spark = SparkSession.builder.master("local[2]").getOrCreate()
 
 
 def text_of(name: str, file: str = "") -> str:
-    """Return what a section has fenced: one block, or the file of this name."""
+    """Return a code block of a section: its only one, or that of a file."""
     (text,) = (f.text for f in SECTIONS[name] if f.file == file)
     return text
 
@@ -108,7 +108,7 @@ def text_of(name: str, file: str = "") -> str:
 def test_programs_for_spark(
     program: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    """A stage as a function of DataFrames, sent to executors, and as a data source."""
+    """A stage as a function of DataFrames, on executors, and as a data source."""
     parts = (
         BEFORE.format(files=FILES),
         text_of("how-to/transform.md#Transform a DataFrame in a notebook"),
@@ -141,7 +141,7 @@ def test_notebook(
     program: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
 ) -> None:
-    """Its cells are a program, which prints what is shown (issue 27)."""
+    """Its cells are one program, which prints the output that is shown (issue 27)."""
     cells, shown = [], []
     for block in SECTIONS["tutorials/notebook.md"]:
         if block.language == "text":
@@ -164,7 +164,7 @@ def shell(
     session: Session,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Shell]:
-    """Type commands of etlstage into this process, which has a session already."""
+    """Run commands of etlstage in this process, which has a session already."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     for name in [name for name in os.environ if name.startswith("SPARK_")]:
@@ -176,7 +176,7 @@ def shell(
         monkeypatch.setattr(sys, "argv", shlex.split(command))
         run_command()
         seen = capsys.readouterr()
-        sys.stderr.write(seen.err)  # pytest shows it of a failure
+        sys.stderr.write(seen.err)  # pytest shows it for a failed test
         return seen.out
 
     yield lambda commands, _: [printed(command) for command in commands]
@@ -185,7 +185,7 @@ def shell(
 
 @pytest.mark.classic
 def test_first_page(shell: Shell, tmp_path: Path) -> None:
-    """It runs, and on the other engine, too, which leaves no trace (issue 11)."""
+    """It runs, as does the comparison of engines, which leaves no files (issue 11)."""
     run("README.md#etlstage", {"shell": shell})
     before = set(tmp_path.rglob("*"))
     run("how-to/compare-engines.md#Compare two engines", {"shell": shell})
@@ -194,7 +194,7 @@ def test_first_page(shell: Shell, tmp_path: Path) -> None:
 
 @pytest.mark.classic
 def test_tests_of_a_pipeline(shell: Shell) -> None:
-    """One fails, for its worker forgets to refuse; one has rows (issue 11)."""
+    """One fails, as its worker forgets to refuse; one has rows (issue 11)."""
     for name, text in TESTED.items():
         write(name, text)
     write("papers.ndjson", "")

@@ -37,7 +37,7 @@ _ALL: Final = ("local", "spark", "streaming")
 
 
 def digest(settings: Mapping[str, object]) -> str:
-    """Return a digest of settings, and not their values: some are secret."""
+    """Return a digest of settings in place of their values: some are secret."""
     plain = json.dumps(settings, default=str, sort_keys=True)
     return sha256(plain.encode()).hexdigest()
 
@@ -49,12 +49,12 @@ def _frame_rules(given: Mapping[str, Any], default: str) -> Iterable[Problem]:
     named = {name.lower() for name in options} if isinstance(options, dict) else set()
     somewhere = given.get("path") or given.get("table") or named & {"path", "paths"}
     if given and not somewhere and of_files(given.get("format", default)):
-        # Spark takes text that is nowhere for an empty DataFrame.
+        # Without a place, Spark reads format text as an empty DataFrame.
         yield broken((), "needs the key path or the key table")
 
 
 def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the values that are not null, their path seen from ``folder``."""
+    """Return the values that are not null, with the path relative to ``folder``."""
     placed = {name: value for name, value in values.items() if value is not None}
     if "path" in placed:
         placed["path"] = located(placed["path"], folder)
@@ -62,7 +62,7 @@ def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _shown(settings: Mapping[str, Any]) -> str:
-    """Return what is read, without options, for they may be secret."""
+    """Return what is read, without the options, which may be secret."""
     names = ("format", "table", "path")
     return " ".join(str(settings[name]) for name in names if name in settings)
 
@@ -74,34 +74,34 @@ def _text(format_: str | None, table: str | None, path: str | None, way: str) ->
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparkSourceKeys(RowSourceKeys):
-    """A DataFrame to read, and the message that a row becomes."""
+    """A DataFrame to read, and the message made from each row."""
 
     engines: ClassVar[Sequence[str]] = _ALL
     needs_spark: ClassVar[bool] = True
     repeatable: ClassVar[bool] = True
     format: str | None = None
-    """As Spark calls it; without it Spark's default."""
+    """Format, named as in Spark; by default Spark's own default."""
     table: str | None = None
-    """A table of the catalog, in place of a path."""
+    """Table of the catalog, in place of a path."""
     message: str | None = None
-    """A Spark SQL expression; without it the only column if it is text or binary,
-    else all columns as JSON, with nulls."""
+    """Spark SQL expression for the message; by default the only column if it is text or
+    binary, else all columns as JSON, with nulls."""
     key: str | None = None
-    """A Spark SQL expression, for order: key of the next stage."""
+    """Spark SQL expression for the key, for order: key of the next stage."""
     sort: str | None = None
-    """A Spark SQL expression that rows are sorted by on engine local, such as a column
+    """Spark SQL expression by which rows are sorted on engine local, such as the column
     that is shards.sequence."""
     spool: Argument | None = None
-    """Where all messages wait on engine local; without it the system's temporary
-    directory."""
+    """Folder where all messages are stored before they are processed, on engine local;
+    by default state, or else the system's temporary directory."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         return _frame_rules(given, "")
 
     def missing(self, loc: Loc, look: Look) -> Iterator[Problem]:
-        """Yield the input, if it is files and there are none."""
+        """Yield a problem if the input is files, and there are none."""
         kind = self.format or "parquet"
         files = self.table is None and look.reads_here
         if self.path and files and (of_files(kind) or kind.lower() == "binaryfile"):
@@ -113,11 +113,11 @@ class SparkSourceKeys(RowSourceKeys):
 
     def edge(self, stage: ExtractKeys, site: Site) -> str | None:
         """Return where the spool is."""
-        where = site.folder / self.spool if self.spool else "the temporary directory"
-        return f"a spool on disk in {where}, all messages"
+        where = site.folder / self.spool if self.spool else site.state
+        return f"a spool on disk in {where or 'the temporary directory'}, all messages"
 
     def source(self, stage: ExtractKeys, site: Site) -> Source:
-        """Return what reads the DataFrame through a spool."""
+        """Return the source that reads the DataFrame through a spool."""
         from etlstage.spark import DataFrameSource, read_frame
         from etlstage.spark.dataframe.source import RUN_BYTES, RUN_MESSAGES
 
@@ -140,7 +140,7 @@ class SparkSourceKeys(RowSourceKeys):
         )
 
     def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
-        """Yield an order that only one who reads alone can have."""
+        """Yield the problem of ``sort`` on engines that read in parallel."""
         yield from RowSourceKeys.wrong(self, stage, pipeline)
         if self.sort is not None and pipeline.engine != "local":
             text = "needs engine local: elsewhere partitions are read side by side"
@@ -163,13 +163,13 @@ class SparkSourceKeys(RowSourceKeys):
         )
 
     def reading(self, file: Path) -> Self:
-        """Return the same for a file of JSON objects."""
+        """Return the keys for reading a file of JSON objects."""
         return replace(
             self, format="json", path=str(file), table=None, options={}, spool=None
         )
 
     def _reading(self, folder: Path) -> dict[str, Any]:
-        """Return how to read, as :func:`read_frame` wants to know it."""
+        """Return the keyword arguments for :func:`read_frame`."""
         values = _placed(self.given("format", "path", "table", "options"), folder)
         if self.schema_ is not None:
             values["schema"] = spark_ddl(self.schema_)
@@ -183,13 +183,13 @@ class SparkSinkKeys(RowSinkKeys):
     engines: ClassVar[Sequence[str]] = _ALL
     needs_spark: ClassVar[bool] = True
     format: str = "parquet"
-    """As Spark calls it."""
+    """Format, named as in Spark."""
     table: str | None = None
-    """A table of the catalog, in place of a path."""
+    """Table of the catalog, in place of a path."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         return _frame_rules(given, "parquet")
 
     def found(self, look: Look) -> Path | None:
@@ -202,11 +202,11 @@ class SparkSinkKeys(RowSinkKeys):
         return _text(self.format, self.table, self.path, "to")
 
     def held(self, engine: str) -> int:
-        """Return what an epoch takes until it is written, twice."""
+        """Return twice the bytes of an epoch, which is held until it is written."""
         return 2 * self.epoch.bytes if engine == "local" else 0
 
     def sink(self, stage: LoadKeys, site: Site) -> DataFrameSink:
-        """Return what writes the DataFrame, an epoch at a time."""
+        """Return the sink that writes the DataFrame, an epoch at a time."""
         from etlstage.spark import DataFrameSink
 
         return DataFrameSink(
@@ -218,7 +218,7 @@ class SparkSinkKeys(RowSinkKeys):
         )
 
     def spark_sink(self, stage: LoadKeys, site: Site) -> SparkSink:
-        """Return the same: it takes DataFrames, too."""
+        """Return the same sink, which takes DataFrames, too."""
         return self.sink(stage, site)
 
     def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
@@ -231,7 +231,7 @@ class SparkSinkKeys(RowSinkKeys):
             yield broken(("load", "spark", "mode"), text, at_key=False)
 
     def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
-        """Yield why a DataFrame can't be loaded once, and what would do."""
+        """Yield why a DataFrame can't be loaded once, with the remedy."""
         if self.format.lower() == "jdbc":
             if not {"url", "dbtable"} <= {name.lower() for name in self.options}:
                 yield "needs load.spark.options with url and dbtable"
@@ -253,7 +253,7 @@ class SparkSinkKeys(RowSinkKeys):
         yield from unrecorded(pipeline)
 
     def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
-        """Return what becomes of an epoch, or of a batch, that was cut off."""
+        """Return what becomes of an interrupted epoch or batch."""
         folders = self.path is not None and of_files(self.format)
         if pipeline.engine == "streaming" and not folders:
             return (
@@ -283,10 +283,10 @@ class SparkSinkKeys(RowSinkKeys):
 
     def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
         """
-        Return what adds to what is there.
+        Return keys that append to existing output.
 
-        A stream has a folder for each of its epochs: there a retry has one, too, which
-        is replaced as a whole until the retry is recorded.
+        On another machine, a stream has a folder for each epoch. There a retry has one,
+        too, which is replaced as a whole until the retry is recorded.
         """
         sink, delivery = replace(self, mode="append"), pipeline.delivery
         if pipeline.engine == "streaming" and sink.path is not None:
@@ -302,12 +302,12 @@ class SparkSinkKeys(RowSinkKeys):
         return pipeline.delivery == "exactly-once" and self.path is None
 
     def writing(self, folder: Path) -> Self:
-        """Return the same that writes Parquet there."""
+        """Return the keys for writing Parquet into a folder."""
         path = str(folder / "rows")
         return replace(self, format="parquet", path=path, table=None, options={})
 
     def rows_in(self, folder: Path, site: Site) -> list[bytes]:
-        """Return the rows of that Parquet."""
+        """Return the rows of the Parquet files in a folder."""
         from etlstage.spark.dataframe.read import objects_of, read_frame
 
         path = str(folder / "rows")
@@ -335,21 +335,21 @@ class SparkLetterKeys(Keys):
     """A DataFrame to which the dead letters of each run are appended."""
 
     format: str = "parquet"
-    """As Spark calls it."""
+    """Format, named as in Spark."""
     path: Argument | None = None
-    """Where it goes, relative to the file's folder."""
+    """Path to write, relative to the pipeline file's folder."""
     table: str | None = None
-    """A table of the catalog, in place of a path."""
+    """Table of the catalog, in place of a path."""
     options: dict[str, str] = field(default_factory=dict)
     """Options of the format."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
+        """Return the contradictions among the given values."""
         return _frame_rules(given, "parquet")
 
     def sink(self, site: Site) -> DeadLetterSink:
-        """Return what appends dead letters to the DataFrame."""
+        """Return the sink that appends dead letters to the DataFrame."""
         from etlstage.spark import DeadLetterFrame, Destination
 
         writing = _placed(self.given("format", "path", "table", "options"), site.folder)

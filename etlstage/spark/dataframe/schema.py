@@ -1,17 +1,19 @@
 """
-Which messages fit a schema, and the columns they become.
+Validation of messages against a schema, and conversion into columns.
 
-A schema is a contract. Spark's ``from_json`` is lenient: it rounds, makes a string of a
-number and a time of another, takes the first of two objects, gives null for what it
-can't read or find. Here this fits: a JSON object as RFC 8259 has it, alone in its
-message, whose values are of the types of the schema, with a value for every NOT NULL
-field and for at least one field of all. Beyond that a :class:`Contract` decides which
-columns must be there, if only with null, and whether there may be others.
+A schema is a contract, but Spark's ``from_json`` is lenient: it rounds, it converts
+numbers to strings and times, reads only the first of two objects, and returns null for
+values that it can't parse or find. Here a message fits only if it is a single JSON
+object as RFC 8259 defines it, its values have the types of the schema, and there is a
+value for every NOT NULL field and for at least one field overall. A :class:`Contract`
+also decides which columns must be present, even if null, and whether other fields are
+allowed.
 
-A string is a JSON string, a date or a time is one in ISO 8601, to the microsecond, and
-without a zone where the type has none; a decimal is a number or a string with no more
-digits than its scale. Of a field that is there twice the last counts, in a map, too.
-All that is decided for all messages of a DataFrame before anything is written.
+A string must be a JSON string. A date or a time must be a string in ISO 8601, with
+microseconds at most, and without a zone where the type has none. A decimal is a number
+or a string with no more decimal places than its scale. If a field or the key of a map
+occurs twice, the last one counts. All messages of a DataFrame are checked before
+anything is written.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from pyspark.sql.types import (
 )
 
 from etlstage.pipeline import invalid
+from etlstage.pipeline.invalid import TextLines
 from etlstage.settings.ddl import columns_of, spark_ddl
 from etlstage.spark.session.job import run_job
 
@@ -75,45 +78,51 @@ _TEXTS: Final[Mapping[type[DataType], str]] = {
     TimestampNTZType: rf"^{_DATE}([T ]{_TIME})?$",
 }
 """
-What is a JSON string, and nothing else, and of which form.
+Types whose values must be JSON strings, with the pattern that these must match.
 
-A cast takes more: ``12:30`` as a time of today, ``20200102`` as a year, anything behind
-a date; and it drops what is below a microsecond, or a zone.
+A cast accepts more: ``12:30`` as a time today, ``20200102`` as a year, anything after a
+date. It also drops digits below a microsecond, and a zone.
 """
-_DIGITS: Final = 38  # of a decimal, at most
+_DIGITS: Final = 38  # largest precision of a decimal
 _NUMBER: Final = r"^[+-]?(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?$"
-"""Digits in front of the point and behind it, and the exponent."""
+"""Groups: digits before the point, digits after it, the exponent."""
 _ENDLESS: Final = r"[eE][+-]?\d{4,}$"
 _LONG: Final = r"[:\[,]\s*-?\d[\d.]*[eE][+-]?\d{4,}\s*[,\]}]"
-"""An exponent with which no number is a decimal, of a number among others of JSON."""
+"""A number in JSON text with an exponent that is too large for any decimal."""
+_HALF: Final = (
+    r"(?<!\\)(?:\\\\)*(?:"
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+"""An escaped surrogate without its other half, which no valid text contains."""
 _NOTHING: Final = ("0.0", "-0.0", "Infinity", "-Infinity")
 
 
 class Contract(NamedTuple):
-    """What is promised of the messages that become rows."""
+    """Requirements on the messages that become rows."""
 
     schema: StructType
     demanded: Sequence[str] = ()
-    """Columns that a message must have, if only with null."""
+    """Columns that a message must have, even if null."""
     closed: bool = False
-    """Whether it must have no others."""
+    """Whether a message must have no other fields."""
 
     @classmethod
     def of(
         cls, ddl: str, *, missing: str = "dead_letter", extra: str = "ignore"
     ) -> Self:
         """
-        Return what columns ask for.
+        Return the contract for the columns of ``ddl``.
 
         Args:
             ddl: The columns.
-            missing: What becomes of a message without a column that is not declared to be
-                ``NULL``: ``dead_letter``, or ``null``, as if it had null there.
-            extra: What becomes of one with a field that is no column: ``dead_letter``,
-                or ``ignore``, as if it had none.
+            missing: What happens to a message without a column that is not declared
+                ``NULL``: ``dead_letter``, or ``null``, as if the column were null.
+            extra: What happens to a message with a field that is not a column:
+                ``dead_letter``, or ``ignore``, as if the field were not there.
 
         Raises:
-            ValueError: If it is no DDL.
+            ValueError: If ``ddl`` is not valid.
 
         """
         columns = columns_of(ddl)
@@ -125,7 +134,7 @@ class Contract(NamedTuple):
 
 
 def is_raw(schema: StructType) -> bool:
-    """Return whether messages are the column's values as they are: one binary."""
+    """Return whether a schema is one binary column, whose values are whole messages."""
     return len(schema) == 1 and isinstance(schema[0].dataType, BinaryType)
 
 
@@ -134,9 +143,9 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
     Return ``frame`` with the columns ``row``, a struct, and ``unfit``, a boolean.
 
     Args:
-        frame: Has the messages as its column ``value``, a string, or null for what
-            is not UTF-8.
-        contract: What is asked of them.
+        frame: Has the messages in the string column ``value``, with null for a message
+            that is not UTF-8.
+        contract: Requirements on the messages.
 
     """
     value, schema = sf.col("value"), contract.schema
@@ -155,6 +164,8 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
         reduce(and_, [field.isNull() for field in fields]),
         _flaw(row, schema),
         rounded,
+        # Spark turns half a pair into a question mark, which other keys may contain.
+        value.rlike(_HALF) & _any_key(row, schema, lambda key: key.contains("?")),
         *_other_columns(value, dict(zip(schema.names, fields, strict=True)), contract),
     ]
     unfit = sf.coalesce(reduce(or_, flaws), sf.lit(True))
@@ -168,10 +179,10 @@ def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
 def _other_columns(
     value: Column, fields: dict[str, Column], contract: Contract
 ) -> list[Column]:
-    """Return whether a message lacks columns, and whether it has others."""
+    """Return tests for missing columns and for other fields, as far as required."""
     flaws, names = [], sf.json_object_keys(value)
     if contract.demanded:
-        # Names are only looked for where there is a null: it means a second reading.
+        # Listing the names parses the message again, so do it only if there is a null.
         some = reduce(or_, [fields[name].isNull() for name in contract.demanded])
         wanted = sf.array(*map(sf.lit, contract.demanded))
         lacking = sf.size(sf.array_except(wanted, names)) > 0
@@ -183,7 +194,7 @@ def _other_columns(
 
 
 def _wide(kind: DataType) -> DataType:
-    """Return a type without NOT NULL, by which nothing is converted unseen."""
+    """Return a wider type without NOT NULL, so that nothing is converted silently."""
     match kind:
         case StructType():
             return StructType(
@@ -194,16 +205,16 @@ def _wide(kind: DataType) -> DataType:
         case MapType():
             return MapType(kind.keyType, _wide(kind.valueType))
         case ByteType():
-            # As tinyint Spark takes 128 to 255, too, and makes -128 to -1 of them.
+            # For tinyint Spark also accepts 128 to 255, and makes them -128 to -1.
             return ShortType()
         case DecimalType():
-            # As many digits in front, and more behind the point.
+            # As many digits before the point, and more after it.
             return DecimalType(_DIGITS, _DIGITS - kind.precision + kind.scale)
     return VariantType() if type(kind) in _TEXTS else kind
 
 
 def _differs(kind: DataType) -> bool:
-    """Return whether a type is not parsed as itself."""
+    """Return whether a type is parsed as a wider one, see :func:`_wide`."""
     match kind:
         case StructType():
             return any(_differs(field.dataType) for field in kind)
@@ -215,7 +226,7 @@ def _differs(kind: DataType) -> bool:
 
 
 def _narrow(column: Column, kind: DataType) -> Column:
-    """Return what was parsed as a wide type as it is wanted, null if it can't be."""
+    """Convert a column parsed as a wide type to ``kind``; null where that fails."""
     if not _differs(kind):
         return column
     match kind:
@@ -239,7 +250,7 @@ def _narrow(column: Column, kind: DataType) -> Column:
 
 
 def _last_of_each(column: Column) -> Column:
-    """Return a map in which each key is once: ``from_json`` makes one with them all."""
+    """Return a map with the last value of each key: ``from_json`` keeps duplicates."""
     keys, entries = sf.map_keys(column), sf.map_entries(column)
     last = sf.map_from_entries(
         sf.filter(
@@ -259,17 +270,17 @@ def _of_decimals(value: Column, schema: StructType) -> tuple[Column, Column]:
     """
     Return whether a decimal in a message can't be parsed, and whether it is rounded.
 
-    ``from_json`` rounds to the digits that its type has, and there may be more behind
-    these, however wide it is. So they are read once more as what they are, and their
-    digits counted. It also writes all zeros that an exponent stands for: with
-    ``1e99999999`` it is busy for minutes.
+    ``from_json`` rounds a decimal to the scale of its type, and a number may have more
+    digits than the widest type. So decimals are parsed again as variants, and their
+    digits counted. ``from_json`` also expands an exponent into zeros: ``1e99999999``
+    keeps it busy for minutes.
 
     """
     pruned = _decimals(schema)
     if pruned is None:
         return sf.lit(False), sf.lit(False)
     assert isinstance(pruned, StructType)
-    # Of a number with such an exponent a variant has nothing but 0, or infinity.
+    # A variant has 0 or infinity for a number with such an exponent.
     suspect = value.rlike(_LONG)
 
     def is_endless(text: Column, _: DecimalType) -> Column:
@@ -283,7 +294,7 @@ def _of_decimals(value: Column, schema: StructType) -> tuple[Column, Column]:
 
 
 def _decimals(kind: DataType) -> DataType | None:
-    """Return a type with nothing but the decimals in it, each as a variant, if any."""
+    """Return a type reduced to its decimals, as variants; None if it has no decimal."""
     match kind:
         case StructType():
             fields = [(field.name, _decimals(field.dataType)) for field in kind]
@@ -303,7 +314,7 @@ def _decimals(kind: DataType) -> DataType | None:
 def _any(
     column: Column, kind: DataType, test: Callable[[Column, DecimalType], Column]
 ) -> Column:
-    """Return whether a test holds for the text of any decimal, each a variant."""
+    """Return whether a test holds for the text of any decimal, parsed as a variant."""
     found = sf.lit(False)
     match kind:
         case StructType():
@@ -319,14 +330,34 @@ def _any(
     return sf.coalesce(found, sf.lit(False))
 
 
+def _any_key(
+    column: Column, kind: DataType, test: Callable[[Column], Column]
+) -> Column:
+    """Return whether a test holds for the key of any map."""
+    found = sf.lit(False)
+    match kind:
+        case StructType():
+            for field in kind:
+                found |= _any_key(column.getField(field.name), field.dataType, test)
+        case ArrayType():
+            found = sf.exists(
+                column, lambda item: _any_key(item, kind.elementType, test)
+            )
+        case MapType(keyType=StringType()):
+            found = sf.exists(sf.map_keys(column), test)
+            values = ArrayType(kind.valueType)
+            found |= _any_key(sf.map_values(column), values, test)
+    return sf.coalesce(found, sf.lit(False))
+
+
 def _exact(text: Column, scale: int) -> Column:
-    """Return whether a number has no digits but zeros beyond a scale."""
+    """Return whether a number has only zeros beyond the scale."""
     short = text.rlike(rf"^-?\d+(\.\d{{0,{scale}}}0*)?$")
     whole, part, written = (sf.regexp_extract(text, _NUMBER, n) for n in (1, 2, 3))
     exponent = sf.when(written == "", 0).otherwise(written.try_cast("int"))
     digits = sf.rtrim(sf.concat(whole, part), sf.lit("0"))
     behind = sf.length(digits) - sf.length(whole) - exponent
-    # Of an exponent that is no int nothing is known.
+    # An exponent too large for an int can't be judged, so the number is not exact.
     fits = (digits == "") | sf.coalesce(behind <= scale, sf.lit(False))
     return short | (text.rlike(_NUMBER) & fits)
 
@@ -335,11 +366,11 @@ def _has_tail(value: Column) -> Column:
     """
     Return whether something comes after the first JSON object.
 
-    ``from_json`` stops reading there. When the first closing brace is the last
-    character there can't be anything. Else the message is parsed twice more, as the
-    item of an array and as a member of an object: to end the former early its tail
-    must start with a bracket, to end the latter with a brace or a comma that leads
-    on, so that no tail passes both.
+    ``from_json`` stops reading there. If the first closing brace is the last character,
+    nothing can follow. Otherwise the message is parsed twice more, as the item of an
+    array and as a member of an object. A tail passes the first only if it starts with a
+    bracket, and the second only if it starts with a brace, or with a comma and another
+    member, so no tail passes both.
 
     """
     sure = sf.instr(value, "}") == sf.length(value)
@@ -354,7 +385,7 @@ def _has_tail(value: Column) -> Column:
 
 
 def _flaw(column: Column, kind: DataType) -> Column:
-    """Return whether a NOT NULL field in ``column`` is null, or a value is no such."""
+    """Return whether a NOT NULL field is null, or a value is not of its type."""
     flaw = sf.lit(False)
     match kind:
         case StructType():
@@ -363,7 +394,7 @@ def _flaw(column: Column, kind: DataType) -> Column:
                 if not field.nullable:
                     flaw |= _narrow(inner, field.dataType).isNull()
                 flaw |= _flaw(inner, field.dataType)
-            # What a struct that is not there lacks is no flaw.
+            # The fields of a struct that is null itself are not judged.
             flaw = column.isNotNull() & flaw
         case ArrayType():
             flaw = sf.exists(column, lambda item: _flaw(item, kind.elementType))
@@ -377,24 +408,35 @@ def _flaw(column: Column, kind: DataType) -> Column:
         case DecimalType():
             flaw = ~column.eqNullSafe(_narrow(column, kind))
         case _ if type(kind) in _TEXTS:
-            # There is null of JSON's, and null of Spark's where nothing is.
+            # Null is JSON's null in a variant, or Spark's null where there is no value.
             void = sf.coalesce(sf.is_variant_null(column), sf.lit(True))
             there = column.isNotNull() & ~void
             flaw = there & _narrow(column, kind).isNull()
     return sf.coalesce(flaw, sf.lit(False))
 
 
-def reason(message: bytes, row: dict[str, object] | None, contract: Contract) -> str:
+def reason(
+    message: bytes,
+    row: dict[str, object] | None,
+    contract: Contract,
+    lines: TextLines | None = None,
+) -> str:
     """
-    Return why ``message``, which does not fit, does not; never its content.
+    Return why ``message`` does not fit, without its content.
 
     Args:
         message: The message.
-        row: What Spark made of it; None: it was not asked.
-        contract: What it should have fitted.
+        row: What Spark parsed from it; None: Spark did not parse it.
+        contract: The contract that it does not fit.
+        lines: The lines of text that rows were to become, if any.
 
     """
     names = contract.schema.names
+    if lines is not None:
+        column = lines.column
+        value = message if column is None else (row or {}).get(column)
+        if split := lines.flaw(value):
+            return split
     return invalid.reason(
         message,
         names if row is None else [n for n in names if row.get(n) is not None],
@@ -420,14 +462,14 @@ class Unfit(NamedTuple):
 
 def with_text(messages: DataFrame) -> DataFrame:
     """
-    Return messages as a sink takes them.
+    Return messages in the form that a sink checks.
 
     Args:
-        messages: Has the columns ``partition`` and ``place``, which together give their
-            order, and the messages as ``raw``, binary.
+        messages: Has the columns ``partition`` and ``place``, which together give the
+            order, and ``raw``, the messages as binary.
 
     Returns:
-        These, and ``value``: the message as a string, null where it is no UTF-8.
+        These columns, and ``value``: the message as a string, null if it is not UTF-8.
 
     """
     text = sf.col("raw").cast("string")
@@ -435,24 +477,43 @@ def with_text(messages: DataFrame) -> DataFrame:
     return messages.select("partition", "place", "raw", value)
 
 
-def judged(messages: DataFrame, contract: Contract | None) -> DataFrame:
+def judged(
+    messages: DataFrame, contract: Contract | None, lines: TextLines | None = None
+) -> DataFrame:
     """
     Return the messages with the column ``unfit``, a boolean.
 
     Args:
         messages: As :func:`with_text` returns them.
-        contract: What is asked of them, or None: to be the string ``value``.
+        contract: Requirements on the messages; None: they must be UTF-8.
+        lines: The lines of text that rows become, if any.
 
     """
     if contract is None:
-        return messages.withColumn("unfit", sf.col("value").isNull())
-    if is_raw(contract.schema):
-        return messages.withColumn("unfit", sf.lit(False))
-    return fitted(messages, contract)
+        found = messages.withColumn("unfit", sf.col("value").isNull())
+    elif is_raw(contract.schema):
+        found = messages.withColumn("unfit", sf.lit(False))
+    else:
+        found = fitted(messages, contract)
+    if lines is None:
+        return found
+    text = sf.col("value")
+    if lines.column is not None:
+        text = sf.col("row").getField(lines.column)
+    split = sf.coalesce(_splits(text, lines.separator), sf.lit(False))
+    return found.withColumn("unfit", sf.col("unfit") | split)
+
+
+def _splits(text: Column, separator: str | None) -> Column:
+    """Return whether a text would become several lines, see :class:`TextLines`."""
+    if separator is None:
+        return text.rlike(invalid.LINE_BREAK)
+    ended = sf.concat(text, sf.lit(separator))
+    return sf.instr(ended, separator) <= sf.length(text)
 
 
 def rows_of(messages: DataFrame, contract: Contract | None) -> DataFrame:
-    """Return the rows that messages become, judged ones that fit."""
+    """Return the rows for judged messages, all of which fit."""
     if contract is None:
         return messages.select("value")
     schema = contract.schema
@@ -463,9 +524,13 @@ def rows_of(messages: DataFrame, contract: Contract | None) -> DataFrame:
 
 
 async def unfit_of(
-    messages: DataFrame, contract: Contract | None, *, at_once: int
+    messages: DataFrame,
+    contract: Contract | None,
+    lines: TextLines | None = None,
+    *,
+    at_once: int,
 ) -> AsyncIterator[Unfit]:
-    """Yield what does not fit of judged messages, in order, collected in turns."""
+    """Yield unfit judged messages in order, collecting ``at_once`` at a time."""
     found = messages.where("unfit")
     if "row" not in found.columns:
         found = found.withColumn("row", sf.lit(None))
@@ -478,7 +543,7 @@ async def unfit_of(
         for row in rows:
             made = None if row["row"] is None else row["row"].asDict()
             message = bytes(row["raw"])
-            why = reason(message, made, contract or Contract(StructType()))
+            why = reason(message, made, contract or Contract(StructType()), lines)
             yield Unfit(row["partition"], row["place"], message, why)
         if len(rows) < at_once:
             return

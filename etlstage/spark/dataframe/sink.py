@@ -1,10 +1,11 @@
 """
-Messages into a DataFrame, epoch by epoch, on every engine.
+Loading of messages through a DataFrame, epoch by epoch, on every engine.
 
-Engine local keeps messages until an epoch is full and makes a DataFrame of it: memory
-stays bounded and what has landed is durable. Engines spark and streaming have one as it
-is, of a whole run or of a batch. An epoch is checked as a whole before Spark touches
-the destination; ``destination.py`` knows how output is marked as complete.
+Engine local collects messages until an epoch is full and makes a DataFrame of them, so
+memory stays bounded and loaded epochs are durable. Engines spark and streaming have a
+DataFrame already, of the whole run or of a batch. An epoch is checked as a whole before
+Spark touches the destination; ``destination.py`` defines how output is marked as
+complete.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final, Self
 import anyio
 import anyio.to_thread
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
@@ -26,11 +28,13 @@ from etlstage.errors import SinkFailed
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Epochs, Output
+from etlstage.pipeline.invalid import LINE_BREAK, TextLines
 from etlstage.pipeline.landing import RowSink
 from etlstage.spark.dataframe.database import (
     CommitRefused,
     create_unknown,
     for_writers,
+    option,
 )
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.dataframe.schema import (
@@ -51,8 +55,8 @@ from etlstage.stage import ErrorPolicy
 
 __all__ = ("DataFrameSink",)
 
-_AT_ONCE: Final = 10_000  # that do not fit are collected; more come in turns
-_FILE_BYTES: Final = 32 << 20  # of messages; also what one task of an epoch writes
+_AT_ONCE: Final = 10_000  # unfit messages that are collected at a time
+_FILE_BYTES: Final = 32 << 20  # of messages in a file, which one task writes
 
 
 class DataFrameSink(RowSink, SparkSink):
@@ -89,14 +93,14 @@ class DataFrameSink(RowSink, SparkSink):
             schema: Columns as DDL: messages are JSON objects. By default a message
                 is the string ``value``; a schema of one binary column takes
                 messages as they are.
-            missing: What becomes of a message without a column that the schema does not
-                declare to be ``NULL``: ``dead_letter``, or ``null``, which is loaded.
-            extra: What becomes of one with a field that is no column: ``dead_letter``,
-                or ``ignore``.
+            missing: What happens to a message without a column that the schema does not
+                declare ``NULL``: ``dead_letter``, or ``null``, which is loaded.
+            extra: What happens to a message with a field that is not a column:
+                ``dead_letter``, or ``ignore``.
             name: As reports and errors call it.
             epoch_messages: Messages in an epoch, at most.
             epoch_bytes: Bytes in an epoch, at most, unless a single message has more.
-            on_error: What becomes of messages that do not fit the schema.
+            on_error: What happens to messages that do not fit the schema.
             dead_letters: Where these go; None: the first one ends the run.
 
         """
@@ -125,13 +129,13 @@ class DataFrameSink(RowSink, SparkSink):
         self._spark: SparkSession | None = None
         self._contract: Contract | None = None
         self._table: EpochTable | None = None
-        self._flushed = 0  # of what is written, what is to be committed
+        self._flushed = 0  # messages flushed, to be committed
 
     def __str__(self) -> str:
         return str(self._destination)
 
     def objection(self) -> str | None:
-        """Return what stands against a stream that begins, as far as it is known."""
+        """Return why a new stream can't be loaded, as far as that is known."""
         return self._destination.objection(self._destination.partition_by)
 
     def of_batch(
@@ -140,9 +144,10 @@ class DataFrameSink(RowSink, SparkSink):
         """
         Return the sink of a batch.
 
-        Files are moved into a path of this machine behind the record. Elsewhere, where
-        nothing can be renamed, an epoch has a folder of its own, and that of a batch
-        that is repeated is replaced. A database adds an epoch in a transaction.
+        On this machine files are moved into the path after the record is stored.
+        Elsewhere nothing can be renamed: an epoch has a folder of its own, which a
+        repeated batch replaces. A database adds an epoch in a transaction if it is to
+        be loaded once.
         """
         place = self._destination
         once = place.local is not None or (epochs.once and place.of_database)
@@ -151,11 +156,11 @@ class DataFrameSink(RowSink, SparkSink):
             path = f"{place.path}/epoch={epochs.load}-{epochs.done + 1}"
             place = replace(place, path=path, mode="overwrite")
         elif not once and place.mode != "overwrite":
-            # Whether there was something is asked before the first.
+            # Whether there is output already is checked before the first batch.
             place = replace(place, mode="append")
         sink = type(self)(spark, place, **self._settings, dead_letters=letters)
         if far:
-            # Nothing but its own folder: letters of other batches stay what they are.
+            # It replaces only its own folder, so letters of other batches stay valid.
             sink._overwrites = letters.pending = False
         else:
             sink.begin(epochs._replace(once=once))
@@ -168,7 +173,7 @@ class DataFrameSink(RowSink, SparkSink):
         return super()._files_of(epochs)
 
     async def noted(self) -> str | None:
-        """Return the note of the last epoch, if the destination keeps these."""
+        """Return the note of the last epoch, if the destination stores notes."""
         table = self._table
         if table is None:
             return None
@@ -178,7 +183,7 @@ class DataFrameSink(RowSink, SparkSink):
             self.activity = "reading the epochs"
             found = await anyio.to_thread.run_sync(lambda: table.noted(spark))
         if found is None and self.epochs:
-            # The rows of the epochs before are in another one, and would stay there.
+            # Rows of earlier epochs are in another database, and would stay there.
             raise self._failure(
                 f"epoch {self.epochs} of the load that goes on is recorded, and"
                 f" {self._destination} has none of it: set the url that it had, or have"
@@ -190,7 +195,8 @@ class DataFrameSink(RowSink, SparkSink):
         """Find out what is wrong with the settings; raises as :meth:`write`."""
         try:
             await self._prepare()
-            # Epochs have names of their own, and are there as a whole.
+            # Files of epochs need no claim: their names are unique, and an epoch is
+            # moved there as a whole.
             if self._path and self._destination.marks and self._files is None:
                 await anyio.to_thread.run_sync(self._claim)
         except BaseException:
@@ -199,10 +205,10 @@ class DataFrameSink(RowSink, SparkSink):
         return self
 
     async def aclose(self) -> None:
-        """Forget what has not been loaded; safe to call twice and at any time."""
+        """Discard what has not been loaded; safe to call twice and at any time."""
         await super().aclose()
         if self._table is not None:
-            # Where that fails the next start does it.
+            # If this fails, the next start removes the table.
             with suppress(Exception), anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._table.close)
 
@@ -231,7 +237,7 @@ class DataFrameSink(RowSink, SparkSink):
                 contract = Contract.of(self._ddl, **self._others)
             except ValueError as error:
                 raise self._failure(f"schema '{self._ddl}': {error}") from error
-            # Spark looks at the types of the columns when it is asked for a plan.
+            # Spark checks the types of the columns when it makes a plan.
             _ = fitted(spark.createDataFrame([], "value string"), contract).schema
             self._contract = contract
         unmade = self._destination.unmade(spark)
@@ -275,20 +281,20 @@ class DataFrameSink(RowSink, SparkSink):
         epoch, spark = self._epoch, self._spark
         schema = self._contract.schema if self._contract is not None else None
         assert spark is not None
-        # Arrow brings a partition for every 10,000 rows, and each would be a file.
+        # Spark makes a partition for every 10,000 rows, and each would be a file.
         files = max(1, round(epoch.size / _FILE_BYTES))
         if schema is None or is_raw(schema):
-            # There is nothing in them that Spark would have to look at.
+            # These messages are loaded whole, so Spark need not parse them.
             column = epoch.strings() if schema is None else epoch.binary()
             names = ["value"] if schema is None else schema.names
-            if not column.null_count:
+            if not column.null_count and not self._splits(column):
                 table = pa.table([column], names)
                 rows = spark.createDataFrame(table, schema or "value string")
                 await self._write(rows, last=last, files=files)
                 return epoch.messages
         places = pa.array(range(epoch.messages), pa.int64())
         table = pa.table({"place": places, "raw": epoch.binary()})
-        # Without a schema of its own an empty table is refused over Connect.
+        # Without an explicit schema Spark Connect rejects an empty table.
         frame = spark.createDataFrame(table, "place long, raw binary")
         return await self._load(
             with_text(frame.withColumn("partition", sf.lit(0))),
@@ -313,12 +319,13 @@ class DataFrameSink(RowSink, SparkSink):
         Args:
             messages: As :func:`with_text` returns them.
             starts: For each partition, the place of its first message among all.
-            what: As an error calls them; empty where it is the whole input.
-            last: Whether the output is complete with it.
-            files: How many to write, at most.
+            what: As errors call them; empty if they are the whole input.
+            last: Whether they complete the output.
+            files: Files to write, at most.
 
         """
-        spark, mine = messages.sparkSession, judged(messages, self._contract)
+        spark = messages.sparkSession
+        mine = judged(messages, self._contract, self._lines)
         # Not a filter: Spark would parse the message anew for each test in it.
         counts = mine.agg(
             sf.count(sf.lit(1)), sf.count_if(sf.col("unfit")), *self._filled_of()
@@ -334,15 +341,39 @@ class DataFrameSink(RowSink, SparkSink):
         return int(total - unfit)
 
     @property
+    def _lines(self) -> TextLines | None:
+        """The lines of text that rows become, if any."""
+        contract, place = self._contract, self._destination
+        if place.format.lower() != "text" or (contract and is_raw(contract.schema)):
+            return None
+        names = ["value"] if contract is None else contract.schema.names
+        left = [name for name in names if name not in place.partition_by]
+        separator = option(place.options, "linesep") or None
+        named = left[0] if left and contract is not None else None
+        return TextLines(named, separator)
+
+    def _splits(self, messages: pa.ChunkedArray) -> bool:
+        """Return whether any message would become several lines of text."""
+        lines = self._lines
+        if lines is None:
+            return False
+        # A custom separator may span two lines: its first character is suspect.
+        pattern = LINE_BREAK if lines.separator is None else lines.separator[0]
+        test = (
+            pc.match_substring_regex if lines.separator is None else pc.match_substring
+        )
+        return bool(pc.any(test(messages, pattern)).as_py())
+
+    @property
     def _columns(self) -> list[str]:
-        """The columns that are found in JSON."""
+        """The columns that are read from JSON objects."""
         contract = self._contract
         if contract is None or is_raw(contract.schema):
             return []
         return contract.schema.names
 
     def _filled_of(self) -> list[Column]:
-        """Return, for each column, how many messages that fit have it."""
+        """Return, for each column, the number of fitting messages that have it."""
         row = sf.col("row")
         return [
             sf.count_if(~sf.col("unfit") & row.getField(name).isNotNull())
@@ -364,7 +395,7 @@ class DataFrameSink(RowSink, SparkSink):
         elif destination.of_database:
             spark, options = rows.sparkSession, for_writers(destination.options)
             destination = replace(destination, options=options)
-            # What is made now is not in the way of mode error.
+            # A table that is created here must not make mode error fail.
             first = first and not await anyio.to_thread.run_sync(
                 create_unknown, spark, options, rows.schema
             )
@@ -383,7 +414,7 @@ class DataFrameSink(RowSink, SparkSink):
         return self._flushed
 
     async def commit(self, note: str) -> None:
-        """Have the database add what was flushed; nothing, where it is no database."""
+        """Have a database add what was flushed; other destinations do nothing."""
         table, known = self._table, self._known
         if table is None or known is None:
             return
@@ -394,7 +425,7 @@ class DataFrameSink(RowSink, SparkSink):
                     lambda: table.commit(number, note, rows=rows, replaces=replaces)
                 )
         except BaseException:
-            # Or that is unknown; the next run finds out.
+            # It is not committed, or that is unknown: the next run finds out.
             self._count(-rows, epochs=-1)
             raise
         await self._supersede()
@@ -407,9 +438,10 @@ class DataFrameSink(RowSink, SparkSink):
         counts: tuple[int, int],
         what: str,
     ) -> None:
-        """Dead-letter what does not fit; raises when it is too much."""
+        """Dead-letter unfit messages; raises if there are too many."""
         at_once = _AT_ONCE if self._policy.keeps else 1
-        async for unfit in unfit_of(mine, self._contract, at_once=at_once):
+        found = unfit_of(mine, self._contract, self._lines, at_once=at_once)
+        async for unfit in found:
             place = starts[unfit.partition] + unfit.place
             await self._refuse(unfit.message, unfit.why, place, counts, what)
 
@@ -419,7 +451,7 @@ class DataFrameSink(RowSink, SparkSink):
         return explain(error, self._session.log_path)
 
     def _config(self, name: str, schema: str | None) -> dict[str, object]:
-        """Return what the dead letters hold of this stage: no values of options."""
+        """Return this stage's settings for dead letters, without values of options."""
         place = self._destination
         return {
             "name": name,

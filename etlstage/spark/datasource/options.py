@@ -1,10 +1,10 @@
 """
 Options of ``format("etlstage")``, and rules across them.
 
-Spark hands options over as texts, and Python gets their names in lower case. So no
-name here has a capital, and what must keep its own, as variables do, is inside a
-value. Those of a stage, and of its dialect, are its settings, with the words of the
-pipeline file; here is what only a read or a write has.
+Spark passes options as text, and Python gets their names in lower case. So no name here
+has a capital, and names that must keep theirs, such as environment variables, are
+inside a value. The options of a stage, and of its dialect, are its settings, with the
+names of the pipeline file; this module adds those that only a read or a write has.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SharedFolder(Kind):
         if colon and scheme != "file":
             wanted = "a folder that all executors see, or a file: URI"
             raise unexpected(wanted, value)
-        # Where tasks run is not where the driver runs.
+        # Tasks have another working directory than the driver.
         return Path("/" + rest.lstrip("/")) if colon else Path(value).absolute()
 
 
@@ -67,11 +67,12 @@ class _Read:
     """Options that only a read has."""
 
     max_per_batch: Count | None = None
-    """How far one batch of a stream reaches, in offsets."""
+    """Maximum number of offsets in one batch of a stream."""
     partitions: Count | None = None
-    """Tasks: of a plain stage 1 by default, of a cyclic one a task for each step."""
+    """Number of tasks; by default 1 for a plain stage, and one for each step for a
+    cyclic one."""
     values: Literal["string", "binary"] = "string"
-    """Type of the column ``value``, where no schema is given."""
+    """Type of column ``value`` if no schema is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +80,7 @@ class _Write:
     """Options that only a write has."""
 
     path: Annotated[Path | None, SharedFolder()] = None
-    """Where staged files end."""
+    """Target folder of staged files."""
     commit: Command = ()
     """Program that makes a write final."""
     abort: Command = ()
@@ -88,13 +89,13 @@ class _Write:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading(_Read):
-    """What a read is to do."""
+    """The settings of a read."""
 
     stage: Stage
     offsets: OffsetPolicy | None = None
-    """Of a cyclic stage."""
+    """Offsets of a cyclic stage."""
     place: Callable[[Stage], Stage] = place
-    """Makes of the stage the one that runs in a task."""
+    """Makes the stage that runs in a task from ``stage``."""
 
     def __post_init__(self) -> None:
         if self.stage.kind is not StageKind.EXTRACT:
@@ -116,13 +117,13 @@ class Reading(_Read):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Writing(_Write):
-    """What a write is to do."""
+    """The settings of a write."""
 
     stage: Stage
 
     @property
     def staged(self) -> bool:
-        """Whether what an attempt does is not final by itself."""
+        """Whether the effects of an attempt are final only after a commit."""
         return self.path is not None or bool(self.commit)
 
     def __post_init__(self) -> None:
@@ -144,7 +145,7 @@ class Writing(_Write):
 
 
 class _Named(Kind):
-    """What a worker speaks: its name, or an object with that and its settings."""
+    """A dialect: its name, or a JSON object with the name and its settings."""
 
     def read(self, value: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401
         """Return the name, and the settings."""
@@ -163,8 +164,8 @@ def reading(options: Mapping[str, str]) -> Reading:
     Return the settings in the options of a read.
 
     Raises:
-        ConfigError: If one is unknown, can't be read, or contradicts another; all
-            that are wrong in themselves are named.
+        ConfigError: If an option is unknown, can't be read, or contradicts another; all
+            that are wrong by themselves are named.
 
     """
     given = _given(options, _READ)
@@ -195,8 +196,8 @@ def writing(options: Mapping[str, str]) -> Writing:
                     " attempt that has lost its worker is thrown away, and Spark makes"
                     " another"
                 )
-        # What a worker has done with a message that it lost, or that was cancelled there,
-        # is unknown: no one else may load it into the same attempt.
+        # What a worker has done with a message that was lost or cancelled is unknown,
+        # so no other worker may load that message into the same attempt.
         stage = replace(
             stage,
             restart=RestartPolicy(policy="temporary"),
@@ -238,13 +239,13 @@ def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
         ) from None
     program = {key: values.pop(key) for key in _PROGRAM if key in values}
     if "cwd" in program:
-        # Where tasks run is not where the driver runs.
+        # Tasks have another working directory than the driver.
         program["cwd"] = program["cwd"].absolute()
     return Stage(**values, worker=WorkerProgram(**program), dialect=dialect)
 
 
 def _spoken(kind: StageKind) -> dict[str, str]:
-    """Return the settings of the dialect by the options that they are."""
+    """Return option names with the settings of the default dialect that they set."""
     keys = dialect_class(DEFAULT).section(kind).keys
     return {f"batch.{key}" if _in_batch(key) else key: key for key in keys}
 
@@ -255,7 +256,7 @@ def _in_batch(key: str) -> bool:
 
 
 def _given(options: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return what was given by name; all that is wrong in itself is reported."""
+    """Return the values of options; an error names all that are wrong by themselves."""
     given: dict[str, Any] = {}
     problems: list[str] = []
     for name, text in options.items():
@@ -272,13 +273,13 @@ def _given(options: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str
             texts = (problem.shown(instead) for problem in error.problems)
             problems += (f"option {name}: {text}" for text in texts)
     if problems:
-        # On one line: of an error in its Python processes Spark shows the last.
+        # On one line: Spark shows the last line of an error in its Python processes.
         raise _refusal("; ".join(problems))
     return given
 
 
 def _parsed(kind: Kind, text: str) -> object:
-    """Return what a text is where the pipeline file has a list, a mapping or null."""
+    """Convert a text where the pipeline file has a list, a mapping or null."""
     if isinstance(kind, Maybe):
         return None if text == "null" else text
     if isinstance(kind, ListOf):
@@ -326,7 +327,7 @@ def _refusal(text: str) -> ConfigError:
 
 
 _PROGRAM: Final = settings_of(WorkerProgram)
-"""They are options by their own names: no option holds others."""
+"""Settings of the program, which are options without a prefix."""
 
 
 def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
@@ -341,14 +342,14 @@ def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
                 found |= {f"{name}.{key}": one for key, one in inner.keys.items()}
     keys = dialect_class(DEFAULT).section(kind).keys
     found |= {name: keys[key] for name, key in _spoken(kind).items()}
-    found["dialect"] = Setting("dialect", _Named(), doc="What the worker speaks.")
+    found["dialect"] = Setting("dialect", _Named(), doc="Dialect of the worker.")
     # In the order in which a user thinks of them.
     offsets = _OFFSETS if own is _Read else {}
     return {"command": found.pop("command"), **found, **offsets, **settings_of(own)}
 
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""Options of a write that are not the source's."""
+"""Options of a write that are Spark's own."""
 _OFFSETS: Final = {
     name: setting for name, setting in settings_of(OffsetPolicy).items() if name != "by"
 }

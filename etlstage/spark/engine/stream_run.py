@@ -1,13 +1,15 @@
 """
-A run over a stream: Spark cuts it into batches, each passes all stages and is loaded.
+A run over a stream: Spark cuts it into batches; each passes all stages and is loaded.
 
-Spark's checkpoint, in the state directory, has which rows a batch has; what becomes
-of a batch is in ``micro_batch.py``. Asked to stop, it ends after the batch under way.
+Spark's checkpoint, in the state directory, records which rows a batch has;
+``micro_batch.py`` processes a batch. A run that is asked to stop ends after the current
+batch.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -42,38 +44,39 @@ __all__ = ("StreamingPipeline",)
 _log = Log()
 
 _LOOK: Final = 1  # seconds between two looks at the query, a whole number
-_SLOW: Final = "waiting for the Python worker to connect back"
-"""What ends a query whose Python process is not there within 10 seconds, Spark's own."""
+_SLOW: Final = re.compile(r"python worker (failed )?to connect back", re.IGNORECASE)
+"""The error of a query whose Python process does not connect within Spark's limit of 10
+seconds: a process that runs a batch, or one that reads a data source."""
 _STARTS: Final = 3
-"""Of a query, as long as it ends so. It goes on from its checkpoint, as a next run does."""
+"""Starts of a query that ends with that error, at most. It resumes from its checkpoint,
+as the next run would."""
 
 
 class StreamingPipeline(Runner):
     """
     Runs transform stages on the batches of a streaming DataFrame.
 
-    Each batch is an epoch. One that is run again, because the process was killed in it,
-    is loaded once where the sink writes files to a path of this machine, which are moved
-    there behind the record; and with ``exactly_once`` in a database, which notes it.
-    Other sinks may be given such a batch twice.
+    Each batch is an epoch. A batch that is run again, because the process was killed
+    during it, is loaded once if the sink writes files to a path on this machine, where
+    they are moved after the record is stored, or, with ``exactly_once``, to a database,
+    which stores the record. Other sinks may be given such a batch twice.
 
     Args:
         name: As the report calls it.
         origin: What to read, a streaming DataFrame.
-        session: Where; released behind the run.
+        session: The session; released after the run.
         stages: What the messages pass through.
-        sink: Where they end.
+        sink: Where messages are loaded.
         dead_letters: Where messages are dead-lettered that a stage can't process.
         state: The state directory. One process uses it at a time.
         exactly_once: Whether each batch is to be loaded once, and not at least once.
-        every: Seconds from one batch to the next; without end. None: what there is
-            now, in as many batches as the source wants, and then no more.
+        every: Seconds from one batch to the next, in a run without end. None: load what
+            is available now, in as many batches as the source makes, and end.
         staging: Folder, or URL of one, that all executors see; see
             :class:`ExecutorPipeline`.
         shipment: What was sent to the executors for the stages.
-        drain_limit: Seconds for which the batch under way goes on in a run that is
-            drained; then it is broken off, and run again by the next. None: without
-            limit.
+        drain_limit: Seconds that the current batch may still take in a run that is
+            drained; then it is cancelled, and repeated by the next run. None: no limit.
 
     """
 
@@ -126,9 +129,9 @@ class StreamingPipeline(Runner):
 
     def drain(self) -> None:
         """
-        End behind the batch that is under way; the next run goes on from there.
+        End after the current batch; the next run resumes from there.
 
-        Behind ``drain_limit`` that batch is broken off.
+        After ``drain_limit`` seconds the batch is cancelled.
         """
         self._drained = True
         self._batches.stop()
@@ -147,7 +150,7 @@ class StreamingPipeline(Runner):
                 await self._run_batches()
             delivery.reread()
             if not self._cut:
-                # Else it may have been broken off behind the sink's commit.
+                # A batch that was cancelled may be committed by the sink already.
                 delivery.end()
         finally:
             self._book()
@@ -160,8 +163,8 @@ class StreamingPipeline(Runner):
         return super().report(status)
 
     def letters(self) -> Iterator[DeadLetter]:
-        """Yield the dead letters of the run, which is over; blocks."""
-        # They bear the names of their batches; no other run uses the state directory.
+        """Yield the dead letters of the run, once it is over; blocks."""
+        # Letter files are named by batch; no other run uses the state directory.
         began = self._began.isoformat(timespec="milliseconds")
         for path in letter_files(self._state):
             for letter in read_letters(path):
@@ -175,7 +178,7 @@ class StreamingPipeline(Runner):
                 try:
                     await self._run_query()
                 except SourceFailed as error:
-                    if not left or self._drained or _SLOW not in str(error):
+                    if not left or self._drained or not _SLOW.search(str(error)):
                         raise
                     _log.warning("query is started again", reason=str(error))
                 else:
@@ -204,7 +207,7 @@ class StreamingPipeline(Runner):
         messages = self._origin.messages(self._session)
         if not messages.isStreaming:
             raise SourceFailed(
-                f"{self._origin.name}: the DataFrame is no stream: use spark.readStream",
+                f"{self._origin.name}: the DataFrame is not a stream: use spark.readStream",
                 stage=self._origin.name,
             )
         objection = None if self._checkpoint.exists() else self._sink.objection()
@@ -221,7 +224,7 @@ class StreamingPipeline(Runner):
         return writer.queryName(self.name).start()
 
     async def _watch(self, query: StreamingQuery) -> None:
-        limit = math.inf  # by the clock
+        limit = math.inf  # when the batch is cancelled
         while True:
             try:
                 ended = await anyio.to_thread.run_sync(
@@ -230,7 +233,7 @@ class StreamingPipeline(Runner):
             except Exception as error:
                 self._book()
                 if STOPPED in text_of(error):
-                    # Perhaps not by us, but by another process, or a user.
+                    # Stopped by us, by another process, or by a user.
                     self._drained = True
                     return
                 raise self._failure(error) from error
@@ -247,7 +250,7 @@ class StreamingPipeline(Runner):
                     self._break_off()
 
     def _break_off(self) -> None:
-        """Call off the batch under way; the next run has it again."""
+        """Cancel the current batch; the next run repeats it."""
         self._cut = True
         self._batches.stop(at_once=True)
         _log.warning(
@@ -263,10 +266,10 @@ class StreamingPipeline(Runner):
         return StageError(failure.error, stage=self._origin.name)
 
     def _book(self) -> None:
-        """Take over the accounts of batches that are on record."""
+        """Add the accounts of recorded batches to the ledger."""
         record = CommitRecord.latest(self._state)
         if record.fence != self._batches.fence:
-            return  # another's, by now
+            return  # another run's, by now
         for account in self.ledger:
             now, before = record.accounts[account.stage], self._booked[account.stage]
             if now:
@@ -278,7 +281,7 @@ class StreamingPipeline(Runner):
 
 
 class _Landed(Landing):
-    """What is known of the sinks: what the batches have reported."""
+    """Stands for the sinks of all batches, with what these have reported."""
 
     def __init__(self, sink: SparkSink, session: Session, letters: DeadLetters) -> None:
         super().__init__(sink.name)
@@ -293,7 +296,7 @@ class _Landed(Landing):
         self._known = epochs
 
     async def noted(self) -> str | None:
-        """Return the note of the last batch, if the destination keeps these."""
+        """Return the note of the last batch, if the destination stores notes."""
         assert self._known is not None
         sink = self._sink.of_batch(self._session, self._known, self._letters)
         return await sink.noted()

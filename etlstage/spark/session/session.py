@@ -1,10 +1,10 @@
 """
 The Spark session of a pipeline: built from settings, or the embedder's own.
 
-What we start, we stop; what was there before, we leave as it was.
-A session that we start in local mode stays on the loopback interface, runs its
-Python workers with this interpreter and keeps its log off the screen.  The JVM
-itself lives on until the process ends, as PySpark wants it.
+A session that we start, we stop; one that was there before, we leave as it was. A
+session that we start in local mode stays on the loopback interface, runs its Python
+workers with this interpreter and keeps its log off the screen. The JVM itself lives on
+until the process ends, as PySpark intends.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Session:
     """
     A Spark session, for as long as the context lasts.
 
-    A session that the process already has is taken as it is, settings unread.
+    A session that the process already has is used as it is, without the settings.
 
     Attributes:
-        log_path: Spark's log, or None when the JVM is not ours. It is removed at
-            the end of the process unless the context ended with an exception.
+        log_path: Spark's log, or None if we did not start the JVM. It is removed at the
+            end of the process unless the context ended with an exception.
 
     """
 
@@ -77,7 +77,7 @@ class Session:
             raise ValueError(f"master {master} and remote {remote} exclude each other")
         if remote is not None and not remote.startswith(("sc://", "local")):
             raise ValueError(
-                f"remote {remote} is no server, expected sc://host:port or local[*]"
+                f"remote {remote} is not a server, expected sc://host:port or local[*]"
             )
         self._spark = spark
         self._master = master if master or remote else "local[*]"
@@ -90,11 +90,11 @@ class Session:
 
     @classmethod
     def of(cls, spark: SparkSession | Session) -> Session:
-        """Return what stands for a session, whichever way it is given."""
+        """Return ``spark`` as a :class:`Session`."""
         return spark if isinstance(spark, Session) else cls(spark)
 
     def __reduce__(self) -> tuple[type[Session], tuple[()]]:
-        """Pickle none of it: whatever process it comes to has a session of its own."""
+        """Pickle without any state: each process has a session of its own."""
         return Session, ()
 
     @property
@@ -128,7 +128,7 @@ class Session:
 
     def stop(self, *, failed: bool = False) -> None:
         """
-        Stop the session if it is ours; blocks.
+        Stop the session if we have started it; blocks.
 
         Args:
             failed: Whether Spark's log may still be needed.
@@ -140,17 +140,17 @@ class Session:
             return
         self._owned = False
         spark, self._spark = self._spark, None
-        # It may have ended before us.
+        # The JVM may have ended before us.
         with suppress(*GONE):
             spark.stop()
         self._drop_warehouse()
 
     async def release(self, error: Exception | None) -> None:
         """
-        Stop the session if it is ours.
+        Stop the session if we have started it.
 
         Args:
-            error: Why its users have failed; Spark's log is kept if it names that.
+            error: Why its users have failed; Spark's log is kept if the text names it.
 
         """
         failed = self.log_path is not None and str(self.log_path) in str(error)
@@ -172,7 +172,7 @@ class Session:
 
     def _build(self) -> SparkSession:
         where = self._remote or self._master
-        # Without a JVM of ours there is neither a Java to find nor a log.
+        # Unless we start a JVM, there is neither a Java to find nor a log.
         launch: AbstractContextManager[None] = nullcontext()
         if self._local or self._remote is None:
             self.log_path = jvm_log(self.log_path)
@@ -241,8 +241,8 @@ class Session:
 
 
 def _have_ended() -> None:
-    """Have the JVM, which is ours, end behind us whatever it does then."""
-    # PySpark has no other way to find out; a server of our own has a gateway, too.
+    """Let the watchdog end our JVM after us, whatever the JVM is doing then."""
+    # PySpark has no other way to its pid; our own server has a gateway, too.
     process = getattr(getattr(SparkContext, "_gateway", None), "proc", None)
     if process is not None:
         WATCHDOG.add_java(process.pid)
@@ -255,11 +255,12 @@ def _text(value: object) -> str:
 
 def _for_server(settings: dict[str, str]) -> dict[str, str]:
     """
-    Return the variables by which a server of our own gets its settings.
+    Return the environment variables that pass settings to our own server.
 
-    What the builder is given goes to the client, too, which warns of each setting that
-    only the server may have. PySpark's shell has another way, on which ``spark.sql.*``
-    go to the client, too; so what is static among those goes to the JVM.
+    Settings given to the builder also go to the client, which warns of each one that
+    only a server may have. PySpark's shell passes settings in variables, but of these
+    ``spark.sql.*`` go to the client, too. So the static one among these, the warehouse,
+    is passed to the JVM.
     """
     warehouse = f"--conf {WAREHOUSE}={shlex.quote(settings.pop(WAREHOUSE))}"
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")

@@ -1,4 +1,4 @@
-"""Files without Spark give the messages that Spark gives (issue 23)."""
+"""Files read without Spark give the same messages as with Spark (issue 23)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.spark
 HEADER = {"header": "true"}
 RFC = {**HEADER, "escape": '"'}
 CSV = [
-    (b"id,name\n1,Ada\n2,\n,x\n\n   \n3\n4,a,b\n", {}),
-    (b"id,name\n1,Ada\n2,\n,x\n\n   \n3\n4,a,b\n", HEADER),
+    (b"id,name\n1,Ada\n2,\n,x\n\n   \n3\n4,a,\n", {}),
+    (b"id,name\n1,Ada\n2,\n,x\n\n   \n3\n4,a,\n", HEADER),
     (
         b'id,name\n1,"a,b"\n2,""\n3,"say \\"hi\\""\n4,a"b\n5,"c:\\\\d\\e"\n6,a\\b\n',
         HEADER,
@@ -61,13 +61,13 @@ ROWS = [
 
 
 async def messages_in(path: Path, kind: str, **settings: object) -> list[bytes]:
-    """Return the messages of files."""
+    """Return the messages of files, read without Spark."""
     source = FileSource(str(path), kind, **settings)  # type: ignore[arg-type]
     return [m async for r in source.runs() if not isinstance(r, Position) for m in r]
 
 
 def of_spark(spark: SparkSession, path: Path, kind: str, **more: object) -> list[bytes]:
-    """Return the messages of the same files, by Spark."""
+    """Return the messages of the same files, read with Spark."""
     frame = read_frame(spark, format=kind, path=str(path), **more)  # type: ignore[arg-type]
     return [bytes(row["message"]) for row in messages_of(frame, None).collect()]
 
@@ -77,7 +77,7 @@ def of_spark(spark: SparkSession, path: Path, kind: str, **more: object) -> list
 async def test_csv(
     spark: SparkSession, tmp_path: Path, data: bytes, options: dict[str, str]
 ) -> None:
-    """Quotes, escapes, blank lines, rows that are short or long."""
+    """With quotes, escapes, blank lines, and rows that are too short or too long."""
     (tmp_path / "a.csv").write_bytes(data)
     found = await messages_in(tmp_path, "csv", options=options)
     assert found == of_spark(spark, tmp_path, "csv", options=options)
@@ -85,7 +85,7 @@ async def test_csv(
 
 @pytest.mark.any_client
 async def test_csv_with_a_schema(spark: SparkSession, tmp_path: Path) -> None:
-    """Values have its types."""
+    """Values have the types of the schema."""
     lines = "1,2,0.5,1e10,true,2020-01-01,x,1.5\n-7,,,1.0,FALSE,,,12.345\n"
     (tmp_path / "a.csv").write_text(lines)
     ddl = (
@@ -97,7 +97,7 @@ async def test_csv_with_a_schema(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.any_client
 async def test_json(spark: SparkSession, tmp_path: Path) -> None:
-    """Types are found as Spark finds them."""
+    """Types are inferred as Spark infers them."""
     with gzip.open(tmp_path / "a.json.gz", "wb") as file:
         file.write(JSON)
     found = await messages_in(tmp_path, "json")
@@ -108,7 +108,7 @@ async def test_json(spark: SparkSession, tmp_path: Path) -> None:
 
 
 async def test_text(spark: SparkSession, tmp_path: Path) -> None:
-    """Lines, as bytes, however they end; in partitions with their columns."""
+    """Lines are bytes, whatever ends them; partitions become columns."""
     (tmp_path / "a.txt").write_bytes(b"a\r\nb\n\n\xff\rlast")
     found = await messages_in(tmp_path, "text")
     assert found == of_spark(spark, tmp_path, "text")
@@ -128,7 +128,7 @@ async def test_text(spark: SparkSession, tmp_path: Path) -> None:
 async def test_what_one_writes_the_other_reads(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
-    """All types of a schema, there and back (issue 23)."""
+    """With all types of a schema, in both directions (issue 23)."""
     async with FileSink(tmp_path / "ours", kind, schema=TYPES, missing="null") as sink:
         await sink.write(ROWS)
         await sink.finish()
@@ -148,7 +148,7 @@ async def test_what_one_writes_the_other_reads(
 async def test_csv_that_is_written(
     spark: SparkSession, tmp_path: Path, options: dict[str, str]
 ) -> None:
-    """Is read by Spark as what it was, in partitions, too."""
+    """Spark reads back the written values, from partitions, too."""
     ddl = "id long, t string, d double, p string"
     rows = [
         b'{"id":1,"t":"a,\\"b\\"","d":1e-9,"p":"x/y"}',

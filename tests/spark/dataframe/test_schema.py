@@ -27,7 +27,7 @@ def lenient(ddl: str) -> Contract:
 
 
 def fit(spark: SparkSession, messages: list[bytes], contract: Contract) -> DataFrame:
-    """Return the messages, judged."""
+    """Return the messages as a frame that marks those that do not fit."""
     rows = [(0, place, bytearray(raw)) for place, raw in enumerate(messages)]
     frame = spark.createDataFrame(rows, "partition int, place long, raw binary")
     return judged(with_text(frame), contract)
@@ -36,19 +36,45 @@ def fit(spark: SparkSession, messages: list[bytes], contract: Contract) -> DataF
 async def unfit(
     spark: SparkSession, messages: list[bytes], contract: Contract
 ) -> list[tuple[int, str]]:
-    """Return the places of the messages that do not fit, and why each does not."""
+    """Return the places of the messages that do not fit, with the reasons."""
     found = unfit_of(fit(spark, messages, contract), contract, at_once=1000)
     return [(message.place, message.why) async for message in found]
 
 
 @pytest.mark.any_client
+async def test_key_with_half_of_a_pair_is_no_question_mark(
+    spark: SparkSession,
+) -> None:
+    """Spark makes one of a lone surrogate; keys that are valid text pass."""
+    contract = lenient("m map<string,int>, l array<struct<n: map<string,string>>>")
+    good = [
+        rb'{"m":{"a?":1}}',
+        rb'{"m":{"\ud83d\ude00?":1}}',
+        rb'{"m":{"\\ud800?":1}}',
+        rb'{"m":{"a":1},"other":"\ud800"}',
+    ]
+    bad = [
+        rb'{"m":{"\ud800":1}}',
+        rb'{"m":{"a":2,"\uDC00x":1}}',
+        rb'{"m":{"\\\ud800\\\udc00":1}}',
+        rb'{"l":[{},{"n":{"\uDbFf\ud83d\ude00":"x"}}]}',
+    ]
+    assert [place for place, _ in await unfit(spark, [*good, *bad], contract)] == [
+        4,
+        5,
+        6,
+        7,
+    ]
+
+
+@pytest.mark.any_client
 async def test_what_fits_is_not_refused(spark: SparkSession) -> None:
-    """Objects whose values Spark converts are rows."""
+    """Objects whose values Spark can convert become rows."""
     assert await unfit(spark, [text.encode() for text in FITS], lenient(DDL)) == []
 
 
 async def test_all_that_does_not_fit_is_found(spark: SparkSession) -> None:
-    """None of them passes, whatever is around it."""
+    """No unfit message passes, whatever surrounds it."""
     messages = [text.encode() for text in (*FITS, *UNFIT)]
     found = await unfit(spark, [*messages, b"\xff", b'{"title":"\xff"}'], lenient(DDL))
     places = range(len(FITS), len(messages) + 2)
@@ -70,13 +96,13 @@ async def test_all_that_does_not_fit_is_found(spark: SparkSession) -> None:
 )
 @pytest.mark.any_client
 async def test_not_null_is_kept(spark: SparkSession, text: str, why: str) -> None:
-    """NOT NULL holds at every depth, which from_json itself does not care for."""
+    """NOT NULL holds at every depth, which from_json itself ignores."""
     assert await unfit(spark, [text.encode()], lenient(NOT_NULL)) == [(0, why)]
 
 
 @pytest.mark.any_client
 async def test_not_null_asks_nothing_of_what_is_not_there(spark: SparkSession) -> None:
-    """A NOT NULL field of a struct that is null is no flaw."""
+    """A NOT NULL field within a struct that is null is not an error."""
     messages = [
         b'{"id":1}',
         b'{"id":1,"s":{"a":1},"l":[{"x":1}],"m":{"k":{"y":1}}}',
@@ -93,7 +119,7 @@ def test_payload_is_not_shown() -> None:
 
 
 def test_one_binary_column_takes_messages_as_they_are() -> None:
-    """Only a schema of a single binary column is no JSON."""
+    """Only with a schema of a single binary column messages are not JSON."""
     assert is_raw(StructType().add("value", "binary"))
     assert not is_raw(StructType().add("value", "string"))
     assert not is_raw(StructType().add("a", "binary").add("b", "binary"))
@@ -101,7 +127,7 @@ def test_one_binary_column_takes_messages_as_they_are() -> None:
 
 @pytest.mark.any_client
 def test_small_numbers_are_what_they_were(spark: SparkSession) -> None:
-    """In columns of the types that were asked for, however deep."""
+    """The columns have the types that were asked for, however deep."""
     messages = [b'{"bt":-128,"bts":{"a":[{"x":127}]}}', b'{"id":1,"d":1}']
     ddl = "id long, bt byte, bts map<string, array<struct<x: byte>>>, d decimal(5,2)"
     contract = lenient(ddl)
@@ -115,7 +141,7 @@ def test_small_numbers_are_what_they_were(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_column_that_is_missing_is_no_null(spark: SparkSession) -> None:
-    """Unless the schema allows that: it may be misspelt (issue 23)."""
+    """It may be misspelt, so it does not fit unless nulls are allowed (issue 23)."""
     messages = [
         b'{"id":1,"mnth":"x","note":"y"}',
         b'{"id":1,"mnth":null}',
@@ -132,7 +158,7 @@ async def test_column_that_is_missing_is_no_null(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 async def test_field_that_is_no_column_may_be_refused(spark: SparkSession) -> None:
-    """It is counted, and its name, which is the message's, is not shown."""
+    """Such fields are counted; their names, parts of the message, are not shown."""
     messages = [b'{"id":1}', b'{"id":1,"a":{"x":1},"b":null}', b'{"id":1,"id":2}']
     assert await unfit(spark, messages, Contract.of("id long")) == []
     found = await unfit(spark, messages, Contract.of("id long", extra="dead_letter"))
@@ -141,7 +167,7 @@ async def test_field_that_is_no_column_may_be_refused(spark: SparkSession) -> No
 
 @pytest.mark.any_client
 def test_key_that_a_map_has_twice_counts_once(spark: SparkSession) -> None:
-    """The last, as of a field; ``from_json`` makes a map that has both (issue 23)."""
+    """The last one, as for fields; ``from_json`` would keep both (issue 23)."""
     messages = [
         b'{"m":{"y":0,"x":1,"x":2,"z":3,"y":null}}',
         b'{"l":[{"x":{"a":1,"a":2},"x":{"b":1,"b":2}}]}',
@@ -157,7 +183,7 @@ def test_key_that_a_map_has_twice_counts_once(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_years_of_five_digits_are_times(spark: SparkSession) -> None:
-    """As Spark itself writes them, with a sign (issue 23)."""
+    """Spark itself writes them, with a sign (issue 23)."""
     ddl = "d date, t timestamp, n timestamp_ntz"
     contract = Contract.of(ddl)
     written = (

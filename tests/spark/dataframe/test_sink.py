@@ -45,7 +45,7 @@ def there(path: Path) -> bool:
 
 
 def names(directory: Path, pattern: str) -> list[str]:
-    """Return the sorted names of what matches in ``directory``."""
+    """Return the sorted names that match ``pattern`` in ``directory``."""
     return sorted(path.name for path in directory.glob(pattern))
 
 
@@ -56,7 +56,7 @@ def marker(path: Path) -> bool:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Give a path for output, where nothing is yet."""
+    """Give a path for output that does not exist yet."""
     return tmp_path / "out"
 
 
@@ -72,10 +72,53 @@ async def test_message_is_the_value(spark: SparkSession, out: Path) -> None:
     assert sorted(row[0] for row in frame.collect()) == ["", "one", "é€𝄞\0\n"]
 
 
+@pytest.mark.any_client
+@pytest.mark.parametrize(
+    ("schema", "options", "bad", "why"),
+    [
+        (None, {}, b"b\nc", "it has a line break at offset 1"),
+        (None, {}, b"b\r\r\n", "it has a line break at offset 1"),
+        (None, {"LINESEP": "xx"}, b"bx", "it has the lineSep at offset 1"),
+        (
+            "day string, v string",
+            {},
+            b'{"day":"m","v":"b\\nc"}',
+            "field 'v' has a line break at offset 1",
+        ),
+    ],
+)
+async def test_line_break_does_not_make_two_rows_of_text(
+    spark: SparkSession,
+    out: Path,
+    tmp_path: Path,
+    schema: str | None,
+    options: dict[str, str],
+    bad: bytes,
+    why: str,
+) -> None:
+    """It is dead-lettered; ``lineSep`` sets what counts as a line break."""
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    by = ["day"] if schema else []
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out), format="text", options=options, partition_by=by),
+        schema=schema,
+        on_error=ErrorPolicy(then="dead_letter", budget=ErrorBudget()),
+        dead_letters=letters,
+    )
+    good = b'{"day":"m","v":"a\\r"}' if schema else b"a\n" if options else b"a\r"
+    await load(sink, [good, bad])
+    (letter,) = letters.letters()
+    assert letter.message == bad
+    assert f": {why}, and would be two rows of format text; json" in str(letter)
+    rows = spark.read.options(**options).text(str(out)).collect()
+    assert [row["value"] for row in rows] == ["a\n" if options else "a"]
+
+
 async def test_it_shows_which_epoch_it_writes(
     spark: SparkSession, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That may take long, and no count moves meanwhile (issue 11)."""
+    """Writing may take long, without a count that moves (issue 11)."""
     sink = DataFrameSink(spark, Destination(str(out)), epoch_messages=1)
     said, write = [], Destination.write
 
@@ -111,7 +154,7 @@ async def test_schema_makes_columns(spark: SparkSession, out: Path) -> None:
 async def test_misspelt_column_is_no_column_of_nulls(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
-    """Messages that lack it do not fit (issue 23)."""
+    """Messages without the column do not fit (issue 23)."""
     letters = DeadLetters(tmp_path / "state", pipeline="p")
     sink = DataFrameSink(
         spark,
@@ -133,7 +176,7 @@ async def test_misspelt_column_is_no_column_of_nulls(
 async def test_letters_of_overwritten_output_are_superseded(
     spark: SparkSession, out: Path, tmp_path: Path, mode: str
 ) -> None:
-    """What they lack may be in the output that has come since (issue 23)."""
+    """Their messages may be in the new output (issue 23)."""
     letters = [DeadLetters(tmp_path / "state", pipeline="p") for _ in range(2)]
     for mine in letters:
         place = Destination(str(out), mode=mode)
@@ -153,7 +196,7 @@ async def test_letters_of_overwritten_output_are_superseded(
 async def test_letters_of_output_overwritten_with_nothing_are_current(
     spark: SparkSession, out: Path, tmp_path: Path, messages: list[bytes]
 ) -> None:
-    """The output is replaced also by a run that dead-letters all."""
+    """A run whose messages are all dead-lettered replaces the output, too."""
     await load(DataFrameSink(spark, Destination(str(out))), [b"old"])
     letters = DeadLetters(tmp_path / "state", pipeline="p")
     place = Destination(str(out), mode="overwrite")
@@ -176,7 +219,7 @@ async def test_letters_of_output_overwritten_with_nothing_are_current(
 async def test_batch_in_a_folder_of_its_own_supersedes_no_letters(
     spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing can be renamed, a batch replaces only what it wrote itself."""
+    """Where files can't be renamed, a batch replaces only its own output."""
     monkeypatch.setattr(Destination, "local", property(lambda _: None))
     letters = DeadLetters(tmp_path / "state", pipeline="p")
     whole = DataFrameSink(spark, Destination(str(out), mode="append"))
@@ -197,7 +240,7 @@ async def test_batch_in_a_folder_of_its_own_supersedes_no_letters(
 async def test_column_of_nulls_is_reported_at_the_end(
     spark: SparkSession, out: Path
 ) -> None:
-    """And none that has a value in any epoch (issue 23)."""
+    """A column with a value in any epoch is not reported (issue 23)."""
     sink = DataFrameSink(
         spark, Destination(str(out)), schema="a long, b long, c long", epoch_messages=1
     )
@@ -235,7 +278,7 @@ async def test_no_message_gives_readable_output(
 
 @pytest.mark.any_client
 async def test_epoch_is_bounded_in_messages(spark: SparkSession, out: Path) -> None:
-    """A full epoch lands when more comes; the last one marks the output."""
+    """A full epoch is loaded when more comes; the last one marks the output."""
     async with DataFrameSink(spark, Destination(str(out)), epoch_messages=3) as sink:
         await sink.write([b"1", b"2"])
         assert (sink.account.received, sink.account.done, there(out)) == (2, 0, False)
@@ -267,7 +310,7 @@ async def test_epoch_is_bounded_in_bytes(spark: SparkSession, out: Path) -> None
 async def test_flush_makes_durable_without_marking(
     spark: SparkSession, out: Path
 ) -> None:
-    """What is flushed can be read, and is not taken for whole."""
+    """Flushed messages can be read, but the output is not marked complete."""
     async with DataFrameSink(spark, Destination(str(out))) as sink:
         await sink.flush()
         assert not there(out)
@@ -296,7 +339,7 @@ async def test_closing_without_finishing_leaves_no_mark(
 async def test_stale_marker_is_removed_first(
     spark: SparkSession, out: Path, mode: str
 ) -> None:
-    """The marker of an older run does not vouch for half of a new one."""
+    """An older run's marker must not vouch for part of a new output."""
     await load(DataFrameSink(spark, Destination(str(out))), [b"old"])
     async with DataFrameSink(
         spark, Destination(f"file:{out}", mode=mode), epoch_messages=1
@@ -322,7 +365,7 @@ async def test_later_epochs_append(spark: SparkSession, out: Path) -> None:
 async def test_message_that_does_not_fit_keeps_its_epoch_out(
     spark: SparkSession, out: Path
 ) -> None:
-    """Such messages are counted and reported, and nothing of their epoch is loaded."""
+    """They are counted and reported, and nothing of their epoch is loaded."""
     sink = DataFrameSink(
         spark,
         Destination(str(out)),
@@ -334,7 +377,7 @@ async def test_message_that_does_not_fit_keeps_its_epoch_out(
         await load(sink, objects(10), bad)
     assert str(failure.value) == (
         "load: 2 of 10 messages do not fit the schema 'id long, title string': "
-        "message 15 is the first, field 'id' is a string that is no bigint; "
+        "message 15 is the first, field 'id' is a string that is not of type bigint; "
         "nothing of epoch 2 is loaded"
     )
     assert sink.account.counts[:4] == [20, 10, 0, 2]
@@ -346,7 +389,7 @@ async def test_message_that_does_not_fit_keeps_its_epoch_out(
 async def test_what_does_not_fit_at_first_leaves_old_output_alone(
     spark: SparkSession, out: Path
 ) -> None:
-    """Nothing is overwritten by an epoch that is refused."""
+    """An epoch that is refused overwrites nothing."""
     await load(DataFrameSink(spark, Destination(str(out))), [b"old"])
     with pytest.raises(SinkFailed, match="message 1 is the first, it is not UTF-8 at"):
         await load(
@@ -371,7 +414,7 @@ async def test_failed_sink_stays_failed(spark: SparkSession, out: Path) -> None:
 
 
 async def refusal(sink: Sink, *runs: list[bytes]) -> str:
-    """Return the one line with which ``sink`` fails."""
+    """Return the one-line error with which ``sink`` fails."""
     with pytest.raises(SinkFailed) as failure:
         await load(sink, *runs)
     text = str(failure.value)
@@ -382,7 +425,7 @@ async def refusal(sink: Sink, *runs: list[bytes]) -> str:
 async def test_existing_path_is_reported_before_work_is_lost(
     spark: SparkSession, out: Path
 ) -> None:
-    """Mode error looks at the path before the first message."""
+    """Mode error checks the path before the first message."""
     sink = DataFrameSink(spark, Destination(str(out.parent)))
     assert await refusal(sink) == (
         f"load: {out.parent} exists already: remove it, or set mode to append or overwrite"
@@ -401,7 +444,7 @@ async def test_wrong_schema_is_reported_at_once(spark: SparkSession) -> None:
 
 
 async def test_unknown_partition_column_is_reported(spark: SparkSession) -> None:
-    """The line names the column and those that there are."""
+    """The error names the column and those that exist."""
     sink = DataFrameSink(
         spark, Destination("/x", partition_by=["dya"]), schema="id long, day date"
     )
@@ -443,7 +486,7 @@ async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> 
 async def test_path_that_can_not_be_made_is_reported_at_first(
     spark: SparkSession,
 ) -> None:
-    """Before the first message, with the folder that is to blame (issue 23)."""
+    """Before the first message, naming the folder that is to blame (issue 23)."""
     sink = DataFrameSink(spark, Destination("/proc/no/x"))
     assert await refusal(sink) == (
         "load: can't make /proc/no/x: /proc: no such file or directory; set another path"
@@ -452,7 +495,7 @@ async def test_path_that_can_not_be_made_is_reported_at_first(
 
 @pytest.mark.any_client
 async def test_output_is_one_runs(spark: SparkSession, out: Path) -> None:
-    """Of two at a time one would clear away what the other writes (issue 23)."""
+    """Of two runs at a time, one would remove the other's files (issue 23)."""
     place = Destination(str(out), mode="append")
     async with DataFrameSink(spark, place) as first:
         text = await refusal(
@@ -466,7 +509,7 @@ async def test_output_is_one_runs(spark: SparkSession, out: Path) -> None:
 
 
 async def test_unknown_format_is_reported(spark: SparkSession, out: Path) -> None:
-    """The line names the format."""
+    """The error names the format."""
     text = await refusal(
         DataFrameSink(spark, Destination(str(out), format="nofmt")), [b"1"]
     )
@@ -503,7 +546,7 @@ async def test_table_is_appended_to(spark: SparkSession) -> None:
 
 
 def test_mode_ignore_is_refused() -> None:
-    """Dropping everything in silence is not loading."""
+    """Silently dropping everything is not loading."""
     with pytest.raises(ConfigError, match="mode 'ignore' is refused: it would drop"):
         Destination("/x", mode="ignore")
     with pytest.raises(ConfigError, match="unknown mode 'apend', expected append"):
@@ -513,7 +556,7 @@ def test_mode_ignore_is_refused() -> None:
 async def test_event_loop_goes_on_while_spark_writes(
     spark: SparkSession, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writing happens in a thread: another task can run, and is waited for here."""
+    """Spark writes in a thread, so that other tasks can run."""
     alive = threading.Event()
 
     def write(self: Destination, frame: object, **which: bool) -> None:
@@ -537,10 +580,10 @@ async def test_cancelled_write_is_not_counted(
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cancelling interrupts Spark's job; the sink shows what is in place."""
+    """Cancelling interrupts Spark's job; the sink counts only what is in place."""
 
     def endless(self: Destination, frame: object, **which: bool) -> None:
-        # Spark stops a task in Python; one that only computes in the JVM may go on.
+        # Spark can stop a task in Python; one that only computes in the JVM may go on.
         spark.range(10**15).mapInArrow(lambda batches: batches, "id long").count()
 
     monkeypatch.setattr(Destination, "write", endless)
@@ -557,7 +600,7 @@ async def test_cancelled_write_is_not_counted(
 
 
 def kept(tmp_path: Path, count: int) -> tuple[DeadLetters, ErrorPolicy]:
-    """Return a place for dead letters and a policy that allows ``count``."""
+    """Return a store for dead letters and a policy that allows ``count``."""
     policy = ErrorPolicy(budget=ErrorBudget(count=count, share=None))
     return DeadLetters(tmp_path / "state", pipeline="p"), policy
 
@@ -565,7 +608,7 @@ def kept(tmp_path: Path, count: int) -> tuple[DeadLetters, ErrorPolicy]:
 async def test_what_does_not_fit_is_dead_lettered(
     spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of their epoch is loaded; more at a time than fit are taken in turns."""
+    """The rest of their epoch is loaded; many are dead-lettered in several turns."""
     monkeypatch.setattr(sink_module, "_AT_ONCE", 2)
     letters, policy = kept(tmp_path, 9)
     sink = DataFrameSink(
@@ -593,7 +636,7 @@ async def test_what_does_not_fit_is_dead_lettered(
         (21, b"1", "SinkFailed"),
     ]
     assert found[1][3] == (
-        f"load: message 16 {wrong}: field 'id' is a string that is no bigint"
+        f"load: message 16 {wrong}: field 'id' is a string that is not of type bigint"
     )
     assert found[2][3] == f"load: message 17 {wrong}: it is not UTF-8 at offset 0"
     (letter, *_) = letters.letters()
@@ -605,7 +648,7 @@ async def test_what_does_not_fit_is_dead_lettered(
 async def test_text_that_is_none_is_dead_lettered(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
-    """Also when an epoch is nothing but that: the output is there, and whole."""
+    """Even if an epoch has nothing else: the output is there, and complete."""
     letters, policy = kept(tmp_path, 3)
     sink = DataFrameSink(
         spark,
@@ -626,7 +669,7 @@ async def test_text_that_is_none_is_dead_lettered(
 async def test_too_many_that_do_not_fit_end_the_run(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
-    """Nothing of the epoch is loaded; those that were dead-lettered stay so."""
+    """Nothing of the epoch is loaded; dead letters are kept."""
     letters, policy = kept(tmp_path, 1)
     sink = DataFrameSink(
         spark, Destination(str(out)), on_error=policy, dead_letters=letters
@@ -645,7 +688,7 @@ async def test_too_many_that_do_not_fit_end_the_run(
 async def test_epochs_are_loaded_once(
     spark: SparkSession, out: Path, mode: str
 ) -> None:
-    """A start that was interrupted leaves nothing; the mode is for the first (issue 14)."""
+    """Interrupted starts leave nothing; the mode is for the first epoch (issue 14)."""
     if mode == "overwrite":
         out.mkdir()  # noqa: ASYNC240
         (out / "old").touch()
@@ -662,7 +705,7 @@ async def test_epochs_are_loaded_once(
                     await sink.flush()
                 if run == "a":
                     assert values(spark, out) == []
-                    await sink.perform()  # b is on no record, y not shown at once
+                    await sink.perform()  # b is not on record, y not shown at once
             if run == "z":
                 assert sink.account.done == 2
                 await sink.finish()
@@ -681,13 +724,13 @@ async def test_epochs_are_loaded_once(
     assert {match[1] for match in found if match} == {"1", "2", "3", None}
     assert all(found)
     frame = spark.read.parquet(str(out))
-    assert frame.columns == ["value"]  # and no epoch, as issue 23 has it
+    assert frame.columns == ["value"]  # and no epoch (issue 23)
     assert values(spark, out) == ["-", "-", "-", "a", "y", "z"]
     assert marker(out)
 
 
 def values(spark: SparkSession, out: Path) -> list[str]:
-    """Return what readers see."""
+    """Return the values that readers see, sorted."""
     if not list(out.glob("part-*")):
         return []
     return sorted(row.value for row in spark.read.parquet(str(out)).collect())
@@ -695,7 +738,7 @@ def values(spark: SparkSession, out: Path) -> list[str]:
 
 @pytest.mark.any_client
 async def test_epochs_in_a_table_are_not_loaded_once(spark: SparkSession) -> None:
-    """The text shows what it is (issue 14)."""
+    """The error tells why (issue 14)."""
     sink = DataFrameSink(spark, Destination(table="t"))
-    with pytest.raises(SinkFailed, match="table t: it is no path of this machine"):
+    with pytest.raises(SinkFailed, match="table t: it is not a path of this machine"):
         sink.begin(Epochs("ab12", 0, once=True, check=lambda: None))

@@ -41,7 +41,7 @@ SCHEMA = StructType(
 
 
 def rows(schema: StructType, *messages: bytes) -> list[dict[str, object]]:
-    """Return what messages become, all of which fit."""
+    """Return the rows of messages, which must all fit."""
     found = fitting_of(schema).rows(pa.chunked_array([messages], pa.binary()))
     assert found.unfit == []
     made: list[dict[str, object]] = found.table.to_pylist()
@@ -49,13 +49,13 @@ def rows(schema: StructType, *messages: bytes) -> list[dict[str, object]]:
 
 
 def invalid(schema: StructType, *messages: bytes) -> list[tuple[int, str]]:
-    """Return the places of messages that do not fit, and why."""
+    """Return the places of messages that do not fit, with the reasons."""
     found = fitting_of(schema).rows(pa.chunked_array([messages], pa.binary()))
     return [(place, why) for place, _, why in found.unfit]
 
 
 def test_documents_become_rows() -> None:
-    """Whatever is between and inside of them, and whatever else they hold."""
+    """Whatever is around and inside of them, and whatever other fields they have."""
     messages = [
         b'{"id": 1, "half": 0.5, "more": [null, {"id": 7}]}',
         b' {"text": "}{ ] }", "id": 2}\n',
@@ -80,15 +80,24 @@ def test_documents_become_rows() -> None:
         (b'{"id": 1, "text": "\xff"}', "it is not UTF-8 at offset 19"),
         (b'{"half": 1}', "field 'id' is NOT NULL and has no value"),
         (b'{"other": 1}', "field 'id' is NOT NULL and has no value"),
-        (b'{"id": 1.0}', "field 'id' is a number that is no int"),
-        (b'{"id": 1, "text": 5}', "field 'text' is a number that is no string"),
+        (b'{"id": 1.0}', "field 'id' is a number that is not of type int"),
+        (
+            b'{"id": 1, "text": 5}',
+            "field 'text' is a number that is not of type string",
+        ),
         (b'{"id": 1, "half": NaN}', "it is not one JSON document"),
-        (b'{"id": 1, "half": 1e999}', "field 'half' is a number that is no double"),
-        (b'{"id": 1, "half": 1e9%s}' % (b"9" * 20), "a number that is no double"),
+        (
+            b'{"id": 1, "half": 1e999}',
+            "field 'half' is a number that is not of type double",
+        ),
+        (
+            b'{"id": 1, "half": 1e9%s}' % (b"9" * 20),
+            "a number that is not of type double",
+        ),
     ],
 )
 def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
-    """By its place, with the reason, and never its content."""
+    """With its place and the reason, but never its content."""
     ((place, said),) = invalid(SCHEMA, b'{"id": 0}', message, b'{"id": 2}')
     assert place == 1
     assert why in said
@@ -125,18 +134,18 @@ def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
 def test_value_must_be_of_its_type(
     kind: DataType, fitting: list[str], others: list[str]
 ) -> None:
-    """Also where Python, or Arrow, would make one of the other."""
+    """Even where Python or Arrow would convert it."""
     schema = StructType().add("x", kind)
     for text in fitting:
         (row,) = rows(schema, b'{"x": %s}' % text.encode())
         assert row["x"] is not None
     for text in others:
         ((_, why),) = invalid(schema, b'{"x": %s}' % text.encode())
-        assert re.search("field 'x' is .* that is no ", why), text
+        assert re.search("field 'x' is .* that is not of type ", why), text
 
 
 def test_column_that_has_no_json_is_refused() -> None:
-    """By its name; some types can only be written."""
+    """The error names the column; some types can be written but not read."""
     written = StructType().add("b", BinaryType())
     written.add("m", MapType(IntegerType(), BinaryType()))
     check_written(written)
@@ -154,7 +163,7 @@ def test_column_that_has_no_json_is_refused() -> None:
 def test_columns_of_one_name_are_refused(
     *, inner: bool, check: Callable[[StructType], object]
 ) -> None:
-    """A JSON object would have one of them (issue 14)."""
+    """A JSON object could have only one of them (issue 14)."""
     both = StructType().add("a", IntegerType()).add("b", IntegerType())
     both = both.add("a", StringType())
     with pytest.raises(ConfigError, match="column 'a' is there 2 times"):
@@ -162,7 +171,7 @@ def test_columns_of_one_name_are_refused(
 
 
 def test_columns_that_differ_in_case_alone_are_refused() -> None:
-    """For Spark they are one, by default."""
+    """For Spark they are the same column, by default."""
     both = StructType().add("a", IntegerType()).add("A", IntegerType())
     with pytest.raises(
         ConfigError, match=r"struct<a:int,A:int>: column .* is there tw"
@@ -171,14 +180,14 @@ def test_columns_that_differ_in_case_alone_are_refused() -> None:
 
 
 def test_number_with_too_large_an_exponent_elsewhere() -> None:
-    """What no column wants does no harm (issue 14)."""
+    """A value that no column needs does no harm (issue 14)."""
     message = b'{"id": 1, "half": 1e-9%s, "more": -1e9%s}' % (b"9" * 20, b"9" * 20)
     assert rows(SCHEMA, message) == [{"id": 1, "half": 0.0, "text": None}]
 
 
 @pytest.mark.spark
 def test_rows_become_what_spark_makes_of_them(spark: SparkSession) -> None:
-    """Every type, with and without a value, nested too; as ``to_json`` in UTC."""
+    """Every type, with and without values, also nested; as ``to_json`` in UTC."""
     frame = spark.sql(
         """
         select 1Y as y, -2S as s, 3 as i, 4L as l, 0.1F as f, 2.25D as d, true as b,
@@ -195,7 +204,7 @@ def test_rows_become_what_spark_makes_of_them(spark: SparkSession) -> None:
           null, null, null, null, null, null, null, null, null, null, null
     """
     )
-    # Spark writes as few digits of a second as it takes, by default.
+    # By default Spark writes as few digits of a second as necessary.
     digits = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS"
     options = f"map('timeZone', 'UTC', 'timestampFormat', '{digits}XXX',"
     options += " 'ignoreNullFields', 'false',"

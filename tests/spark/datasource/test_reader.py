@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
@@ -29,19 +30,19 @@ TOLD = "lambda: int(open(sys.argv[1]).read())"
 
 
 def command(program: str, *arguments: object) -> str:
-    """Return the option for a worker that is ``program``."""
+    """Return the command option for a worker that is ``program``."""
     source = f"import os, sys; from etlstage import worker; {program}"
     return json.dumps([sys.executable, "-c", source, *map(str, arguments)])
 
 
 def numbers(*arguments: object, told: str = "None") -> str:
-    """Return the option for a worker that gives the numbers of a range."""
+    """Return the command option for a worker that gives the numbers of a range."""
     call = f"worker.extract_cycle({NUMBERS}, offsets='supervisor', latest={told})"
     return command(call, *arguments)
 
 
 def read(spark: SparkSession, schema: str = "", /, **options: object) -> DataFrame:
-    """Return what the format reads."""
+    """Return a DataFrame that the format reads."""
     register(spark)
     reader = spark.read.format("etlstage")
     for name, value in options.items():
@@ -50,7 +51,7 @@ def read(spark: SparkSession, schema: str = "", /, **options: object) -> DataFra
 
 
 def failure(frame: Callable[[], object]) -> str:
-    """Return why something can't be computed."""
+    """Return the explained error of a computation."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
         frame()
     return explain(raised.value)
@@ -61,7 +62,7 @@ def failure(frame: Callable[[], object]) -> str:
 
 @pytest.mark.any_client
 def test_every_partition_of_a_plain_read_has_a_worker(spark: SparkSession) -> None:
-    """It is given its number."""
+    """The worker is given the partition's number."""
     about = "b'%s of %s' % (os.environb[b'ETLSTAGE_PARTITION'],"
     program = f"worker.extract(lambda: [{about} os.environb[b'ETLSTAGE_PARTITIONS'])])"
     frame = read(spark, command=command(program), partitions=3)
@@ -72,7 +73,7 @@ def test_every_partition_of_a_plain_read_has_a_worker(spark: SparkSession) -> No
 
 
 def test_messages_are_columns_of_any_size(spark: SparkSession) -> None:
-    """More than one batch for Spark, and bytes where they are asked for."""
+    """In more than one batch for Spark, and as bytes where asked for."""
     program = "worker.extract(lambda: (b'%d' % n for n in range(25_000)))"
     frame = read(spark, command=command(program))
     assert [row.value for row in frame.collect()] == [str(n) for n in range(25_000)]
@@ -89,7 +90,7 @@ def test_messages_are_columns_of_any_size(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_ranges_are_read_in_parallel(spark: SparkSession, tmp_path: Path) -> None:
-    """By step, or cut evenly; up to the end that is given, or that the worker knows."""
+    """By step or evenly, up to the given end or the worker's latest offset."""
     options = {"command": numbers(), "mode": "cyclic", "start": 5, "end": 25}
     frame = read(spark, **options, step=8)
     assert [int(row.value) for row in frame.collect()] == list(range(5, 25))
@@ -105,7 +106,7 @@ def test_ranges_are_read_in_parallel(spark: SparkSession, tmp_path: Path) -> Non
 
 @pytest.mark.any_client
 def test_template_is_the_request(spark: SparkSession) -> None:
-    """The worker sees the text of the option."""
+    """The worker gets the option's text, with the offsets filled in."""
     program = "worker.extract_cycle(lambda *a: a, offsets='supervisor', "
     program += "parse=lambda request: [request])"
     frame = read(
@@ -121,7 +122,7 @@ def test_template_is_the_request(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_json_becomes_typed_columns(spark: SparkSession) -> None:
-    """Each message is an object, what the schema does not name is dropped."""
+    """Each message is an object; fields that are not in the schema are dropped."""
     documents = [
         {
             "id": 1,
@@ -150,18 +151,18 @@ def test_json_becomes_typed_columns(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_json_that_does_not_fit_fails_the_task(spark: SparkSession) -> None:
-    """It does not become a row of nulls; the error shows which message, and why."""
+    """It does not become a row of nulls; the error has the message and the reason."""
     program = """worker.extract(lambda: [b'{"id": 1}', b'{"id": "1"}'])"""
     frame = read(spark, "id int", command=command(program))
     text = failure(frame.collect)
     assert "message 2 of a partition does not fit the schema struct<id:int>" in text
-    assert "field 'id' is a string that is no int" in text
+    assert "field 'id' is a string that is not of type int" in text
 
 
 def test_read_that_makes_no_sense_is_refused_before_any_task(
     spark: SparkSession,
 ) -> None:
-    """What is wrong is reported by the one who was asked."""
+    """The driver reports what is wrong."""
     assert "(did you mean 'command'?)" in failure(
         lambda: read(spark, comand="x").collect()
     )
@@ -176,7 +177,7 @@ def test_read_that_makes_no_sense_is_refused_before_any_task(
 
 
 def test_worker_that_fails_fails_the_task(spark: SparkSession) -> None:
-    """Its fate is reported, and what it was asked for."""
+    """The error has how the worker ended, and the offsets it was asked for."""
     program = "worker.extract_cycle(lambda a, b: os._exit(3), offsets='supervisor')"
     options = {"command": command(program), "mode": "cyclic", "start": 3, "end": 9}
     text = failure(read(spark, **options, restart__max=0).collect)
@@ -186,7 +187,7 @@ def test_worker_that_fails_fails_the_task(spark: SparkSession) -> None:
 
 @pytest.mark.any_client
 def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> None:
-    """Whoever has enough rows ends the task, and that ends its worker."""
+    """A limit ends the task early, and that ends its worker."""
     pid = "open(sys.argv[1], 'w').write(str(os.getpid()))"
     program = f"from itertools import count; {pid}; worker.extract(lambda: (b'%d' % n"
     program += " for n in count()))"
@@ -214,7 +215,7 @@ worker.extract_cycle(f, offsets="supervisor")
 def test_read_that_is_retried_gives_the_same_rows(
     retrying: Driver, tmp_path: Path
 ) -> None:
-    """A worker that is killed in the middle of its range costs an attempt, no row."""
+    """A worker killed in the middle of its range costs an attempt, but no row."""
     worker = json.dumps([sys.executable, "-c", KILLED, str(tmp_path / "killed")])
     same = retrying.run(
         f"""
@@ -231,7 +232,7 @@ def test_read_that_is_retried_gives_the_same_rows(
 
 
 def test_ranges_cover_all_and_nothing_twice() -> None:
-    """Evenly by partitions, else by steps; no offset is no task."""
+    """Evenly by partitions, or else by steps; without offsets there are no tasks."""
     for start, end, step, count in (0, 10, 3, None), (-5, 6, 4, 3), (0, 2, 1, 5):
         parts = ranges("e", start, end, step, count)
         covered = [n for part in parts for n in range(part.start or 0, part.end or 0)]
@@ -247,7 +248,7 @@ def test_ranges_cover_all_and_nothing_twice() -> None:
 
 @pytest.mark.any_client
 def test_stage_is_read_without_options(spark: SparkSession) -> None:
-    """By a name of its own, with all settings of the stage."""
+    """With all settings of the stage."""
     stage = Stage(
         name="fetch",
         kind=StageKind.EXTRACT,
@@ -267,7 +268,7 @@ def test_stage_is_read_without_options(spark: SparkSession) -> None:
 
 
 def stream(spark: SparkSession, **options: object) -> DataStreamReader:
-    """Return what reads a stream."""
+    """Return a reader of a stream."""
     register(spark)
     reader = spark.readStream.format("etlstage").option("mode", "cyclic")
     for name, value in options.items():
@@ -276,15 +277,22 @@ def stream(spark: SparkSession, **options: object) -> DataStreamReader:
 
 
 def drain(frame: DataFrame, place: Path) -> list[tuple[int, int]]:
-    """Write what is there now as Parquet; return each batch, and where it ended."""
-    query = (
+    """Write all rows that exist now; return each batch's id and end offset."""
+    writer = (
         frame.writeStream.format("parquet")
         .option("path", str(place / "rows"))
         .option("checkpointLocation", str(place / "checkpoint"))
         .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    while True:
+        query = writer.start()
+        try:
+            query.awaitTermination()
+            break
+        except StreamingQueryException as error:
+            # Spark waits only ten seconds for the process, however slow the machine is.
+            if "failed to connect back" not in str(error):
+                raise
     ends = []
     for progress in query.recentProgress:
         (source,) = progress["sources"]
@@ -294,7 +302,7 @@ def drain(frame: DataFrame, place: Path) -> list[tuple[int, int]]:
 
 
 def rows(spark: SparkSession, place: Path) -> list[int]:
-    """Return what was written."""
+    """Return the written rows, sorted."""
     found = spark.read.parquet(str(place / "rows")).collect()
     return sorted(int(row.value) for row in found)
 
@@ -302,7 +310,7 @@ def rows(spark: SparkSession, place: Path) -> list[int]:
 def test_stream_reads_what_is_there_and_goes_on_from_its_checkpoint(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """In batches that are bounded; a second run begins where the first ended."""
+    """In bounded batches; a second run begins where the first ended."""
     (tmp_path / "end").write_text("10")
     options = {"command": numbers(tmp_path / "end", told=TOLD), "start": 3, "step": 2}
     frame = stream(spark, **options, max_per_batch=4).load()
@@ -317,7 +325,7 @@ def test_stream_reads_what_is_there_and_goes_on_from_its_checkpoint(
 def test_batch_that_failed_is_read_again_as_it_was(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The same offsets, though the worker knows more by then."""
+    """With the same offsets, though the worker has more by then."""
     (tmp_path / "end").write_text("6")
     log = "open(sys.argv[2], 'a').write(f'{a} {b}\\n')"
     fail = "os.path.exists(sys.argv[3]) and os._exit(9)"
@@ -344,7 +352,7 @@ def test_batch_that_failed_is_read_again_as_it_was(
 def test_worker_may_report_where_a_stream_begins(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """And a stream with an end needs no one to ask for it."""
+    """And a stream with an end needs no latest offset of the worker."""
     call = f"worker.extract_cycle({NUMBERS}, offsets='supervisor', initial=lambda: 5)"
     frame = stream(spark, command=command(call), start="initial", end=8).load()
     assert drain(frame, tmp_path) == [(0, 8)]
@@ -354,7 +362,7 @@ def test_worker_may_report_where_a_stream_begins(
 def test_stream_that_makes_no_sense_is_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A plain worker has no offsets, and an end behind what was read is a loss."""
+    """A plain worker has no offsets, and a latest offset that falls back is a loss."""
     frame = stream(spark, command=numbers()).option("mode", "plain").load()
     text = failure(lambda: drain(frame, tmp_path / "a"))
     assert "of mode plain, expected cyclic: a stream is read by offsets" in text

@@ -1,4 +1,4 @@
-"""Engine ``spark``: the same file, the same results, on executors."""
+"""Engine ``spark`` gives the same results from the same file, on executors."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 async def run(path: Path, spark: SparkSession) -> Report:
-    """Run a pipeline that must not hang."""
+    """Run a pipeline, with a timeout."""
     with anyio.fail_after(120):
         return await Pipeline.from_yaml(path, spark=spark).run()
 
@@ -112,7 +112,7 @@ def letters(folder: Path) -> list[DeadLetter]:
 
 
 def counts(report: Report) -> list[tuple[int, ...]]:
-    """Return, by stage: received, done, dead, failed, lost, produced."""
+    """Return, by stage: received, done, dead, failed, unprocessed, produced."""
     return [
         (a.received, a.done, a.dead, a.failed, a.unprocessed, a.produced)
         for a in report.ledger
@@ -122,7 +122,7 @@ def counts(report: Report) -> list[tuple[int, ...]]:
 async def test_same_file_gives_the_same_results(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Rows, ledger and dead letters, with a message that no worker survives."""
+    """The same rows, ledger and dead letters, with a message that kills workers."""
     made = {}
     for engine in ("local", "spark"):
         report = await run(write(engine, dies=1234), spark)
@@ -154,7 +154,7 @@ async def test_message_that_does_not_fit_is_dead_lettered(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or, where nothing is dead-lettered, nothing is loaded."""
+    """If nothing is dead-lettered, nothing is loaded."""
     schema = "id decimal(3) NOT NULL, text string"
     budget = "on_error: {budget: 100%}"
     monkeypatch.setattr(sink_module, "_AT_ONCE", 700)
@@ -167,7 +167,7 @@ async def test_message_that_does_not_fit_is_dead_lettered(
     assert len(found) == 3000 - good
     assert len({letter.place for letter in found}) == 3000 - good
     assert found[0].message == b'{"id": 1000, "text": "ROW 1000"}'
-    assert "field 'id' is a number that is no decimal(3,0)" in found[0].error
+    assert "field 'id' is a number that is not of type decimal(3,0)" in found[0].error
 
     load = "on_error: {then: fail}"
     path = write(schema=schema, load=load)
@@ -176,7 +176,7 @@ async def test_message_that_does_not_fit_is_dead_lettered(
     assert isinstance(report.error, SinkFailed)
     assert str(report.error) == (
         f"load: {3000 - good:,} of 3,000 messages do not fit the schema '{schema}':"
-        f" message {min(letter.place for letter in found) + 1} is the first, field 'id' is a number that is no decimal(3,0);"
+        f" message {min(letter.place for letter in found) + 1} is the first, field 'id' is a number that is not of type decimal(3,0);"
         " nothing is loaded"
     )
     assert "nothing was written to" in report.landed
@@ -186,7 +186,7 @@ async def test_message_that_does_not_fit_is_dead_lettered(
 async def test_run_that_fails_loads_nothing(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What was dead-lettered is kept, and what was lost is in the ledger."""
+    """Dead letters are kept, and unprocessed messages are in the ledger."""
     stage = "on_error: {then: fail, retries: 0}"
     report = await run(write(dies=1234, stage=stage), spark)
     assert report.status == "failed"
@@ -210,7 +210,7 @@ async def test_run_that_fails_loads_nothing(
 async def test_budget_holds_for_all_tasks_together(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What each task may still put up with can be too much for the run."""
+    """Failures that each task's budget allows may exceed that of the run."""
     path = write(stage="on_error: {retries: 0, budget: 20}")
     text = WORKER.replace("DIES:", "DIES or row['id'] % 100 == 0:")
     (tmp_path / "worker.py").write_text(text)
@@ -224,7 +224,7 @@ async def test_budget_holds_for_all_tasks_together(
 async def test_what_is_wrong_is_reported_as_by_engine_local(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A program that is not there, a path that is not there, output that is."""
+    """Such as a missing program, a missing path, or output that exists already."""
     path = write()
     path.write_text(path.read_text().replace("[python, ", "[no-such-program, "))
     report = await run(path, spark)
@@ -254,7 +254,7 @@ async def test_what_is_wrong_is_reported_as_by_engine_local(
 async def test_drained_run_loads_nothing(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A DataFrame is read as a whole; what had been begun is called off."""
+    """A DataFrame is read as a whole, so the job is cancelled."""
     path = write()
     text = (tmp_path / "worker.py").read_text()
     started = tmp_path / "started"
@@ -281,7 +281,7 @@ async def test_drained_run_loads_nothing(
 async def test_load_is_broken_off_behind_the_drain_limit(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """And the next start loads what was staged; no stage runs again (issue 23)."""
+    """The next start loads the staged messages; no stage runs again (issue 23)."""
     path = write()
     front = path.read_text().partition("load:")[0]
     load = "load: {worker: {command: [python, load.py, pids]}}"
@@ -314,7 +314,7 @@ async def test_load_is_broken_off_behind_the_drain_limit(
 async def test_drained_before_its_start_it_reads_nothing(
     spark: SparkSession, write: Callable[..., Path]
 ) -> None:
-    """As a pipeline on engine local."""
+    """As on engine local."""
     runner = Pipeline.from_yaml(write(), spark=spark)
     runner.drain()
     report = await runner.run()
@@ -325,7 +325,7 @@ async def test_drained_before_its_start_it_reads_nothing(
 async def test_program_that_was_sent_runs(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """In the folder where Spark has put it, from a file that shows where it is here."""
+    """It runs in the folder where Spark has put it, not in that of the file."""
     path = write()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sent.py").write_text(
@@ -343,7 +343,7 @@ async def test_program_that_was_sent_runs(
 async def test_rows_without_schema_are_text(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """And keys of the source reach the first stage."""
+    """Keys of the source reach the first stage."""
     path = write(source=", key: id % 7", stage="order: key\n    workers: 2")
     text = path.read_text().replace(', schema: "id long NOT NULL, text string"', "")
     path.write_text(text)
@@ -358,7 +358,7 @@ async def test_rows_without_schema_are_text(
 async def test_staging_that_is_nowhere_is_reported_in_a_line(
     spark: SparkSession, write: Callable[..., Path]
 ) -> None:
-    """The error is that of the rows that could not be written, not of their removal."""
+    """The error is about rows that can't be written, not about removing them."""
     path = write()
     text = path.read_text() + "spark: {staging: 'nosuch://host/x'}\n"
     path.write_text(text)

