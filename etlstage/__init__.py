@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     __version__: str
-    """Of the distribution that is installed; of a source tree without one: 0+unknown."""
+    """Version of the installed distribution; 0+unknown if it is not installed."""
 
     from etlstage.errors import ConfigError as ConfigError
     from etlstage.errors import ContractBroken as ContractBroken

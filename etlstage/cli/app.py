@@ -1,5 +1,5 @@
 """
-The commands by name, and what a failure looks like from outside.
+The commands by name, and how their failures are reported.
 
 A command is a module of this package, imported when it is called. Exit codes: 0 done,
 1 failed, 2 wrong usage or file, 4 drained after a signal, 5 stopped by force.
@@ -22,7 +22,7 @@ from etlstage.cli.streams import ReaderGone
 
 __all__ = ("app", "run_command")
 
-# Each command has a module of this name, but for those that Python has taken.
+# Each command has a module of its name, unless that is a keyword in Python.
 COMMANDS: Final = {
     "Run": {
         "run": "Run a pipeline.",
@@ -40,7 +40,7 @@ COMMANDS: Final = {
     },
     "Test": {
         "test": "Run the tests of a pipeline file.",
-        "expect": "Propose what a stage promises of its replies.",
+        "expect": "Propose what replies must satisfy, from recordings.",
         "try": "Send a few messages to a worker and show its replies.",
         "check": "Check that a worker follows the protocol.",
         "fuzz": "Search for inputs that make a worker fail.",

@@ -1,4 +1,4 @@
-"""``etlstage check``: does a worker keep to the protocol."""
+"""``etlstage check``: check that a worker follows the protocol."""
 
 from __future__ import annotations
 
@@ -75,16 +75,14 @@ def _check(
     as_json: Json = False,
     listed: Annotated[
         bool,
-        typer.Option(
-            "--list", callback=_list, is_eager=True, help="List all checks that exist."
-        ),
+        typer.Option("--list", callback=_list, is_eager=True, help="List all checks."),
     ] = False,
 ) -> int:
     """
-    Check that a worker, in whatever language, follows the protocol.
+    Check that a worker, in any language, follows the protocol.
 
-    It is started about twenty times and given messages that it has to answer, or to
-    refuse: a load worker should run where it does no harm.
+    The worker is started about twenty times, with messages that it must answer or
+    refuse. Run a load worker only where it can do no harm.
     """
     silence()
     options = Options(kind, batch, mode, offsets, markers, stage, dialect)

@@ -1,4 +1,4 @@
-"""``etlstage cocaine import``: an application of Cocaine as a stage of a pipeline."""
+"""``etlstage cocaine import``: print a Cocaine application as a pipeline's stage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ app: typer.Typer = new_app("cocaine")
 @app.command("import")
 def _import(
     profile: Annotated[
-        Path, typer.Argument(metavar="PROFILE", help="The profile, JSON.")
+        Path,
+        typer.Argument(metavar="PROFILE", help="Profile of the application, in JSON."),
     ],
     manifest: Annotated[
-        Path, typer.Argument(metavar="MANIFEST", help="The manifest, JSON.")
+        Path,
+        typer.Argument(
+            metavar="MANIFEST", help="Manifest of the application, in JSON."
+        ),
     ],
 ) -> int:
-    """Print the stage that a profile and a manifest describe."""
+    """Print the stage that a Cocaine application's profile and manifest describe."""
     made = translation("cocaine", _read(profile), _read(manifest))
     for line in written(made, [profile, manifest], "transform"):
         typer.echo(line)

@@ -1,4 +1,4 @@
-"""``etlstage demo``: the main job on data that comes with the package."""
+"""``etlstage demo``: run a pipeline on data that comes with the package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ app: typer.Typer = new_app()
 def _demo(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="Target folder; default: a new one."),
+        typer.Argument(
+            metavar="[DIR]", help="Target folder; default: a new temporary one."
+        ),
     ] = None,
     *,
     debug: Debug = False,

@@ -1,9 +1,9 @@
 """
-``etlstage diff``: one pipeline on two engines, or from two ends, and whether they agree.
+``etlstage diff``: run a pipeline on two engines, or with two ends, and compare.
 
-These run one after the other, on the same input. Neither loads anything: what
-reaches the load stage is captured, in a temporary folder, where positions and dead
-letters go, too.
+The two run one after the other, on the same input. Neither loads anything: messages
+that reach the load stage are captured in a temporary folder, which has their positions
+and dead letters, too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Build: TypeAlias = Callable[[Path, Sink], Runner]
 
 
 class _Side(NamedTuple):
-    """One of the two: a pipeline, and where what it makes can be found."""
+    """One of the two: a pipeline, and where its results are."""
 
     pipeline: Runner
     state: Path
@@ -87,12 +87,12 @@ def _diff(
     engines: Annotated[
         str,
         typer.Option(
-            "--on", metavar="A,B", help="The two engines, or ends, as in files,spark."
+            "--on", metavar="A,B", help="Two engines, or two ends, as in files,spark."
         ),
     ] = "local,spark",
     debug: Debug = False,
 ) -> int:
-    """Run a pipeline on two engines without loading, and compare the results."""
+    """Run a pipeline on two engines or ends, load nothing, and compare the results."""
     named = [name.strip() for name in engines.split(",")]
     changes = changes_of(overlays, values)
     keys, document = examine(file, changes, loads=False)
@@ -126,8 +126,8 @@ def compare(
     Run two pipelines and compare what they make; return the exit code.
 
     Args:
-        first: What the one is called, and what builds it.
-        second: The other.
+        first: The name of one pipeline, and what builds it.
+        second: Those of the other.
         load_stage: Name of their load stage.
         ordered: Whether the order of messages counts.
         debug: Whether to log everything and show tracebacks.
@@ -140,7 +140,7 @@ def compare(
         interruptible(),
         scratch("diff") as folder,
     ):
-        # What is wrong with the second is known before the first runs.
+        # Both are built first: errors of the second are known before the first runs.
         trials = [
             _side(build, folder / str(number), load_stage)
             for number, (_, build) in enumerate((first, second))
@@ -158,7 +158,7 @@ def compare(
 
 
 def _rows() -> dict[str, type[SourceKeys]]:
-    """Return the ends that make messages of rows: one may stand for another."""
+    """Return the ends that make messages of rows: one may replace another."""
     found = {name: end.source for name, end in ends(others=True).items()}
     return {n: source for n, source in found.items() if source and source.rows}
 
@@ -190,7 +190,7 @@ def _with_end(
     state: Path,
     sink: Sink,
 ) -> Runner:
-    """Build the pipeline on engine local, its rows from an end of that name."""
+    """Build the pipeline on engine local, with rows from the end of that name."""
     extract: Any = document.data["extract"]
     written = name_of(keys.extract.end)
     if written not in _rows():

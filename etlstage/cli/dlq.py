@@ -1,8 +1,8 @@
 """
-``etlstage dlq``: a look at dead letters, and what can be done with them.
+``etlstage dlq``: list, show, retry, drop and export dead letters.
 
-Letters are read from their files one at a time, however many there are. What is in
-them came from outside: nothing of it reaches a terminal as it is.
+Letters are read from their files one at a time, however many there are. Their contents
+came from outside: they reach a terminal unescaped only with ``--raw``.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from etlstage.telemetry.terminal import harmless
 __all__ = ("app", "drop_letters", "list_letters", "show_letter")
 
 SHOWN_BYTES: Final = 4096
-"""Of a message, unless it is wanted raw."""
+"""Maximum number of bytes of a message that are shown without ``--raw``."""
 ROW: Final = "{:<13}  {:<19}  {:<{wide}}  "
 GROUP: Final = "{:>7}  {:<{wide}}  {:<19}  {:<19}  {}"
 GROUP_HEADS: Final = ("count", "stage", "first (UTC)", "last (UTC)", "example")
 LINES: Final = 3
-"""That one error may take on a terminal."""
+"""Maximum number of lines for an error on a terminal."""
 LEAST: Final = 20
-"""Columns for an error, however narrow a terminal is."""
+"""Minimum number of columns for an error, however narrow a terminal is."""
 WIDEST: Final = 12
-"""Of the column of the stage, unless a stage has a longer name."""
+"""Maximum width of the column for stages; longer names stick out."""
 
 app: typer.Typer = new_app("dlq")
 
@@ -69,7 +69,7 @@ Place = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="The pipeline file, its state directory, or a file of dead letters.",
+        help="Pipeline file, its state directory, or a file of dead letters.",
     ),
 ]
 
@@ -85,7 +85,10 @@ def list_letters(
     values: Values = None,
     stage: OfStage = None,
     group: Annotated[
-        bool, typer.Option("--group", help="Count them by cause: one row for each.")
+        bool,
+        typer.Option(
+            "--group", help="Print one row per cause, with the number of letters."
+        ),
     ] = False,
     as_json: JsonLines = False,
 ) -> int:
@@ -157,7 +160,7 @@ def show_letter(
     place: Place,
     number: Annotated[
         str,
-        typer.Argument(metavar="ID", help="Id of the dead letter, or its beginning."),
+        typer.Argument(metavar="ID", help="Id of the dead letter, or how it begins."),
     ],
     *,
     overlays: Overlays = None,
@@ -166,15 +169,15 @@ def show_letter(
         bool,
         typer.Option(
             "--raw",
-            help="Only the message, byte for byte, as its worker reads it: followed"
-            " by EOM, and by EOB if the supervisor closes batches.",
+            help="Write only the message, byte for byte, as the worker reads it:"
+            " followed by EOM, and by EOB if the supervisor closes batches.",
         ),
     ] = False,
     as_json: Json = False,
     yes: Annotated[
         bool,
         typer.Option(
-            "--yes", "-y", help="Do not ask before --raw writes on a terminal."
+            "--yes", "-y", help="Do not ask before --raw writes to a terminal."
         ),
     ] = False,
 ) -> int:
@@ -210,10 +213,10 @@ def drop_letters(
     values: Values = None,
     stage: OfStage = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before all are dropped.")
+        bool, typer.Option("--yes", "-y", help="Do not ask before dropping all.")
     ] = False,
 ) -> int:
-    """Mark dead letters as dropped: they are no longer listed, nor retried."""
+    """Mark dead letters as dropped: they are no longer listed or retried."""
     changes = changes_of(overlays, values)
     state = find(place, changes).state
     if not state.exists():
@@ -245,22 +248,24 @@ def _export(
     numbers: Ids = None,
     *,
     to: Annotated[
-        Path, typer.Option("--to", metavar="PATH", help="The file to write; a new one.")
+        Path, typer.Option("--to", metavar="PATH", help="New file to write.")
     ],
     overlays: Overlays = None,
     values: Values = None,
     stage: OfStage = None,
     raw: Annotated[
         bool,
-        typer.Option("--raw", help="Only the messages, as their workers read them."),
+        typer.Option(
+            "--raw", help="Write only the messages, as their workers read them."
+        ),
     ] = False,
 ) -> int:
-    """Write dead letters into a file: a JSON object on each line, or raw messages."""
+    """Write dead letters to a file: one JSON object per line, or raw messages."""
     found = find(place, changes_of(overlays, values))
     ids = ids_of(found, numbers or (), stage)
     count = 0
     try:
-        # Messages are for the user's eyes only.
+        # Messages may be confidential: only the user may read the file.
         with open(to, "xb", opener=_ours) as file:
             for letter in chosen(found, stage):
                 if ids is None or letter.id in ids:
@@ -294,7 +299,7 @@ def _total(count: int, stage: str | None) -> str:
 
 
 def _table(groups: Iterable[LetterGroup], wide: int) -> Iterator[str]:
-    """Yield a row for each group, and below it why."""
+    """Yield a row for each group, and its cause below."""
     heads = GROUP.format(*GROUP_HEADS, wide=wide)
     for number, group in enumerate(groups):
         if not number:
@@ -327,7 +332,7 @@ def _description(letter: DeadLetter) -> Iterator[str]:
 
 
 def _changed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a stage has that differs from the defaults, and what names it."""
+    """Return a stage's non-default settings, and those that identify it."""
     try:
         kind, name = StageKind(config["kind"]), config["dialect"]["name"]
         usual = Stage(
@@ -337,7 +342,7 @@ def _changed(config: Mapping[str, Any]) -> dict[str, Any]:
             dialect=dialect_class(name).section(kind).read({}),
         )
     except (ConfigError, Invalid, KeyError, TypeError, ValueError):
-        return dict(config)  # no worker of ours, or one of another version
+        return dict(config)  # of a stage that this version of etlstage can't make
     found = _difference(config, config_of(usual))
     return found if name == DEFAULT else {"dialect": {"name": name}} | found
 
@@ -364,7 +369,7 @@ def _shown(message: bytes) -> Iterator[str]:
     part = message[:SHOWN_BYTES]
     text = None
     with suppress(UnicodeDecodeError):
-        # The cut may go through a character.
+        # The cut may split a character.
         text = message.decode() if len(message) <= SHOWN_BYTES else _cut(part)
     if text is not None and all(c.isprintable() or c in "\n\t" for c in text):
         yield from text.split("\n")
@@ -392,7 +397,7 @@ def _width() -> int | None:
 
 
 def _wrapped(text: str, margin: str, width: int | None) -> list[str]:
-    """Return the lines of a text behind a margin, some at most if width counts."""
+    """Return the lines of a text with a margin, wrapped and cut if there is a width."""
     text = harmless(text)
     if width is None:
         return [margin + text]

@@ -1,4 +1,4 @@
-"""``etlstage expect infer``: what a stage's replies have kept to, to be promised."""
+"""``etlstage expect infer``: propose a contract that a stage's replies have kept."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def _infer(
     place: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="A recording of run --record, or the folder of some."
+            metavar="FILE", help="Recording made by run --record, or a folder of such."
         ),
     ],
     *,
     stage: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The stage, where several were recorded."),
+        typer.Option(metavar="NAME", help="Stage, if several were recorded."),
     ] = None,
     schema: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Write the JSON Schema of the outputs there; a new file.",
+            help="New file for the JSON Schema of the outputs.",
         ),
     ] = None,
 ) -> int:
-    """Propose expect of a stage from what its workers were recorded to reply."""
+    """Propose the key expect of a stage from recorded replies of its workers."""
     found = _of_stage(place, stage)
     for recording in found:
         if recording.cut:

@@ -1,7 +1,7 @@
 """
-``etlstage fuzz``: cases that make a worker fail, each as short as can be.
+``etlstage fuzz``: search for cases that make a worker fail, and shorten them.
 
-Exit code 0: none; 1: at least one; 2: it can't be tried.
+Exit code 0: none found; 1: at least one; 2: the worker can't be tried.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 __all__ = ("app",)
 
 _SIZE: Final = 3
-"""Messages of a batch, at most, if its size is not given."""
+"""Maximum number of messages in a batch, if its size is not given."""
 _OF_OUTPUTS: Final[Mapping[str, str]] = {
     "one_output": "--expect-one-output",
     "json_out": "--json-out",
@@ -90,7 +90,7 @@ class DrawnInput(NamedTuple):
     def strategy_like(
         self, sample: Sequence[bytes]
     ) -> Callable[..., st.SearchStrategy[bytes]]:
-        """Return what draws a message, for some markers."""
+        """Return a function that makes a strategy of messages, given markers."""
         from etlstage.testing import strategies as drawn
 
         if self.text:
@@ -106,7 +106,7 @@ class DrawnInput(NamedTuple):
 
     @property
     def valid(self) -> Callable[[bytes], bool] | None:
-        """What decides which messages a case may have when it is made shorter."""
+        """Decides which messages a shortened case may contain; None: any messages."""
         if self.text:
             from etlstage.testing.strategies import is_text
 
@@ -124,10 +124,10 @@ class DrawnInput(NamedTuple):
             with naming(f"--json-schema {path}"):
                 schema = json.loads(path.read_bytes())
         except ValueError as error:
-            text = f"--json-schema {path} is no JSON document: {error}"
+            text = f"--json-schema {path} is not a JSON document: {error}"
             raise ConfigError(text) from None
         if not isinstance(schema, dict):
-            raise ConfigError(f"--json-schema {path} is no JSON object")
+            raise ConfigError(f"--json-schema {path} is not a JSON object")
         return schema
 
 
@@ -144,67 +144,83 @@ def _fuzz(
     vary_markers: Annotated[
         bool,
         typer.Option(
-            "--vary-markers", help="The worker reads its markers from the environment."
+            "--vary-markers",
+            help="Vary the markers; the worker must read them from the environment.",
         ),
     ] = False,
     max_examples: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Try at most N cases.")
+        int, typer.Option(metavar="N", min=1, help="Maximum number of cases to try.")
     ] = 300,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=0.1, help="Search at most S seconds.")
+        float,
+        typer.Option(metavar="S", min=0.1, help="Maximum time to search, in seconds."),
     ] = 60.0,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Seed of a previous run.")
+        int | None,
+        typer.Option(metavar="N", help="Seed, such as that of a previous run."),
     ] = None,
     timeout: Timeout = 5.0,
     one_output: Annotated[
         bool,
-        typer.Option("--expect-one-output", help="Each message has one output."),
+        typer.Option("--expect-one-output", help="Require one output of each message."),
     ] = False,
     json_in: Annotated[
-        bool, typer.Option("--json-in", help="Inputs are JSON documents.")
+        bool, typer.Option("--json-in", help="Generate JSON documents as inputs.")
     ] = False,
-    text: Annotated[bool, typer.Option("--text", help="Inputs are UTF-8.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Generate UTF-8 text as inputs.")
+    ] = False,
     json_schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Inputs are valid for this JSON Schema."),
+        typer.Option(
+            metavar="FILE", help="Generate inputs that are valid for this schema."
+        ),
     ] = None,
     strategy: Annotated[
         str,
-        typer.Option(metavar="MODULE:NAME", help="Hypothesis strategy of an input."),
+        typer.Option(
+            metavar="MODULE:NAME", help="Hypothesis strategy that generates an input."
+        ),
     ] = "",
     json_out: Annotated[
-        bool, typer.Option("--json-out", help="Outputs are JSON documents.")
+        bool, typer.Option("--json-out", help="Require outputs to be JSON documents.")
     ] = False,
     idempotent: Annotated[
         bool,
-        typer.Option("--idempotent", help="An output sent again comes back unchanged."),
+        typer.Option(
+            "--idempotent",
+            help="Require an output that is sent again to come back unchanged.",
+        ),
     ] = False,
     order_free: Annotated[
         bool,
-        typer.Option("--order-free", help="Outputs do not depend on message order."),
+        typer.Option(
+            "--order-free", help="Require outputs not to depend on message order."
+        ),
     ] = False,
     stateless: Annotated[
         bool,
-        typer.Option("--stateless", help="Outputs do not depend on earlier messages."),
+        typer.Option(
+            "--stateless", help="Require outputs not to depend on earlier messages."
+        ),
     ] = False,
     model: Annotated[
         str,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Python reference implementation to compare with.",
+            help="Python reference implementation to compare outputs with.",
         ),
     ] = "",
 ) -> int:
     """
     Search for inputs and read boundaries that make a worker fail.
 
-    It must answer, follow the protocol, and end properly; options add what else must
-    hold. A load worker should run where it does no harm.
+    The worker must answer, follow the protocol, and end properly; options add further
+    requirements. Run a load worker only where it can do no harm.
     """
     if find_spec("hypothesis") is None:
         raise ConfigError("fuzz needs Hypothesis: pip install 'etlstage[testing]'")
-    # The help of this command needs none of it, and it takes as long as all else.
+    # Not needed for help, and it takes as long to import as everything else.
     from etlstage.testing.fuzzing.fuzz import Budget
 
     oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
@@ -258,7 +274,7 @@ def _fuzz(
 
 
 def _examine(stage: Stage, oracles: Oracles, *, vary_markers: bool) -> None:
-    """Raise ConfigError for what can't be asked of such a worker."""
+    """Raise ConfigError for options that do not apply to such a worker."""
     if vary_markers and not hasattr(stage.dialect, "markers"):
         raise ConfigError(f"--vary-markers: dialect {stage.dialect.name} has none")
     if stage.dialect.shape is Shape.COMMITTED and oracles.given:
@@ -298,7 +314,7 @@ def _fuzzer(
             json.loads(message)
         except ValueError as error:
             raise ConfigError(
-                f"message {number} of the sample is no JSON document: {error}"
+                f"message {number} of the sample is not a JSON document: {error}"
             ) from None
     drawn, as_json = wanted.strategy_like(sample), wanted.json_in
     _, _, written = (options.batch or "").partition(":")
@@ -338,7 +354,7 @@ def _fuzzer(
 def _still_fails(
     out: Screen, failures: Failures, origin: FailureOrigin, program: Program
 ) -> list[CaseFailed]:
-    """Play what failed before; drop what does not any more, and return what does."""
+    """Replay saved cases; drop those that pass now, and return the other failures."""
     known = []
     for kept in list(failures.of(origin)):
         failure = kept.play(SURE)
@@ -356,7 +372,7 @@ def _still_fails(
 
 
 class _progress:  # noqa: N801 - used as a function
-    """A line that renews itself, on a terminal only."""
+    """A progress line that updates itself, on a terminal only."""
 
     def __init__(self) -> None:
         self._screen = Screen(stderr=True)

@@ -1,4 +1,4 @@
-"""``etlstage graph``: a picture of a pipeline, as text that other programs draw, or SVG."""
+"""``etlstage graph``: draw a pipeline as SVG, or as text for other programs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def _graph(
     file: File,
     *,
     kind: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="mermaid, dot or svg.")
+        str,
+        typer.Option("--format", metavar="FORMAT", help="Format: mermaid, dot or svg."),
     ] = "mermaid",
     overlays: Overlays = None,
     values: Values = None,
 ) -> int:
-    """Draw a pipeline; nothing that it refers to is looked for."""
+    """Draw a pipeline, without looking for anything that it refers to."""
     if kind not in FORMATS:
         expected = f", expected {' or '.join(map(repr, FORMATS))}"
         close = guess(kind, FORMATS) or expected
@@ -49,7 +50,7 @@ def _mermaid(plan: Plan) -> Iterator[str]:
     names = {part.name: f"s{i}" for i, part in enumerate(plan.parts)}
     yield "flowchart LR"
     for part in plan.parts:
-        # Its entities have numbers.
+        # Mermaid writes entities as numbers.
         lines = [re.sub(r"[^\w ./,:*-]", _entity, line) for line in _label(part)]
         label = "<br/>".join(lines)
         yield f'  {names[part.name]}["{label}"]'
@@ -75,7 +76,7 @@ def _dot(plan: Plan) -> Iterator[str]:
         how = f' [label="{JOURNALS}", style=bold]' if edge.durable else ""
         yield f"  {_quoted(edge.start)} -> {_quoted(edge.end)}{how};"
     if kept := [part for part in plan.parts if part.dead_letters]:
-        # No stage has that name: theirs have no slash.
+        # No stage has that name, as names of stages contain no slash.
         yield f'  "/dead" [label="{LETTERS}", shape=cylinder];'
         for part in kept:
             yield f'  {_quoted(part.name)} -> "/dead" [style=dashed];'
@@ -106,7 +107,7 @@ def _svg(plan: Plan) -> Iterator[str]:
         [Joint(JOURNALS if edge.durable else "") for edge in plan.edges],
         attributes='xmlns="http://www.w3.org/2000/svg"',
         head=f"<title>{clean(plan.name)}</title>{STYLE}",
-        wide=300,  # for as many characters as there may be
+        wide=300,  # fits the longest label
         gap=80 if durable else 40,
         across=4,
     )

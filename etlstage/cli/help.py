@@ -1,4 +1,4 @@
-"""``etlstage help``: the pages of the manual, which come with the package."""
+"""``etlstage help``: show the pages of the manual, which come with the package."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ LINK: Final = re.compile(r"\[([^]]+)\]\((?:[.\w/-]*/)?([\w-]+)\.md(?:#[\w-]+)?\)
 def _help(
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="[TOPIC]", help="A page; without it all are listed."),
+        typer.Argument(
+            metavar="[TOPIC]", help="Page to show; default: list all pages."
+        ),
     ] = None,
 ) -> int:
-    """Show a page of the manual."""
+    """Show a page of the manual, or list all pages."""
     return list_topics() if topic is None else show_topic(topic)
 
 
@@ -63,7 +65,7 @@ def list_topics() -> int:
 
 def show_topic(topic: str) -> int:
     """
-    Show a page, on a terminal laid out and in a pager; return the exit code.
+    Show a page, on a terminal formatted and in a pager; return the exit code.
 
     Raises:
         ConfigError: If there is no such page.
@@ -76,7 +78,7 @@ def show_topic(topic: str) -> int:
         raise ConfigError(f"unknown topic {topic!r}{close}")
     screen = Screen()
     if not screen.watched:
-        typer.echo(known[name], nl=False)  # byte by byte: Rich makes tabs blanks
+        typer.echo(known[name], nl=False)  # byte for byte: Rich would expand tabs
         return 0
     from rich.markdown import Markdown
 

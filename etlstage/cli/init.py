@@ -1,7 +1,7 @@
 """
-``etlstage init``: a pipeline to start from, or examples that users copy and change.
+``etlstage init``: write a pipeline to start from, or examples to copy and change.
 
-All or nothing: no file is written before it is known that none is in the way.
+All or nothing: no file is written before it is known that no other is in the way.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Template(NamedTuple):
 
     file: str
     command: str
-    """In YAML."""
+    """The command, in YAML."""
     build: str = ""
-    """Makes what is run of it."""
+    """The command that builds the program to run."""
 
 
 WORKERS: Final = {
@@ -44,9 +44,9 @@ WORKERS: Final = {
     "c": Template("worker.c", "[./worker]", "cc -O2 -o {made} {file}"),
     "go": Template("worker.go", "[./worker]", "go build -o {made} {file}"),
 }
-"""By language."""
+"""Templates by language."""
 TEST: Final = "test_worker.py"
-"""Calls the function of the worker in Python."""
+"""Tests the function of the worker in Python."""
 
 
 def _start(folder: Path, language: str, *, yes: bool) -> int:
@@ -83,7 +83,7 @@ def init(
         str | None,
         typer.Option(
             metavar="LANGUAGE",
-            help="Only a pipeline, tests, and a worker in python, sh, awk, node, c or go.",
+            help="Write a pipeline, tests and a worker in python, sh, awk, node, c or go.",
         ),
     ] = None,
     yes: Annotated[
@@ -91,7 +91,7 @@ def init(
         typer.Option("--yes", "-y", help="Do not ask if the folder is not empty."),
     ] = False,
 ) -> int:
-    """Copy example pipelines, workers and data into a folder."""
+    """Write a pipeline to start from, or all examples, into a folder."""
     if worker is not None:
         return _start(folder, worker, yes=yes)
     copy_examples(folder, yes=yes)
@@ -112,9 +112,9 @@ def copy_examples(folder: Path, name: str = "", *, yes: bool = True) -> None:
     Copy examples out of the package.
 
     Args:
-        folder: Where to; made if it is missing.
+        folder: Target folder; made if it is missing.
         name: Which example; all of them by default, each in its own folder.
-        yes: Whether not to ask if other files are there.
+        yes: Whether to skip the question that is asked if there are other files.
 
     Raises:
         ConfigError: If a file is in the way, or can't be written.
@@ -145,19 +145,19 @@ def _write(folder: Path, files: Mapping[Path, bytes], *, yes: bool) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             if content.startswith(b"#!"):
-                # What is installed has no such mode, and workers are tried by hand.
+                # Installed files are not executable, but workers are tried by hand.
                 path.chmod(0o755)
 
 
 def _others(folder: Path) -> int:
-    """Return how many files and folders are in one, without hidden ones."""
+    """Return how many files and folders a folder has, without hidden ones."""
     if not folder.is_dir():
         return 0
     return sum(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _files(root: Traversable, *above: str) -> Iterator[tuple[PurePath, Traversable]]:
-    """Yield the files below ``root``, without what only makes them a package."""
+    """Yield the files below ``root``, except those that only make it a package."""
     for entry in root.iterdir():
         if entry.is_dir() and entry.name != "__pycache__":
             yield from _files(entry, *above, entry.name)

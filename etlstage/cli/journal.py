@@ -1,4 +1,4 @@
-"""``etlstage journal``: what is in the journals of a folder."""
+"""``etlstage journal``: list, read, append to, verify and trim a set of journals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,16 +20,18 @@ from etlstage.errors import ConfigError
 from etlstage.telemetry.terminal import harmless
 
 if TYPE_CHECKING:
+    from etlstage.journal import OffsetGone
     from etlstage.journal.journals import Journals
     from etlstage.journal.log import JournalLog
-    from etlstage.sequencing import Envelope
+    from etlstage.journal.reader import Start
+    from etlstage.sequencing import Checkpoint, Envelope
 
 __all__ = ("app",)
 
 app: typer.Typer = new_app("journal")
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The folder of a set of journals.")
+    Path, typer.Argument(metavar="DIR", help="Folder of a set of journals.")
 ]
 Name = Annotated[
     str | None,
@@ -62,7 +65,7 @@ def _cat(
         bool,
         typer.Option(
             "--uncommitted",
-            help="All messages: duplicates, acknowledgements, what is not committed.",
+            help="Also print uncommitted messages, duplicates and acknowledgements.",
         ),
     ] = False,
     begin: Annotated[
@@ -70,12 +73,12 @@ def _cat(
         typer.Option(
             "--from",
             metavar="OFFSET|TIME",
-            help="Begin there, or with what was appended at a time such as"
-            " 2026-11-23T18:00:00Z.",
+            help="Begin at this offset, or with messages appended from a time on, such"
+            " as 2026-11-23T18:00:00Z.",
         ),
     ] = None,
     end: Annotated[
-        int | None, typer.Option("--to", metavar="OFFSET", help="End there.")
+        int | None, typer.Option("--to", metavar="OFFSET", help="End at this offset.")
     ] = None,
     producer: Annotated[
         str | None,
@@ -91,9 +94,7 @@ def _cat(
         names = _names(journals, journal)
         offsets = {name: _offset(journals.log(name), begin) for name in names}
         for envelope in (
-            _all(journals, offsets)
-            if uncommitted
-            else journals.read_committed(start=offsets, on_error=_report)
+            _all(journals, offsets) if uncommitted else _committed(journals, offsets)
         ):
             if envelope.journal not in names:
                 continue
@@ -110,9 +111,7 @@ def _tail(path: Folder, *, journal: Name = None) -> int:
     """Print messages as they become committed, from now on."""
     with _opened(path) as journals:
         names = _names(journals, journal)
-        for envelope in journals.read_committed(
-            follow=True, start="end", on_error=_report
-        ):
+        for envelope in _committed(journals, "end", follow=True):
             if envelope.journal in names:
                 typer.echo(json.dumps(_row(envelope)))
     return 0
@@ -120,7 +119,7 @@ def _tail(path: Folder, *, journal: Name = None) -> int:
 
 @app.command("append")
 def _append(path: Folder, *, journal: Name = None) -> int:
-    """Append lines of stdin as committed messages, JSON objects to a set of such."""
+    """Append lines of stdin as committed messages; a set of JSON needs JSON objects."""
     from etlstage.journal import Publisher, RunMessage
     from etlstage.sequencing import random
 
@@ -139,10 +138,10 @@ def _append(path: Folder, *, journal: Name = None) -> int:
             try:
                 value = json.loads(line)
             except ValueError as error:
-                complain(f"line {number} is no JSON: {error}")
+                complain(f"line {number} is not JSON: {error}")
                 return 1
             if not isinstance(value, dict):
-                complain(f"line {number} is no JSON object")
+                complain(f"line {number} is not a JSON object")
                 return 1
             publisher.publish_committed(value)
     return 0
@@ -150,7 +149,7 @@ def _append(path: Folder, *, journal: Name = None) -> int:
 
 @app.command("verify")
 def _verify(path: Folder, *, as_json: JsonLines = False) -> int:
-    """Read all, and count what is committed, pending, rolled back, twice, damaged."""
+    """Read everything; count committed, pending, rolled back, duplicate, damaged."""
     from etlstage.journal.account import verify
 
     damaged = 0
@@ -164,7 +163,7 @@ def _verify(path: Folder, *, as_json: JsonLines = False) -> int:
 
 @app.command("stat")
 def _stat(path: Folder, *, as_json: JsonLines = False) -> int:
-    """Show how far each reader is behind, in bytes, messages and seconds."""
+    """Show how far each reader lags behind, in bytes, messages and seconds."""
     from etlstage.journal.account import lags
 
     with _opened(path) as journals:
@@ -180,11 +179,11 @@ def _readers(
     *,
     forget: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Drop the position of this reader."),
+        typer.Option(metavar="NAME", help="Delete the position of this reader."),
     ] = None,
     as_json: JsonLines = False,
 ) -> int:
-    """List readers that have names, and from where on they need the journals."""
+    """List named readers, and the offsets from which they need the journals."""
     with _opened(path) as journals:
         if forget is not None:
             with _named_by_user():
@@ -202,7 +201,7 @@ def _readers(
 
 @app.command("trim")
 def _trim(path: Folder) -> int:
-    """Drop segments that are not to be kept."""
+    """Delete segments that no longer have to be kept."""
     with _opened(path) as journals:
         for name, count in journals.trim().items():
             typer.echo(f"{name}: dropped {count} segments")
@@ -218,7 +217,7 @@ def _opened(path: Path) -> Journals:
 
 @contextmanager
 def _named_by_user() -> Iterator[None]:
-    """Make what is not there wrong usage: it was named on the command line."""
+    """Report journal errors as wrong usage: names come from the command line."""
     from etlstage.journal import JournalError
 
     try:
@@ -228,7 +227,7 @@ def _named_by_user() -> Iterator[None]:
 
 
 def _names(journals: Journals, journal: str | None) -> list[str]:
-    """Return the journals that are meant: that one, or all of the set."""
+    """Return the name of the given journal, or those of all journals of the set."""
     if journal is None:
         return [spec.name for spec in journals.select()]
     with _named_by_user():
@@ -236,13 +235,55 @@ def _names(journals: Journals, journal: str | None) -> list[str]:
     return [journal]
 
 
+def _committed(
+    journals: Journals, start: Start, *, follow: bool = False
+) -> Iterator[Envelope]:
+    """Yield committed messages; report those dropped before they could be read."""
+    from etlstage.journal import OffsetGone
+
+    read = partial(journals.read_committed, follow=follow, on_error=_report)
+    reader = read(start=start)
+    while True:
+        try:
+            yield from reader
+        except OffsetGone as error:
+            _report(error)
+            reader = read(position=_behind(reader.position(secured=False), error))
+        else:
+            return
+
+
+def _behind(position: Checkpoint, gone: OffsetGone) -> Checkpoint:
+    """Return the position to resume from, without transactions that began before it."""
+    offset = max(position.offsets[gone.journal], gone.first)
+    states = [
+        state._replace(begin=-1)
+        if state.journal == gone.journal and state.begin < gone.first
+        else state
+        for state in position.states
+    ]
+    offsets = {**position.offsets, gone.journal: offset}
+    return position._replace(offsets=offsets, states=states)
+
+
 def _all(journals: Journals, offsets: dict[str, int]) -> Iterator[Envelope]:
+    from etlstage.journal import OffsetGone
+
     for name, begin in offsets.items():
-        yield from journals.read_uncommitted(name, begin, on_error=_report)
+        at = begin
+        while True:
+            try:
+                for envelope in journals.read_uncommitted(name, at, on_error=_report):
+                    yield envelope
+                    at = envelope.end
+                break
+            except OffsetGone as error:
+                _report(error)
+                at = error.first
 
 
 def _offset(log: JournalLog, begin: str | None) -> int:
-    """Return the offset that is meant by an offset or a time."""
+    """Return the offset for a text, which is an offset or a time."""
     if begin is None:
         return log.first()
     if begin.isdigit():

@@ -26,12 +26,12 @@ app: typer.Typer = new_app("kcl")
 @app.command("import")
 def _import(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The daemon's properties.")
+        Path, typer.Argument(metavar="FILE", help="Properties file of the daemon.")
     ],
 ) -> int:
     """Print the load stage that a daemon's properties describe."""
     with naming(file):
-        text = file.read_text(encoding="latin-1")  # as Java has it
+        text = file.read_text(encoding="latin-1")  # like Java's properties
     for line in written(translation("kcl", text), [file], "load"):
         typer.echo(line)
     return 0
@@ -40,42 +40,46 @@ def _import(
 @app.command("simulate")
 def _simulate(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="The processor.")
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND...", help="Command of the record processor."
+        ),
     ],
     *,
     records: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A record a line: its data, or JSON with data, key and time.",
+            help="One record per line: its data, or JSON with data, key and time.",
         ),
     ] = None,
     shards: Annotated[
-        int, typer.Option(min=1, max=1000, help="Shards, with a processor for each.")
+        int,
+        typer.Option(min=1, max=1000, help="Number of shards, each with a processor."),
     ] = 1,
     version: Annotated[
-        str, typer.Option(help="Of the daemon: v2, v1, 2014 or document.")
+        str, typer.Option(help="Version of the daemon: v2, v1, 2014 or document.")
     ] = "v2",
     batch: Annotated[
-        int, typer.Option(min=1, help="Records of an action, at most.")
+        int, typer.Option(min=1, help="Maximum number of records in an action.")
     ] = 3,
     faults: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What goes wrong, as in the faults of a pipeline file."
+            metavar="FILE", help="Fault plan, with faults as in a pipeline file."
         ),
     ] = None,
     begin: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="NUMBER", help="Checkpoint behind which to begin."
+            "--from", metavar="NUMBER", help="Checkpoint after which to begin."
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that an action may take.")
+        float, typer.Option(min=0.1, help="Timeout of each action, in seconds.")
     ] = 30.0,
 ) -> int:
-    """Run a record processor under a daemon on the terminal: no AWS, no Java."""
+    """Run a record processor under a simulated daemon, without AWS or Java."""
     silence()
     dialect = f"kcl:version={version}"
     program = program_of(command, Options(kind="load", dialect=dialect))

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how much one logs; all of it starts fast."""
+"""Options that several commands share, and how much they log; fast to import."""
 
 from __future__ import annotations
 
@@ -47,37 +47,35 @@ __all__ = (
 
 def new_app(name: str | None = None, **settings: Any) -> typer.Typer:  # noqa: ANN401
     """
-    Return a place for commands; help is plain text, as Rich costs 60 ms a start.
+    Return an app for commands; help is plain text, as Rich costs 60 ms per start.
 
     Args:
-        name: Of a group of commands; None: it is one command.
-        settings: Those of typer.
+        name: Name of a group of commands; None: the app is a single command.
+        settings: Settings of typer.
 
     """
     app = typer.Typer(
         name=name,
         rich_markup_mode=None,
-        # A traceback is for --debug, and then the plain one.
+        # Tracebacks are shown only with --debug, and then plain.
         pretty_exceptions_enable=False,
         **({"add_completion": False} | settings),
     )
     if name is not None:
-        # Without one a group of one command would be that command.
+        # Without a callback, a group of one command would be that command.
         app.callback()(lambda: None)
     return app
 
 
 # --- of a pipeline --------------------------------------------------------------------
 
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
-]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Pipeline file, in YAML.")]
 Overlays = Annotated[
     list[Path] | None,
     typer.Option(
         "--overlay",
         metavar="FILE",
-        help="Lay this file over the pipeline; may be repeated, the last wins.",
+        help="File to lay over the pipeline; may be repeated, the last one wins.",
     ),
 ]
 Values = Annotated[
@@ -85,7 +83,7 @@ Values = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set one value, as in transform.clean.workers=4; may be repeated.",
+        help="Key to set, as in transform.clean.workers=4; may be repeated.",
     ),
 ]
 
@@ -93,7 +91,7 @@ Values = Annotated[
 def changes_of(
     overlays: Sequence[Path] | None, values: Sequence[str] | None
 ) -> Changes:
-    """Return what is laid over a pipeline file."""
+    """Return the changes to lay over a pipeline file."""
     from functools import partial
 
     from etlstage.cli.failure import complain
@@ -109,34 +107,36 @@ Words = Annotated[
     list[str],
     typer.Argument(
         metavar="-- COMMAND... | FILE --stage NAME",
-        help="The worker's command behind --; or a pipeline file that has it.",
+        help="Command of the worker, after --; or a pipeline file that has it.",
     ),
 ]
 Kind = Annotated[
     str | None,
     typer.Option(
-        metavar="KIND", help="transform, load or extract; default: transform."
+        metavar="KIND",
+        help="Kind of stage: transform (the default), load or extract.",
     ),
 ]
 Batch = Annotated[
     str | None,
     typer.Option(
         metavar="DRIVER[:SIZE]",
-        help="The worker takes batches, closed by driver supervisor or worker.",
+        help="Feed the worker batches, closed by the driver: supervisor or worker.",
     ),
 ]
 Mode = Annotated[
     str | None,
     typer.Option(
         metavar="MODE",
-        help="Of an extract worker: plain extracts all and exits (the default),"
+        help="How an extract worker works: plain extracts all and exits (the default),"
         " cyclic extracts on request.",
     ),
 ]
 Offsets = Annotated[
     str | None,
     typer.Option(
-        metavar="BY", help="Who keeps the offsets of a cyclic one: worker, supervisor."
+        metavar="BY",
+        help="Who keeps the offsets of a cyclic worker: worker or supervisor.",
     ),
 ]
 Markers = Annotated[
@@ -154,7 +154,7 @@ Dialect = Annotated[
 ]
 StageName = Annotated[
     str | None,
-    typer.Option("--stage", metavar="NAME", help="The stage of the pipeline FILE."),
+    typer.Option("--stage", metavar="NAME", help="Stage of the pipeline FILE."),
 ]
 Timeout = Annotated[
     float,
@@ -166,29 +166,31 @@ Sample = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Messages that the worker can process, one a line.",
+        help="File of messages that the worker can process, one per line.",
     ),
 ]
 
 # --- of any command -------------------------------------------------------------------
 
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Log everything, show tracebacks.")
+    bool, typer.Option("--debug", help="Log everything, and show tracebacks.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only log errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log errors only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per line.")
+]
 JunitFile = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 # --- of what is logged --------------------------------------------------------------
 
 
 class Level(Enum):
-    """The least level of events that are logged."""
+    """The lowest level of events that are logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -197,7 +199,7 @@ class Level(Enum):
 
     @property
     def number(self) -> int:
-        """As ``logging`` has it."""
+        """The number of the level in ``logging``."""
         number: int = getattr(logging, self.name)
         return number
 
@@ -208,7 +210,7 @@ class LogFormat(Enum):
     CONSOLE = "console"
     """For people."""
     JSON = "json"
-    """An object a line."""
+    """One object per line."""
 
 
 @dataclass(frozen=True)
@@ -218,20 +220,20 @@ class Verbosity:
     debug: bool = False
     """Everything: also each step on the way to a message's outcome, and tracebacks."""
     quiet: bool = False
-    """Nothing but what is wrong."""
+    """Only warnings and errors."""
     level: Level = Level.INFO
     format: LogFormat | None = None
     """None: for people on a terminal, JSON everywhere else."""
 
     def for_people(self, screen: Screen) -> bool:
-        """Whether what is shown on ``screen`` is for people."""
+        """Return whether output on ``screen`` is for people."""
         if self.format is None:
             return screen.watched
         return self.format is LogFormat.CONSOLE
 
     @property
     def threshold(self) -> int:
-        """The least level of events that are logged, as ``logging`` has it."""
+        """The lowest level of events that are logged, as a number in ``logging``."""
         least = logging.WARNING if self.quiet else logging.DEBUG
         wanted = logging.DEBUG if self.debug else self.level.number
         return max(least, wanted)

@@ -1,4 +1,4 @@
-"""``etlstage pipe``: a program as a supervised filter, from stdin to stdout."""
+"""``etlstage pipe``: run a program as a supervised filter, from stdin to stdout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ app: typer.Typer = new_app()
 
 
 class _Filter(TyperCommand):
-    """Takes what is behind ``--`` for the command of the worker, and no argument."""
+    """Takes what follows ``--`` as the worker's command, not as arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         at = args.index("--") if "--" in args else len(args)
@@ -54,15 +54,17 @@ def _pipe(
     ctx: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="Read it in place of stdin."),
+        typer.Argument(metavar="FILE", help="File to read in place of stdin."),
     ] = None,
     *,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Processes of the worker.")
+        int, typer.Option(metavar="N", min=1, help="Number of worker processes.")
     ] = 1,
     null: Annotated[
         bool,
-        typer.Option("--null", "-0", help="Messages end in NUL, and not in a newline."),
+        typer.Option(
+            "--null", "-0", help="End messages with NUL instead of a newline."
+        ),
     ] = False,
     batch: Batch = None,
     markers: Markers = None,
@@ -72,29 +74,29 @@ def _pipe(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set a key of the stage, as in timeout.message=10s; may be repeated.",
+            help="Key of the stage to set, as in timeout.message=10s; may be repeated.",
         ),
     ] = None,
     dead_letters: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep messages there that the worker can't process, and continue.",
+            help="Folder for messages that can't be processed; the run continues.",
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show no ledger; only log errors.")
+        bool, typer.Option("--quiet", "-q", help="Show no ledger, and log errors only.")
     ] = False,
     log_level: Annotated[
-        Level, typer.Option(help="Log events from this level on.")
+        Level, typer.Option(help="Lowest level of events that are logged.")
     ] = Level.WARNING,
     debug: Debug = False,
 ) -> int:
     """
     Run a worker as a supervised filter, from stdin to stdout.
 
-    Each line is a message; replies are written in the order of the messages, and the
-    ledger on stderr. Without Spark, and without a file:
+    Each line is a message. Replies are written in the order of the messages, and the
+    ledger is written to stderr. Neither Spark nor a pipeline file is needed:
 
     tail -F log | etlstage pipe --workers 4 -- ./enrich | gzip >out.gz
     """

@@ -1,12 +1,13 @@
 """
 A run on the screen: its progress, its closing report, and the signals that it obeys.
 
-A table that renews itself on a terminal, a line every few seconds elsewhere. Both
-read the counters of the ledger; nothing is called per message.
+Progress is a table that updates itself on a terminal, and a line every few seconds
+elsewhere. Both read the counters of the ledger; nothing is called per message.
 
-The first SIGINT, SIGTERM or SIGHUP drains: no more is extracted, what is under way is
-finished. The second stops at once, all others do nothing: what is left is bounded, and
-ends with the report. The library itself touches no signals.
+The first SIGINT, SIGTERM or SIGHUP drains the run: nothing more is extracted, and
+messages in flight are finished. The second stops it at once; any others do nothing, as
+the rest takes limited time and ends with the report. The library itself touches no
+signals.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ EXIT_CODES: Final = {"done": 0, "failed": 1, "drained": 4, "forced": 5}
 REFRESH: Final = 0.25
 LINE_EVERY: Final = 10.0
 RATE_OVER: Final = 3.0
-"""Seconds over which a rate is taken: long enough to be read."""
+"""Seconds over which a rate is averaged: long enough for it to be readable."""
 
 _log = Log()
 
 
 def exit_code(report: Report, *, debug: bool) -> int:
-    """Print the error of a run that failed; return the exit code of any."""
+    """Print the error of a failed run; return the exit code of any run."""
     if report.error is not None:
         show_error(report.error, debug=debug, secrets=report.secrets)
     return EXIT_CODES[report.status]
@@ -82,14 +83,14 @@ def run_pipeline(
     """
     Run a pipeline, show its progress on stderr and its closing report on stdout.
 
-    Its load is over with :meth:`Runner.settle`.
+    The caller has to end the load with :meth:`Runner.settle`.
 
     Args:
         pipeline: The pipeline.
-        signals: What it obeys.
+        signals: The signals that it obeys.
         verbosity: How much is shown, and how.
-        server: What serves metrics meanwhile, if anything does.
-        history: What is to sample it, if anything is.
+        server: Serves metrics during the run; None: nothing does.
+        history: Samples the run; None: nothing does.
         prints: Whether its messages are on stdout: then the report is on stderr, and
             its dead letters are not kept.
 
@@ -108,8 +109,8 @@ def run_pipeline(
         try:
             show_report(report, err if prints else Screen())
         except EtlstageError as error:
-            # No reason to fail: what was loaded would be loaded again.
-            complain(str(error))
+            # Not a failure, after which the messages would be loaded again.
+            complain(f"no closing report: {error}", as_="warning")
     return report
 
 
@@ -123,15 +124,15 @@ def watch(
     """
     Run a pipeline; meanwhile show its progress and obey signals.
 
-    Its load is over with :meth:`Runner.settle`.
+    The caller has to end the load with :meth:`Runner.settle`.
 
     Args:
         pipeline: The pipeline.
-        signals: What it obeys.
-        err: Where its progress is shown, and that it drains.
-        verbosity: How much is shown, and how: in a table that renews itself, as lines,
+        signals: The signals that it obeys.
+        err: Where its progress is shown, and the fact that it drains.
+        verbosity: How much is shown, and how: in a table that updates itself, as lines,
             or as events.
-        history: What is to sample it, if anything is.
+        history: Samples the run; None: nothing does.
 
     """
     return anyio.run(_watched, pipeline, signals, err, verbosity, history)
@@ -223,7 +224,7 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
     Args:
         ledger: The accounts.
         last: Heading of the last column.
-        values: What stands in it, a text for each stage.
+        values: The texts in that column, one for each stage.
 
     """
     heads, rows = accounts(ledger, last, values)
@@ -244,9 +245,9 @@ def state_line(
 
     Args:
         ledger: The accounts.
-        seconds: Since the run began.
+        seconds: Seconds since the run began.
         rates: Messages per second, of each stage.
-        activity: What is waited for, if anything is.
+        activity: What the run is waiting for, if anything.
 
     """
     states = [_stage_state(a, rate) for a, rate in zip(ledger, rates, strict=True)]
@@ -281,7 +282,7 @@ async def show_lines(
     *,
     every: float = LINE_EVERY,
 ) -> None:
-    """Log a line about ``ledger``, and the activity, now and then until cancelled."""
+    """Report ``ledger`` and the activity, a line at intervals, until cancelled."""
     rates = Rates(ledger)
     start = anyio.current_time()
     rates.sample(start)
@@ -292,8 +293,8 @@ async def show_lines(
 
 
 def _left(ledger: Ledger, rates: Sequence[float]) -> str:
-    """Return how long the rest takes, where it is known how much there is."""
-    # What the first stage behind it makes of the messages may be more, or less.
+    """Return how long the rest will take; empty if it is unknown how much it is."""
+    # Input of the first stage is counted, as its output may be more or fewer messages.
     done, rate = ledger[1].moved, rates[1]
     if ledger.expected is None or rate < 1 or done >= ledger.expected:
         return ""
@@ -322,5 +323,5 @@ def _stage_state(account: Account, rate: float) -> str:
 
 
 def _rate(rate: float) -> str:
-    """Return a rate; none is none, and not 0."""
+    """Return a rate as text; empty, not 0, if it is almost none."""
     return f"{rate:,.0f}" if rate >= 0.5 else ""

@@ -1,7 +1,7 @@
 """
-``etlstage replay``: a recorded conversation, played to a worker, and what differs.
+``etlstage replay``: replay a recorded conversation to a worker, and compare.
 
-Exit code 0: the same replies, byte for byte, and the same end; 1: others.
+Exit code 0: the same replies, byte for byte, and the same end; 1: any difference.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = ("app",)
 SURE: Final = 3
 """How often a case has to pass before it counts as fixed."""
 _SHOWN: Final = 20
-"""Differences that are shown."""
+"""Maximum number of differences that are shown."""
 _STDERR: Final = 5
-"""Last lines of stderr that are shown."""
+"""Maximum number of last lines of stderr that are shown."""
 
 app: typer.Typer = new_app()
 
@@ -53,14 +53,14 @@ def _replay(
         Path | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A recording of run --record; default: all failures found by fuzz.",
+            help="Recording made by run --record; default: all failures found by fuzz.",
         ),
     ] = None,
     command: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[-- COMMAND...]",
-            help="The worker to replay it to; default: the one that was recorded.",
+            help="Worker to replay the recording to; default: the recorded one.",
         ),
     ] = None,
     *,
@@ -68,7 +68,7 @@ def _replay(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="How much longer than recorded a reply may take.",
+            help="How much longer a reply may take than in the recording.",
         ),
     ] = 10.0,
 ) -> int:
@@ -94,7 +94,7 @@ def _replay(
 
 
 def _replay_failures() -> int:
-    """Play all cases that are kept; return the exit code."""
+    """Replay all saved cases; return the exit code."""
     silence()
     out, failed, all_kept = Screen(), 0, list(Failures(find=stage_from_yaml))
     with interruptible():

@@ -1,10 +1,10 @@
 """
-``etlstage dlq retry``: dead letters through their stage, and on into the load.
+``etlstage dlq retry``: run dead letters through their stage, and on into the load.
 
-It works through the letters stage by stage, some thousands at a time. When these are
-through and what they became is durable, that is recorded: a retry that was interrupted
-resumes after the last record. What fails further on is a new dead letter, and waits
-for the next retry.
+Letters are retried stage by stage, some thousands at a time. When these are processed
+and the results are durable, that is recorded: an interrupted retry resumes after the
+last record. A message that fails in a later stage becomes a new dead letter, for the
+next retry.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ __all__ = ("Ids", "OfStage", "retry")
 Ids = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[ID]...", help="Their ids, or how these begin; default: all."
+        metavar="[ID]...",
+        help="Ids of dead letters, or how these begin; default: all.",
     ),
 ]
 OfStage = Annotated[
@@ -67,9 +68,9 @@ def retry(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
-    """Run dead letters through their stage and on; add what passes to the output."""
+    """Run dead letters through their stage and those after it, and load the results."""
     changes, verbosity = changes_of(overlays, values), Verbosity(debug, quiet)
-    # Nothing is made where nothing is.
+    # No state directory is created where there is none.
     parts = [one for one in Retries.of_file(file, changes) if one.state.exists()]
     if not parts:
         return _nothing(stage)
@@ -165,7 +166,7 @@ def _wanted(
 
 
 def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -> None:
-    """Report the letters that are superseded: their rows may be loaded anew."""
+    """Report the superseded letters, whose rows may be loaded anew."""
     old = sum(
         found.settled.superseded(x)
         for x in chosen(found, stage)
@@ -180,7 +181,7 @@ def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -
 
 
 def _leave_out_damage(count: int, *, alone: bool) -> None:
-    """Report letters that are no message; raise where there are no others."""
+    """Report letters that are not messages; raise ConfigError if all are such."""
     are, them = ("is", "it") if count == 1 else ("are", "them")
     text = (
         f"{counted(count, 'dead letter')} {are} damage in the input, which no stage can"
@@ -199,7 +200,7 @@ def _nothing(stage: str | None) -> int:
 
 
 def _check(file: Path, stages: Collection[str], known: Sequence[str]) -> None:
-    """Assert that the file has the stages of the letters."""
+    """Raise ConfigError unless the file has the stages of all letters."""
     problems = [
         f"{file} has no stage {name!r}{guess(name, known)}, of which there are dead"
         f" letters: give the stage this name again, choose others by --stage, or see"

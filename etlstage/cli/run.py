@@ -1,8 +1,8 @@
 """
-``etlstage run``: one pipeline to its end, and its report as files.
+``etlstage run``: run a pipeline to its end, and write its report to files.
 
-What is heavy is imported within :class:`Signals`: an interrupt meanwhile is reported,
-and leaves no report of an earlier run in the place of this one's.
+Heavy modules are imported within :class:`Signals`: an interrupt meanwhile is reported,
+and does not leave the report of an earlier run in place of this one's.
 """
 
 from __future__ import annotations
@@ -57,16 +57,20 @@ def _run(
     until: Annotated[
         str | None,
         typer.Option(
-            metavar="STAGE", help="Print what leaves this stage; load nothing."
+            metavar="STAGE", help="Print the outputs of this stage, and load nothing."
         ),
     ] = None,
     only_before: Annotated[
         str | None,
-        typer.Option(metavar="STAGE", help="Run only what is before its durable edge."),
+        typer.Option(
+            metavar="STAGE", help="Run only the part before this stage's durable edge."
+        ),
     ] = None,
     only_behind: Annotated[
         str | None,
-        typer.Option(metavar="STAGE", help="Run only what is behind its durable edge."),
+        typer.Option(
+            metavar="STAGE", help="Run only the part after this stage's durable edge."
+        ),
     ] = None,
     report: Annotated[
         Path | None,
@@ -74,38 +78,40 @@ def _run(
     ] = None,
     report_html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write it as a page: graph, plot, causes."),
+        typer.Option(metavar="FILE", help="Write the closing report as a page."),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
-            help="Serve /metrics, /live and /ready meanwhile; on loopback by default.",
+            help="Serve /metrics, /live and /ready meanwhile; default host: loopback.",
         ),
     ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Record each worker's conversation in a file there, for replay.",
+            help="Folder in which each worker's conversation is recorded, for replay.",
         ),
     ] = None,
     record_limit: Annotated[
         int,
-        typer.Option(metavar="MIB", min=1, help="Limit of each recording, in MiB."),
+        typer.Option(
+            metavar="MIB", min=1, help="Maximum size of each recording, in MiB."
+        ),
     ] = 256,
     faults: Annotated[
         bool,
         typer.Option(
-            "--faults", help="Inject the faults of the file into its workers."
+            "--faults", help="Inject the faults in the pipeline file into its workers."
         ),
     ] = False,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of faults with a probability.")
+        int, typer.Option(metavar="N", help="Seed for faults with a probability.")
     ] = 0,
     quiet: Quiet = False,
     log_level: Annotated[
-        Level, typer.Option(help="Log events from this level on.")
+        Level, typer.Option(help="Lowest level of events that are logged.")
     ] = Level.INFO,
     log_format: Annotated[
         LogFormat | None,
@@ -142,15 +148,15 @@ def _run(
             history = History(pipeline.ledger) if leaf else None
             signals.begin()
         except KeyboardInterrupt:
-            signals.begin()  # what is left is short
+            signals.begin()  # the rest takes little time
             _report_nothing(file, report=report, html=report_html)
             return FORCED
         verbosity = Verbosity(debug, quiet, log_level, log_format)
         result = run_pipeline(
             pipeline, signals, verbosity, server, history, prints=until is not None
         )
-        # Why the run failed is printed also if the report can't be written, and the
-        # report is written also if nothing can be printed.
+        # The error of a run is printed even if the report can't be written, and the
+        # report is written even if nothing can be printed.
         try:
             code = exit_code(result, debug=debug)
         finally:
@@ -166,11 +172,11 @@ def _run(
 
 
 def _page(report: Report, pipeline: Runner, history: History) -> str:
-    from etlstage.cli.html import page  # for few runs
+    from etlstage.cli.html import page  # few runs need it
     from etlstage.pipeline.dead_letter.letter import Causes
 
     causes = Causes()
-    # What was removed meanwhile is no reason to have no report.
+    # Letters that were removed meanwhile must not prevent a report.
     with suppress(OSError):
         for letter in pipeline.letters():
             causes.add(letter)
@@ -181,12 +187,13 @@ def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> No
     """
     Report that a run was interrupted before it began, also in its report file.
 
-    The report of an earlier run would be taken for its own; the page is removed.
+    The report of an earlier run would be mistaken for this one's. An earlier page is
+    removed.
 
     Args:
         file: The pipeline.
         report: Where the report goes, or None.
-        html: Where its page would go, or None.
+        html: Where the page would go, or None.
 
     """
     # Nothing is imported here: the interrupt may have left modules half imported.
@@ -218,16 +225,16 @@ def _report_nothing(file: Path, *, report: Path | None, html: Path | None) -> No
 
 class ReportFile:
     """
-    Holds the place for a report from before the run until it is written.
+    Reserves the place for a report from before the run until it is written.
 
-    The file appears whole or not at all, for us alone to read; that it can be written
-    is known at once.
+    The file appears whole or not at all, readable by its owner alone. Whether it can be
+    written is known before the run.
 
     Args:
         path: The file.
 
     Raises:
-        ConfigError: If it can't.
+        ConfigError: If it can't be written.
 
     """
 
@@ -258,11 +265,11 @@ class ReportFile:
         """
         Put a report in its place; may be called once.
 
-        If there is no room by now, or no folder, that is logged, and no more: what was
-        loaded is loaded, and a failure would have it loaded again.
+        If by now there is no space or no folder, a warning is printed, and no error is
+        raised: the messages are loaded, and after a failure they would be loaded again.
         """
         try:
-            # A name that is not UTF-8 is no reason to have no report.
+            # A name that is not UTF-8 must not prevent a report.
             with open(self._part, "wb") as file:
                 file.write(text.encode(errors="backslashreplace"))
                 file.flush()

@@ -1,4 +1,4 @@
-"""``etlstage shards``: which runner has which shard, and how far that is."""
+"""``etlstage shards``: list, hand over, take or reset the shards of runners."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ Where = Annotated[
     str,
     typer.Argument(
         metavar="LEASES",
-        help="The pipeline file, its state directory, or shards.leases: a file, or"
+        help="Pipeline file, its state directory, or shards.leases: a file, or"
         " postgresql://...",
     ),
 ]
-Shard = Annotated[str, typer.Argument(metavar="SHARD", help="Its name, or its end.")]
+Shard = Annotated[
+    str, typer.Argument(metavar="SHARD", help="Name of the shard, or how it ends.")
+]
 Table = Annotated[
-    str | None, typer.Option(metavar="NAME", help=f"The table, by default {TABLE}.")
+    str | None, typer.Option(metavar="NAME", help=f"Table of leases; default: {TABLE}.")
 ]
 
 
@@ -69,6 +71,7 @@ def _ls(where: Where, *, table: Table = None, as_json: Json = False) -> int:
 def _show(
     where: Where, shard: Shard, *, table: Table = None, as_json: Json = False
 ) -> int:
+    """Show everything that is known of one shard."""
     with _opened(where, table) as leases:
         lease = operator.find_lease(leases, shard)
         shown = _shown(lease, leases.news()[lease.shard])
@@ -83,7 +86,7 @@ def _show(
 
 @app.command("release")
 def _release(where: Where, shard: Shard, *, table: Table = None) -> int:
-    """Ask the owner of a shard to hand it over; its worker may commit once more."""
+    """Ask the owner of a shard to release it; its worker may commit once more."""
     with _opened(where, table) as leases:
         lease = operator.release(leases, shard)
     typer.echo(f"{lease.owner} is asked to hand over {lease.shard}")
@@ -92,7 +95,7 @@ def _release(where: Where, shard: Shard, *, table: Table = None) -> int:
 
 @app.command("take")
 def _take(where: Where, shard: Shard, *, table: Table = None) -> int:
-    """Take a shard from its owner, who can't commit it any more."""
+    """Take a shard from its owner, which then can't commit it any more."""
     with _opened(where, table) as leases:
         lease = operator.take(leases, shard)
     typer.echo(f"{lease.shard} is free: {lease.owner} can't commit it any more")
@@ -103,13 +106,14 @@ def _take(where: Where, shard: Shard, *, table: Table = None) -> int:
 def _reset(
     where: Where,
     shard: Annotated[
-        str | None, typer.Argument(metavar="SHARD", help="Only this one.")
+        str | None,
+        typer.Argument(metavar="SHARD", help="Shard to reset; default: all."),
     ] = None,
     *,
     table: Table = None,
     yes: Yes = False,
 ) -> int:
-    """Forget what is committed: shards begin at their beginning."""
+    """Delete checkpoints: shards are read again from their beginning."""
     with _opened(where, table) as leases:
         lease = None if shard is None else operator.find_lease(leases, shard)
         chosen = leases.read() if lease is None else [lease]

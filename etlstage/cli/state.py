@@ -1,7 +1,7 @@
 """
-``etlstage state``: what a pipeline has stored, and who holds it.
+``etlstage state``: show, reset or take over what a pipeline has stored.
 
-Nothing of a pipeline file need be right for it but its name, its ends and its state.
+Of the pipeline file, only the name, the ends and the state need be valid.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 __all__ = ("app", "reset_state", "show_state", "take_state_over")
 
 OF_STREAMS: Final = ("checkpoint", "failed.json", "stop", "stop-now")
-"""What engine streaming stores beside."""
+"""What engine streaming stores in addition."""
 WAITING: Final = ("spool-*", "staging-*")
-"""Where what was read, and what stages made, waits to be loaded, as patterns."""
+"""Patterns of where messages wait that were read, or made by stages."""
 NOTE: Final = "*.json"
-"""What is noted of that. It stays: the next run removes what it names, wherever."""
+"""Records about these. They stay: the next run removes what they name, wherever."""
 
 app: typer.Typer = new_app("state")
 
 Place = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="The pipeline file, or its state directory."),
+    typer.Argument(metavar="FILE", help="Pipeline file, or its state directory."),
 ]
 
 
@@ -57,7 +57,7 @@ def show_state(
     values: Values = None,
     as_json: Json = False,
 ) -> int:
-    """Show what is stored, where a run would resume, and who holds the lock."""
+    """Show what is stored, where the next run resumes, and what holds the lock."""
     found = find(place, changes_of(overlays, values))
     if not found.state.exists():
         typer.echo("null" if as_json else f"nothing is stored in {_path(found.state)}")
@@ -86,7 +86,7 @@ def show_state(
 def reset_state(
     place: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
 ) -> int:
-    """Delete checkpoints; dead letters stay."""
+    """Delete checkpoints, but no dead letters."""
     state = find(place, changes_of(overlays, values)).state
     if not state.exists():
         typer.echo(f"nothing is stored in {_path(state)}")
@@ -100,7 +100,7 @@ def reset_state(
                 f" ({_goes_on(parts[0].record)}{waits}),"
                 " so that the next run begins from the beginning?"
             )
-        # The first part first: rather load what waits twice than read it never.
+        # The first part first: waiting messages are better loaded twice than never.
         for part in parts:
             _forget(part)
     typer.echo("the next run begins from the beginning")
@@ -111,7 +111,7 @@ def reset_state(
 def take_state_over(
     place: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
 ) -> int:
-    """Take the state from a run that holds it: that run can't commit any more."""
+    """Take the state from a run that holds it, which then can't commit any more."""
     state = find(place, changes_of(overlays, values)).state
     holders = {at: _holder(at) for at in (state, *behind(state))}
     taken = {at: holder for at, (held, holder) in holders.items() if held}
@@ -124,7 +124,7 @@ def take_state_over(
             f"take {_path(state)} over from {harmless(who)}? What it does from now on it"
             " can't commit, and a load that is not by epochs may hold that twice"
         )
-    # All are taken before anything is printed: that may end the command.
+    # All are taken over before anything is printed, which may end the command.
     for record in [take_over(at) for at in taken]:
         typer.echo(f"taken over: the next run resumes {_goes_on(record)}")
     return 0
@@ -136,7 +136,7 @@ def _holder(state: Path) -> tuple[bool, Holder | None]:
 
 
 def _forget(part: Delivery) -> None:
-    """Delete the checkpoint of a part, and what waits to be read by it."""
+    """Delete the checkpoint of a part, and the messages that wait for it."""
     state = part.folder
     try:
         waiting = [path for what in WAITING for path in state.glob(what)]
@@ -144,18 +144,18 @@ def _forget(part: Delivery) -> None:
         _remove(state / name for name in (*OF_STREAMS, JOURNALS))
     except OSError as error:
         raise unusable(state, error) from error
-    # The fence stays: a run that was taken over remains so.
-    # Last: until here, who is interrupted has forgotten nothing that can't be had.
+    # The fence stays: a run whose state was taken over must not get it back.
+    # This is last: an interrupt before it has deleted nothing that can't be made again.
     CommitRecord(fence=part.record.fence).store(state)
 
 
 def _stage(folder: Path) -> str:
-    """Return the stage behind whose durable edge a state directory is."""
+    """Return the stage after whose durable edge a state directory is used."""
     return folder.name.removeprefix(EDGES.removesuffix("*"))
 
 
 def _waiting(folder: Path) -> Waiting:
-    from etlstage.pipeline.edge import DurableEdge  # Arrow is for few
+    from etlstage.pipeline.edge import DurableEdge  # few need Arrow
 
     try:
         return DurableEdge(_stage(folder), folder.parent, folder).unread()
@@ -235,7 +235,7 @@ def _letters(found: Letters) -> dict[str, int]:
 
 
 def _others(state: Path) -> Iterator[tuple[Path, int]]:
-    """Yield what else is stored, with its bytes."""
+    """Yield what else is stored, with its size in bytes."""
     known = {LOCK, FOLDER, *(path.name for path in state.glob(RECORDS))}
     known |= {path.name for path in behind(state)}
     for path in sorted(state.iterdir()):

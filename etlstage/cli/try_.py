@@ -1,4 +1,4 @@
-"""``etlstage try``: what does a worker reply to a few messages."""
+"""``etlstage try``: show what a worker replies to a few messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = ("app",)
 
 app: typer.Typer = new_app()
 
-_OUTPUTS = 20  # of an extraction that are shown
+_OUTPUTS = 20  # that are shown of an extraction
 
 
 @app.command("try")
@@ -74,15 +74,16 @@ def _try(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Messages, one a line; default: those of stdin, or of the pipeline.",
+            help="Messages, one per line; default: stdin, or the pipeline's messages.",
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Send at most N messages.")
+        int,
+        typer.Option(metavar="N", min=1, help="Maximum number of messages to send."),
     ] = 5,
     timeout: Timeout = 5.0,
 ) -> int:
-    """Send a few messages to a worker, and show what it replies."""
+    """Send a few messages to a worker, and show its replies."""
     silence()
     options = Options(kind, batch, mode, offsets, markers, stage, dialect)
     program = program_of(words, options)
@@ -92,7 +93,7 @@ def _try(
     async def main() -> int:
         messages = _messages(words, options, program, sample)
         if options.stage is not None:
-            # Those who make them are gone before the worker is there.
+            # The stages that make them have ended before the worker is started.
             some: list[bytes] = []
             async with aclosing(messages):
                 async for message in messages:
@@ -146,7 +147,7 @@ async def _converse(
 
 
 async def _ask(worker: WorkerUnderTest, run: Run, shown: int, screen: Screen) -> int:
-    """Hand over a run, and show it with the replies; return what was shown so far."""
+    """Send a run, and show it with its replies; return how much was shown so far."""
     try:
         replies = await worker.exchange(run)
     except WorkerMisbehaved as error:
@@ -192,7 +193,7 @@ async def _all(messages: Sequence[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 async def _typed() -> AsyncGenerator[bytes, None]:
-    """Yield the lines of stdin, each when it is there."""
+    """Yield the lines of stdin, each as soon as it is complete."""
     if sys.stdin.isatty():
         Screen(stderr=True).tell("a line is a message; Ctrl-D ends")
     while line := await anyio.to_thread.run_sync(
@@ -202,7 +203,7 @@ async def _typed() -> AsyncGenerator[bytes, None]:
 
 
 async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, None]:
-    """Yield what would reach a stage: what is extracted, through those before it."""
+    """Yield what would reach a stage: extracted messages, after earlier stages."""
     found = StageFile.read(file)
     keys = here(found.keys)
     site = Site(keys, folder, DeadLetters(folder, pipeline=keys.name))

@@ -1,5 +1,5 @@
 """
-A pipeline of yours in virtual time, on one thread, with every choice from one seed.
+Simulation of a pipeline in virtual time, on one thread, determined by a seed.
 
 ::
 
@@ -14,8 +14,8 @@ A pipeline of yours in virtual time, on one thread, with every choice from one s
     simulate(draw, seeds=range(1000))
 
 Supervisors, exchanges and the pipeline are the real ones; workers are scripted, and
-both ends are in memory. What comes out is compared with what the functions make of the
-messages. A seed that fails has its story, and runs again the same.
+source and sink are in memory. The outcome is compared with what the functions return
+for the messages. A seed that fails is reported with its story, and can be repeated.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from unittest.mock import patch
 
 import anyio
 
-from etlstage.errors import LedgerImbalance
-from etlstage.pipeline import Pipeline, Report, WorkerSink, WorkerSource
+from etlstage.errors import LedgerImbalance, WorkerLost
+from etlstage.pipeline import DeadLetter, Pipeline, Report, WorkerSink, WorkerSource
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.protocol.marker import proof
 from etlstage.stage import Stage
@@ -64,15 +64,15 @@ S = TypeVar("S", bound=Scenario)
 
 class Simulation(Generic[S]):
     """
-    One seed, run once.
+    A single run of one seed.
 
     Args:
-        draw: Draws what to run.
-        seed: What all choices come from.
-        recorded: Whether its story is kept.
+        draw: Draws the scenario.
+        seed: Determines all random choices.
+        recorded: Whether to record its story.
 
     Attributes:
-        scenario: What runs.
+        scenario: The scenario.
         story: What happened, in order, each line with its virtual time.
 
     """
@@ -81,8 +81,8 @@ class Simulation(Generic[S]):
         self, draw: Callable[[random.Random], S], seed: int, *, recorded: bool = False
     ) -> None:
         self._seed = seed
-        # The choices of the scenario are apart from those of its run, so that a
-        # scenario that is drawn with one fault less is run nearly the same.
+        # The scenario and its run draw from separate generators, so that a scenario
+        # with one fault less runs almost the same.
         self.scenario: S = draw(random.Random(f"{seed}"))  # noqa: S311
         self._draw = random.Random(f"{seed} run")  # noqa: S311
         self._recorded = recorded
@@ -91,17 +91,18 @@ class Simulation(Generic[S]):
         self._stages = {stage.name: stage for stage in self.scenario.stages}
         self._loaded: list[bytes] = []  # by workers
         self._tries: Counter[tuple[str, bytes]] = Counter()
-        # By stage: which message was processed first, and so on.
+        self._worked: Counter[int] = Counter()  # messages, by process
+        # By stage: each message, and how many others were processed before.
         self._processed: dict[str, dict[bytes, int]] = {}
         self._violation = ""
         self._made_up = False
 
     def run(self) -> str:
-        """Return what was not as promised, or nothing."""
+        """Run the scenario; return the first violation, an empty text if none."""
         left: list[AsyncGenerator[Any, Any]] = []
 
         async def main() -> None:
-            # When what is left in the middle is closed would be no choice of the seed.
+            # An abandoned generator would be closed at a time the seed can't determine.
             sys.set_asyncgen_hooks(None, left.append)
             try:
                 await self._main()
@@ -142,11 +143,12 @@ class Simulation(Generic[S]):
         self._check_over(report)
         assert report is not None
         self.tell(f"the run is over: {report.status}")
-        # Else replies are those of other messages, which can't be checked.
+        # Otherwise replies belong to other messages, so they can't be checked.
         if not self._made_up:
             loads = self.scenario.sink is not None
             loaded = self._loaded if loads else sink.messages
             Oracle(self.scenario).check_end(report, loaded, letters.kept)
+            self._check_blame(letters.kept)
 
     def _check_over(self, report: object) -> None:
         for worker in self._scripted.running:
@@ -154,6 +156,19 @@ class Simulation(Generic[S]):
         if report is None:
             seconds = self.scenario.seconds
             raise Violation(f"the run was not over within {seconds:g} s")
+
+    def _check_blame(self, letters: Iterable[DeadLetter]) -> None:
+        """Check that each dead-lettered message failed alone in its process."""
+        for letter in letters:
+            if letter.kind != WorkerLost.__name__ or letter.of_input:
+                continue
+            last = letter.attempts[-1]
+            # A message that took too long is cancelled, and its process continues.
+            if self._worked[last.pid] > 1 and "it was cancelled" not in last.error:
+                raise Violation(
+                    f"stage {letter.stage}: {letter.message!r} is dead-lettered for a"
+                    f" process that had {self._worked[last.pid]} messages: {last.error}"
+                )
 
     def _pipeline(
         self,
@@ -163,7 +178,7 @@ class Simulation(Generic[S]):
         launch: Callable[[LaunchRequest], tuple[Wire, Child]],
         **options: Any,  # noqa: ANN401 - passed on
     ) -> Pipeline:
-        """Return the pipeline; workers are its ends where the scenario has them."""
+        """Return the pipeline, with workers as its ends if the scenario has them."""
         scenario = self.scenario
         if scenario.source is not None:
             source = self._extracting(scenario.source, launch)
@@ -231,7 +246,7 @@ class Simulation(Generic[S]):
         return self.scenario.work[stage]
 
     def _load(self, message: bytes) -> Iterable[bytes]:
-        # It is done before the worker reports so, or dies.
+        # The message is loaded before the worker can report that, or dies.
         self._loaded.append(message)
         return ()
 
@@ -240,12 +255,13 @@ class Simulation(Generic[S]):
         return self.scenario.messages[asked["start"] : asked["end"]]
 
     def _counted(self, worker: ScriptedWorker, work: Work) -> Work:
-        """Note what is processed, in which order, and report what is once more."""
+        """Return work that records the order of messages, and reports repetitions."""
         stage = worker.request.stage
         processed = self._processed.setdefault(stage, {})
 
         def counted(message: bytes) -> Iterable[bytes]:
             processed.setdefault(message, len(processed))
+            self._worked[worker.pid] += 1
             self._tries[stage, message] += 1
             tries = self._tries[stage, message]
             if tries > 1:
@@ -257,11 +273,11 @@ class Simulation(Generic[S]):
 
 class SimulationFailed(AssertionError):
     """
-    Raised for a seed whose run broke a promise; the text is the story of it.
+    Raised for a seed whose run broke a promise; the text has its story.
 
     Attributes:
         seed: The seed.
-        why: What was not as promised.
+        why: The violation.
         story: What happened, in order, each line with its virtual time.
 
     """
@@ -280,15 +296,16 @@ def simulate(
     simulation: type[Simulation[S]] = Simulation,
 ) -> None:
     """
-    Run pipelines in virtual time, one for each seed, and judge each.
+    Run pipelines in virtual time, one for each seed, and check each.
 
-    Every message has one outcome, replies are those of their messages, order is kept
-    where it was promised, and the run is over in time, with no worker left.
+    Every message must have exactly one outcome, and fail only on its own; replies must
+    belong to their messages, order must be kept where it was promised, and the run must
+    end in time without leaving a worker behind.
 
     Args:
-        draw: Draws what to run. What it is given is the only chance that it may use.
-        seeds: Which to run.
-        simulation: What runs one.
+        draw: Draws the scenario. Its argument must be its only source of randomness.
+        seeds: The seeds to run.
+        simulation: The class that runs one seed.
 
     Raises:
         SimulationFailed: For the first seed whose run breaks one of these promises.
@@ -306,16 +323,16 @@ def simulate(
             collect()
 
 
-# --- what else a run depends on, and is taken from it while a seed runs -----------------
+# --- other influences on a run, eliminated while a seed runs --------------------------
 
 
 @contextmanager
 def _chance(seed: int) -> Iterator[None]:
-    """Have what etlstage draws, and the functions that it is given, follow the seed."""
+    """Seed the global random generator, which etlstage and the work may use."""
     state = random.getstate()
     random.seed(f"{seed} chance")
     try:
-        # Scripts answer in a turn or two of the loop: spinning would only cost time.
+        # Scripts answer in a turn or two of the loop; spinning would only cost time.
         with patch.object(proof, "_LOOKS", 0):
             yield
     finally:
@@ -324,7 +341,7 @@ def _chance(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _no_garbage() -> Iterator[Callable[[], object]]:
-    """Collect none by itself: when that happens is no choice of the seed."""
+    """Disable automatic garbage collection: the seed can't determine its timing."""
     enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
@@ -338,7 +355,7 @@ def _no_garbage() -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _logged(tell: Callable[[str], None] | None) -> Iterator[None]:
-    """Have log lines recorded, or dropped; also where structlog is set up."""
+    """Record log lines, or drop them, even if structlog is configured."""
     structlog = sys.modules.get("structlog")
     settings: dict[str, Any] | None = None
     if structlog is not None and structlog.is_configured():

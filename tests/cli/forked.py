@@ -1,29 +1,32 @@
 """
-A process that has imported the command line, and forks each that a test asks for.
+A process that has imported the command line, and forks for each command of a test.
 
-Hundreds of tests run ``etlstage``, and most of what such a process takes is to import
-it. What is forked has a directory, an environment, standard streams and an end of its
-own, as any process. What a test asserts of the start itself it asserts of a real one.
+Hundreds of tests run ``etlstage``, and such a process spends most of its time on
+imports and other work that is done only once. A forked command has a directory, an
+environment, standard streams and an exit code of its own, as any process has. Tests of
+the startup itself run a real process.
 """
 
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import Final, Self
+from typing import IO, Final, Self
 
-__all__ = ("Forks", "environment")
+__all__ = ("PLAIN", "Forked", "Forks", "environment")
 
 LATER: Final = (
     "anyio._backends._asyncio",
@@ -36,9 +39,22 @@ LATER: Final = (
     "etlstage.testing.dialect.marker",
     "etlstage.testing.fuzzing.bench",
     "etlstage.testing.fuzzing.fuzz",
-    "pydantic",  # by typer, where it is installed, as here by FastAPI
+    "etlstage.cli.metrics",
+    "etlstage.cli.trial",
+    "rich._emoji_codes",
 )
 """What commands import when they need it."""
+
+SMALL: Final = """\
+name: small
+extract: {files: {path: small.yaml}}
+transform: [{worker: {command: [cat]}}]
+load: {files: {path: out.txt}}
+"""
+"""A pipeline that is validated once, so that forks inherit what typer imports."""
+
+PLAIN: Final = "ETLSTAGE_TESTS_PLAIN"
+"""Environment variable; a command for which it is set runs ``tests.cli.plain``."""
 
 CLIENT: Final = """\
 #!%s -IS
@@ -53,7 +69,7 @@ with socket.socket(socket.AF_UNIX) as asked:
     code = int(asked.recv(16))
 sys.exit(code if code >= 0 else 128 - code)
 """
-"""A program for shells, in place of the command line: it has one forked."""
+"""A program for shells that asks for a fork of the command line."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -65,12 +81,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Forks:
-    """The process; one serves all tests of a run."""
+    """The process that forks; one serves all tests of a run."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="forks-")
         self._path = f"{self._folder.name}/socket"
-        # It ends with its stdin, and so with us.
+        # It exits when its stdin is closed, so it ends with this process.
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, self._path],
             env=env,
@@ -95,8 +111,17 @@ class Forks:
 
     @property
     def folder(self) -> Path:
-        """Where the program ``etlstage`` is that has a command forked."""
+        """The folder of the program ``etlstage`` that has a command forked."""
         return Path(self._folder.name, "bin")
+
+    @property
+    def program(self) -> str:
+        """
+        The path of that program, for tests that start it on streams of their own.
+
+        A signal ends this program and not the command.
+        """
+        return str(self.folder / "etlstage")
 
     def run(
         self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], given: str
@@ -124,9 +149,64 @@ class Forks:
             code = int(asked.recv(16))
         return subprocess.CompletedProcess(arguments, code, found[out], found[err])
 
+    def start(
+        self,
+        arguments: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        out: IO[bytes],
+    ) -> Forked:
+        """Start the command line in a session of its own; ``out`` takes its output."""
+        asked = socket.socket(socket.AF_UNIX)
+        asked.connect(self._path)
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), out.fileno(), out.fileno()]
+            socket.send_fds(asked, [b"+"], streams)
+        about = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
+        asked.sendall(json.dumps(about | {"apart": True}).encode())
+        asked.shutdown(socket.SHUT_WR)
+        return Forked(asked)
+
+
+class Forked:
+    """A running command, with the part of Popen's interface that tests of kills use."""
+
+    def __init__(self, asked: socket.socket) -> None:
+        self._end = asked.makefile("rb")
+        asked.close()
+        self.pid = int(self._end.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the command runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; raise TimeoutExpired after ``timeout`` seconds."""
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("etlstage", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send the command a signal, unless it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the command."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
+            self.returncode = int(self._end.readline())
+            self._end.close()
+        return self.returncode
+
 
 def _feed(end: int, given: str) -> None:
-    # A command that reads no further has left.
+    # A command that reads no further has closed its stdin.
     with suppress(BrokenPipeError), open(end, "w") as file:
         file.write(given)
 
@@ -137,7 +217,7 @@ def _read(end: int, found: dict[int, str]) -> None:
 
 
 def _serve(path: str) -> list[str]:
-    """Fork for each request; return, in the fork, what its arguments are."""
+    """Fork for each request; return the request's arguments in the fork."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -157,32 +237,52 @@ def _serve(path: str) -> list[str]:
 
 
 def _begin(asked: socket.socket) -> list[str]:
-    """Become what was asked for; a process in between shows how it has ended."""
+    """Become the requested command; a process in between reports its exit code."""
     _, streams, _, _ = socket.recv_fds(asked, 1, 3)
     about = json.loads(b"".join(iter(lambda: asked.recv(65536), b"")))
+    apart = about.get("apart", False)
     if child := os.fork():
         for stream in (0, 1, *streams):
             os.close(stream)
+        if apart:
+            asked.sendall(b"%d\n" % child)
         _, status = os.waitpid(child, 0)
         asked.sendall(b"%d" % os.waitstatus_to_exitcode(status))
         os._exit(0)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    if apart:
+        os.setsid()
     os.chdir(about["cwd"])
     os.environ.clear()
     os.environ.update(about["env"])
     return ["etlstage", *about["arguments"]]
 
 
+def _warm_up(run_command: Callable[[], int]) -> None:
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as out:
+        path = Path(folder, "small.yaml")
+        path.write_text(SMALL)
+        sys.argv[:] = ["etlstage", "validate", str(path)]
+        assert run_command() == 0, out.getvalue()
+
+
 if __name__ == "__main__":
     from etlstage.cli import main
-    from etlstage.cli.app import COMMANDS, MODULES
+    from etlstage.cli.app import COMMANDS, MODULES, run_command
 
     for command in (name for group in COMMANDS.values() for name in group):
         import_module(f"etlstage.cli.{MODULES.get(command, command)}")
     for module in LATER:
         import_module(module)
+    address = sys.argv[1]
+    _warm_up(run_command)
     gc.freeze()
-    sys.argv[:] = _serve(sys.argv[1])
-    main()
+    sys.argv[:] = _serve(address)
+    if os.environ.pop(PLAIN, None):
+        from tests.cli import plain
+
+        plain.main()
+    else:
+        main()

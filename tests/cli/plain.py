@@ -1,7 +1,7 @@
 """
-The command line, with times and pids made plain before lines are broken.
+The command line, with times and pids replaced by constants before lines are wrapped.
 
-What differs from run to run is longer at times, and would break lines elsewhere.
+Times and pids vary in length between runs, so lines would wrap at different places.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ import re
 from typing import Any
 from unittest.mock import patch
 
-from etlstage.cli import main
+from etlstage import cli
 from etlstage.pipeline.secret import Secrets
 
 conceal = Secrets.conceal
 
 
 def plain(secrets: Secrets, text: str) -> str:
-    """Return a text of which nothing depends on when it is shown."""
+    """Return a text with constants in place of its pids and durations."""
     text = re.sub(r"pid \d+", "pid 4711", conceal(secrets, text))
     return re.sub(r"\d+\.\d+ s\b", "0.0 s", text)
 
 
 def plain_event(secrets: Secrets, event: Any) -> Any:  # noqa: ANN401 - as it is there
-    """Return an event like that."""
+    """Return an event with the same constants in it."""
     told = {k: plain(secrets, v) if isinstance(v, str) else v for k, v in event.items()}
     return {**told, "pid": 4711} if "pid" in told else told
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command line with these constants."""
     with (
         patch.object(Secrets, "conceal", plain),
         patch.object(Secrets, "concealed", plain_event),
     ):
-        main()
+        cli.main()

@@ -11,7 +11,7 @@ import pytest
 from etlstage.cli.subject import Options, program_of
 from tests.cli.conftest import KEEP, PIPELINE, UPPER, Etlstage
 
-# It leaves out the EOP where there is nothing to write.
+# It omits the reply to an empty message, EOP included.
 SILENT: Final = UPPER.replace(
     "    sys.stdout.buffer", "    if line.strip(): sys.stdout.buffer"
 )
@@ -25,9 +25,8 @@ def _files(tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
 
 
-@pytest.mark.timeout(60)
 def test_sound_worker_is_0(etlstage: Etlstage, tmp_path: Path) -> None:
-    """A line for each check, and one for all of them (issue 12)."""
+    """A line for each check is printed, and a summary (issue 12)."""
     done = etlstage("check", "--junit", "out.xml", "--", "python", "upper.py")
     assert (done.returncode, done.stderr) == (0, "")
     first, *_, last = done.stdout.splitlines()
@@ -40,7 +39,7 @@ def test_sound_worker_is_0(etlstage: Etlstage, tmp_path: Path) -> None:
 
 
 def test_all_checks_are_listed(etlstage: Etlstage) -> None:
-    """By whom they are for, each with what it wants; no worker is needed (issue 26)."""
+    """They are grouped by kind of worker, with their demands; none runs (issue 26)."""
     done = etlstage("check", "--list")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -51,15 +50,14 @@ def test_all_checks_are_listed(etlstage: Etlstage) -> None:
     ]
     at = lines.index("  accepts an empty message")
     assert lines[at + 1] == (
-        "      A message may have no bytes; it is answered, or refused, like any other."
+        "      A message may be empty; like any other, it is answered or refused."
     )
     assert "  initializes" in lines
 
 
-@pytest.mark.timeout(60)
 def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
-    """It shows the transcript, and is an object for a program (issue 12)."""
-    arguments = ("--timeout", "2", "--", "python", "silent.py")
+    """The JSON has the reason and the transcript, and JUnit a failure (issue 12)."""
+    arguments = ("--timeout", "6", "--", "python", "silent.py")
     done = etlstage("check", "--json", "--junit", "out.xml", *arguments)
     assert done.returncode == 1
     found = json.loads(done.stdout)
@@ -73,9 +71,8 @@ def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
     assert case.attrib["name"] == "accepts an empty message"
 
 
-@pytest.mark.timeout(60)
 def test_stage_of_a_pipeline_is_checked(etlstage: Etlstage) -> None:
-    """With its settings from the file (issue 12)."""
+    """The stage has its settings from the file (issue 12)."""
     done = etlstage("check", "pipeline.yaml", "--stage", "extract")
     assert done.returncode == 0
     assert done.stdout.startswith("ok     writes all and exits")
@@ -103,14 +100,14 @@ def test_stage_of_a_pipeline_is_checked(etlstage: Etlstage) -> None:
 def test_wrong_usage_is_2(
     etlstage: Etlstage, arguments: tuple[str, ...], said: str
 ) -> None:
-    """It names the option (issue 12)."""
+    """The error names the option (issue 12)."""
     done = etlstage("check", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
 
 
 def test_what_was_not_tried_is_one_line(etlstage: Etlstage) -> None:
-    """A worker that does not answer has one fault, and not twenty (issue 12)."""
+    """A worker that never answers fails one check, not twenty (issue 12)."""
     done = etlstage("check", "--", "true")
     assert done.returncode == 1
     first, *_, others, last = done.stdout.splitlines()
@@ -120,7 +117,7 @@ def test_what_was_not_tried_is_one_line(etlstage: Etlstage) -> None:
 
 
 def test_program_that_does_not_start_is_1(etlstage: Etlstage) -> None:
-    """The line shows why (issue 12)."""
+    """The error states why (issue 12)."""
     done = etlstage("check", "--", "no-such-program")
     assert done.returncode == 1
     assert "there is no program 'no-such-program'" in done.stderr
@@ -130,7 +127,7 @@ def test_program_that_does_not_start_is_1(etlstage: Etlstage) -> None:
 
 
 def test_a_few_messages_of_stdin(etlstage: Etlstage) -> None:
-    """Each with its reply, the markers by name (issue 12)."""
+    """Each is printed with its reply, the markers by name (issue 12)."""
     done = etlstage("try", "--", "python", "upper.py", given="one\n\ntwo\n")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -147,7 +144,7 @@ def test_a_few_messages_of_stdin(etlstage: Etlstage) -> None:
 
 
 def test_messages_of_the_pipeline(etlstage: Etlstage) -> None:
-    """They have passed through what stands before that stage (issue 12)."""
+    """They have passed through the stages before that one (issue 12)."""
     done = etlstage("try", "pipeline.yaml", "--stage", "load", "--limit", "2")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -160,7 +157,7 @@ def test_messages_of_the_pipeline(etlstage: Etlstage) -> None:
 def test_worker_that_does_not_answer_is_shown_as_far_as_it_came(
     etlstage: Etlstage,
 ) -> None:
-    """What it wrote shows what is missing (issue 12)."""
+    """The error names the missing marker, and its output is printed (issue 12)."""
     done = etlstage("try", "--timeout", "1", "--", "cat", given="one\n")
     assert done.returncode == 1
     assert "without the marker eop '\\000' behind its reply" in done.stdout
@@ -168,7 +165,7 @@ def test_worker_that_does_not_answer_is_shown_as_far_as_it_came(
 
 
 def test_messages_of_a_file_in_a_batch(etlstage: Etlstage, tmp_path: Path) -> None:
-    """As many as the limit allows (issue 12)."""
+    """The batch has as many messages as the limit allows (issue 12)."""
     (tmp_path / "sample").write_text("a\nb\nc")
     program = "import sys; sys.stdin.read(); print('x\\n', end='\\0')"
     done = etlstage(
@@ -180,20 +177,20 @@ def test_messages_of_a_file_in_a_batch(etlstage: Etlstage, tmp_path: Path) -> No
 
 
 def test_extraction_is_shown(etlstage: Etlstage) -> None:
-    """It is given nothing (issue 12)."""
+    """An extract worker is given no messages; its output is printed (issue 12)."""
     done = etlstage("try", "--kind", "extract", "--", "printf", "a\\nb\\n")
     assert (done.returncode, done.stdout) == (0, "output  a\noutput  b\n")
 
 
 def test_no_message_is_2(etlstage: Etlstage) -> None:
-    """There is nothing to be shown (issue 12)."""
+    """Empty input is wrong usage (issue 12)."""
     done = etlstage("try", "--", "cat", given="")
     assert done.returncode == 2
     assert "there is no message to be tried" in done.stderr
 
 
 def test_worker_with_sessions_is_asked_for_ranges() -> None:
-    """Its dialect knows no mode that would have to be set beside (issue 15)."""
+    """Its dialect has no mode that would have to be set as well (issue 15)."""
     options = Options(
         kind="extract", offsets="supervisor", dialect="cocaine:event=read"
     )
@@ -206,7 +203,7 @@ def test_worker_with_sessions_is_asked_for_ranges() -> None:
 
 
 def test_processor_that_commits_has_no_replies(etlstage: Etlstage) -> None:
-    """The message names what there is for it (issue 25)."""
+    """The error names the commands that work for it (issue 25)."""
     done = etlstage("try", "--dialect", "kcl", "--", "cat")
     assert done.returncode == 2
     assert "see etlstage check --dialect kcl, and etlstage kcl simulate" in done.stderr

@@ -1,7 +1,7 @@
 """
 ``etlstage diff``, with two builders in place of two engines.
 
-What the builders make differently, the command has to find.
+The command must find where the builders' pipelines differ.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from etlstage.config.build import pipeline_from_yaml
 from etlstage.config.variant import DryRun
 from etlstage.errors import ConfigError
 from tests.cli.conftest import Etlstage, Started, left_behind
+from tests.patience import HANG
 
 NUMBERS = """\
 name: numbers
@@ -60,7 +61,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def numbers(tmp_path: Path) -> Path:
-    """Write a pipeline whose worker gives one message for each."""
+    """Write a pipeline whose worker returns one message for each."""
     return written(tmp_path)
 
 
@@ -75,7 +76,7 @@ def written(folder: Path, outputs: str = "'half'", dies: int = 0) -> Path:
 
 
 def builder(path: Path) -> Build:
-    """Return what builds the pipeline of a file."""
+    """Return a function that builds the pipeline of a file."""
     return lambda state, sink: pipeline_from_yaml(
         path, trial=DryRun("local", state, sink)
     )
@@ -99,7 +100,7 @@ said = pytest.CaptureFixture[str]
 
 
 def test_runs_that_agree(tmp_path: Path, capsys: said) -> None:
-    """One line shows how much they agree upon."""
+    """One line states how much was compared."""
     first, second = written(tmp_path / "1", dies=2), written(tmp_path / "2", dies=2)
 
     assert compared(first, second) == 0
@@ -109,7 +110,7 @@ def test_runs_that_agree(tmp_path: Path, capsys: said) -> None:
 
 
 def test_message_that_differs(tmp_path: Path, capsys: said) -> None:
-    """The counts are the same."""
+    """It is found although all counts are equal."""
     first, second = written(tmp_path / "1"), written(tmp_path / "2", "'HALF'")
 
     assert compared(first, second) == 1
@@ -119,7 +120,7 @@ def test_message_that_differs(tmp_path: Path, capsys: said) -> None:
 
 
 def test_order_of_messages(tmp_path: Path, capsys: said) -> None:
-    """It counts, or it does not."""
+    """A different order is a difference only where order is compared."""
     first = written(tmp_path / "1", "'a', 'b'")
     second = written(tmp_path / "2", "'b', 'a'")
 
@@ -136,7 +137,7 @@ def test_order_of_messages(tmp_path: Path, capsys: said) -> None:
 
 
 def test_first_difference_of_each_kind(tmp_path: Path, capsys: said) -> None:
-    """The ledgers name the stage where it begins."""
+    """Ledgers that differ name the first stage that does."""
     first, second = written(tmp_path / "1", dies=2), written(tmp_path / "2", dies=5)
 
     assert compared(first, second, ordered=False) == 1
@@ -153,7 +154,7 @@ def test_first_difference_of_each_kind(tmp_path: Path, capsys: said) -> None:
 
 
 def test_run_that_fails_is_not_compared(tmp_path: Path, capsys: said) -> None:
-    """It shows on which engine, and why."""
+    """The error names the engine and the reason."""
     first, second = written(tmp_path / "1"), written(tmp_path / "2", dies=2)
     second.write_text(NUMBERS.replace("{retries: 0, budget: 10}", "{then: fail}"))
 
@@ -165,7 +166,7 @@ def test_run_that_fails_is_not_compared(tmp_path: Path, capsys: said) -> None:
 
 
 def test_pipeline_that_can_not_be_built(tmp_path: Path) -> None:
-    """It is known before the other one runs."""
+    """The error comes before the other pipeline runs."""
     first, second = written(tmp_path / "1"), written(tmp_path / "2")
     first.write_text(NUMBERS.replace('[seq, "6"]', "[touch, ran]"))
     second.write_text(NUMBERS.replace("load:", "laod:"))
@@ -201,7 +202,7 @@ def test_nothing_is_loaded_and_nothing_is_left(
 def test_worker_of_another_mind_each_time(
     etlstage: Etlstage, numbers: Path, tmp_path: Path
 ) -> None:
-    """An engine that is named twice shows whether a pipeline can be compared at all."""
+    """Naming one engine twice shows whether a pipeline can be compared at all."""
     (tmp_path / "times.py").write_text(
         TIMES.replace("OUTPUTS", "[__import__('os').getpid()]").replace("DIES", "0")
     )
@@ -215,7 +216,7 @@ def test_worker_of_another_mind_each_time(
 def test_order_is_not_compared_where_none_is_promised(
     etlstage: Etlstage, numbers: Path
 ) -> None:
-    """One stage without order is enough; the extraction is changed, too (issue 11)."""
+    """One stage without order is enough; ``--set`` applies to both runs (issue 11)."""
     changed = "--set", "transform[0].order=none", "--set", "extract.worker.command[1]=7"
 
     done = etlstage("diff", numbers, "--on", "local,local", *changed)
@@ -239,7 +240,7 @@ def test_order_is_not_compared_where_none_is_promised(
 def test_engines_that_are_none(
     etlstage: Etlstage, numbers: Path, engines: str, error: str
 ) -> None:
-    """Nothing runs."""
+    """The error names the option, and nothing runs."""
     done = etlstage("diff", numbers, "--on", engines)
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -247,7 +248,7 @@ def test_engines_that_are_none(
 
 
 def test_file_that_is_wrong(etlstage: Etlstage, numbers: Path) -> None:
-    """As everywhere."""
+    """It is reported as by every command."""
     numbers.write_text(NUMBERS.replace("load:", "laod:"))
 
     done = etlstage("diff", numbers, "--on", "local,local")
@@ -259,7 +260,7 @@ def test_file_that_is_wrong(etlstage: Etlstage, numbers: Path) -> None:
 def test_cyclic_extraction_begins_anew_and_ends(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
-    """Neither run reads, or moves, the offset that is stored; ``every`` is left out."""
+    """Neither run reads or moves the stored offset; ``every`` is ignored."""
     path = tmp_path / "pipeline.yaml"
     path.write_text(CYCLES)
     (tmp_path / "rounds.py").write_text(ROUNDS)
@@ -278,7 +279,7 @@ def test_cyclic_extraction_begins_anew_and_ends(
 def test_signal_ends_it_without_a_comparison(
     start: Started, numbers: Path, tmp_path: Path
 ) -> None:
-    """What was drained is not all there is."""
+    """A drained run is incomplete, so it can't be compared."""
     numbers.write_text(
         NUMBERS.replace(
             '[seq, "6"]', "[sh, -c, 'echo here >&2; while echo 1; do sleep 0.01; done']"
@@ -290,7 +291,7 @@ def test_signal_ends_it_without_a_comparison(
 
     process.send_signal(signal.SIGINT)
 
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=HANG)
     assert (process.returncode, out) == (4, "")
     assert err.endswith(
         "error: not compared: the run on local was drained after a signal\n"

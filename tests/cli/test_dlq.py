@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,8 +21,8 @@ from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import PoolPolicy, Stage, Timeouts, WorkerProgram
-from tests.cli.conftest import Etlstage, command
-from tests.cli.forked import environment
+from tests.cli.conftest import Etlstage
+from tests.cli.forked import Forks, environment
 from tests.cli.terminal import on_terminal
 from tests.cli.test_screen import Terminal
 
@@ -70,7 +70,7 @@ async def keep(state: Path, *rows: Kept, run: str = "r", pipeline: str = "p") ->
 
 @pytest.fixture
 def state(tmp_path: Path, pipeline: Path) -> Path:
-    """Put some messages of the pipeline aside; give the state directory."""
+    """Dead-letter some messages of the pipeline; return the state directory."""
     folder = tmp_path / ".etlstage" / "letters"
     error = WorkerLost(ESCAPES, stage="upper")
     error.attempts = (
@@ -97,20 +97,28 @@ def state(tmp_path: Path, pipeline: Path) -> Path:
     return folder
 
 
-def raw(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+Raw = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture
+def raw(tmp_path: Path, forks: Forks) -> Raw:
     """Run the command line; keep its output as bytes."""
-    return subprocess.run(
-        command(arguments),
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        check=False,
-    )
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [forks.program, *arguments],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            check=False,
+        )
+
+    return run
 
 
 @pytest.mark.usefixtures("state")
 def test_list(etlstage: Etlstage) -> None:
-    """A line for each, the first of its error, and how many they are."""
+    """Each letter has a line, with its error's first line; the last line is a count."""
     result = etlstage("dlq", "ls", "pipeline.yaml")
     assert (result.returncode, result.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -135,14 +143,14 @@ def test_list(etlstage: Etlstage) -> None:
 )
 @pytest.mark.usefixtures("state")
 def test_places_to_look_at(etlstage: Etlstage, place: str) -> None:
-    """The pipeline, its state, or one file of it; and only one stage of them."""
+    """The pipeline, its state, or a part of that; ``--stage`` selects one stage."""
     result = etlstage("dlq", "ls", place, "--stage", "upper")
     assert result.stdout.splitlines()[-1] == "3 dead letters of stage upper"
 
 
 @pytest.mark.usefixtures("state")
 def test_pipeline_that_is_changed(etlstage: Etlstage, pipeline: Path) -> None:
-    """As for the run that had the same changes (issue 11)."""
+    """``--overlay`` and ``--set`` apply as in the run (issue 11)."""
     (pipeline.parent / "prod.yaml").write_text("name: others")
     found = "--overlay", "prod.yaml", "--set", "state=.etlstage/letters"
     for changes, last in ((found[:2], "no dead letters"), (found, "4 dead letters")):
@@ -157,7 +165,7 @@ def test_pipeline_that_is_changed(etlstage: Etlstage, pipeline: Path) -> None:
 
 @pytest.mark.usefixtures("state")
 def test_list_as_json(etlstage: Etlstage) -> None:
-    """An object on each line, for other programs."""
+    """Each letter is an object on a line of its own, for other programs."""
     result = etlstage("dlq", "ls", "pipeline.yaml", "--json", "--stage", "upper")
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [letter["id"] for letter in found] == ["abc-1", "abd-1", "zzz-1"]
@@ -167,7 +175,7 @@ def test_list_as_json(etlstage: Etlstage) -> None:
 
 @pytest.mark.usefixtures("state")
 def test_pipeline_that_is_wrong_elsewhere(etlstage: Etlstage, pipeline: Path) -> None:
-    """Whoever looks at letters need not have the secrets of the run."""
+    """Reading letters doesn't need the secrets of the run."""
     pipeline.write_text(pipeline.read_text() + "\nstuff: ${NOT_SET_HERE}\n")
     assert etlstage("dlq", "ls", pipeline).returncode == 0
     pipeline.write_text(pipeline.read_text() + "\nstate: ${NOT_SET_HERE}\n")
@@ -190,7 +198,7 @@ NO_DATE = "refused the message: no date in row {}, of the form that is asked for
 async def test_list_on_a_wide_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """At 200 columns a line is enough (issue 11)."""
+    """At 200 columns a letter fits on one line (issue 11)."""
     wide = Screen(file=Terminal(), width=200)
     monkeypatch.setattr("etlstage.cli.dlq.Screen", lambda: wide)
     row = Kept("clean", b"m", ValueError(NO_DATE.format(12)))
@@ -205,7 +213,7 @@ async def test_list_on_a_wide_terminal(
 async def test_list_on_a_terminal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """At 80 columns an error is read in whole, or in three lines (issue 11)."""
+    """At 80 columns an error is shown in full, or its first three lines (issue 11)."""
     where = f"stage clean: worker clean-1 (pid 7) {NO_DATE.format(12)}; last events: x"
     await keep(
         tmp_path,
@@ -229,7 +237,7 @@ async def test_list_on_a_terminal(
 async def test_groups_on_a_terminal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A row for each cause, and below it why, at 80 columns (issue 11)."""
+    """Each cause has a row, with its error below, in 80 columns (issue 11)."""
     refused = [
         Kept("clean", b"m", ValueError(NO_DATE.format(n)), when=NOON + n * SECOND)
         for n in range(5000)
@@ -250,7 +258,7 @@ async def test_groups_on_a_terminal(
 
 @pytest.mark.usefixtures("state")
 def test_groups(etlstage: Etlstage) -> None:
-    """Of one stage, and as JSON; no byte steers a terminal (issue 11)."""
+    """``--stage`` and ``--json`` apply; control characters are escaped (issue 11)."""
     result = etlstage("dlq", "ls", "pipeline.yaml", "--group", "--stage", "upper")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines()[2:] == [
@@ -286,14 +294,14 @@ def test_groups(etlstage: Etlstage) -> None:
 def test_no_dead_letters(
     etlstage: Etlstage, options: tuple[str, ...], said: str
 ) -> None:
-    """That is good news, and no table."""
+    """A sentence is printed in place of an empty table."""
     result = etlstage("dlq", "ls", "pipeline.yaml", *options)
     assert (result.returncode, result.stdout, result.stderr) == (0, said, "")
 
 
 @pytest.mark.parametrize("kept", ["record.1.json", "dead_letters/x"])
 def test_state_without_letters(etlstage: Etlstage, tmp_path: Path, kept: str) -> None:
-    """A state directory is one also when it holds other things alone."""
+    """A folder with other files of a run is a state directory, too."""
     (tmp_path / "s" / kept).parent.mkdir(parents=True)
     (tmp_path / "s" / kept).write_text("")
     result = etlstage("dlq", "ls", "s")
@@ -303,7 +311,7 @@ def test_state_without_letters(etlstage: Etlstage, tmp_path: Path, kept: str) ->
 def test_folder_that_is_no_state(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """No one is to believe that there are no dead letters."""
+    """It is an error: an empty list would look like good news."""
     (tmp_path / "x").mkdir()
     result = etlstage("dlq", "ls", "x")
     error = "etlstage: error: x: is not the state directory of a pipeline"
@@ -314,7 +322,7 @@ def test_folder_that_is_no_state(
 
 
 def test_file_that_is_no_pipeline(etlstage: Etlstage, tmp_path: Path) -> None:
-    """Likewise."""
+    """It is an error, as for such a folder."""
     (tmp_path / "x.yaml").write_text("name: x\nservices: {}\n")
     result = etlstage("dlq", "ls", "x.yaml")
     assert result.returncode == 2
@@ -326,7 +334,7 @@ def test_file_that_is_no_pipeline(etlstage: Etlstage, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("state")
 def test_stage_that_there_is_not(etlstage: Etlstage) -> None:
-    """The names are reported; one that only has letters is among them."""
+    """The error lists the names, also of a stage that only has letters."""
     result = etlstage("dlq", "ls", "pipeline.yaml", "--stage", "uper")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
@@ -338,7 +346,7 @@ def test_stage_that_there_is_not(etlstage: Etlstage) -> None:
 
 
 def test_no_such_pipeline(etlstage: Etlstage) -> None:
-    """As for every command."""
+    """It is reported as by every command."""
     result = etlstage("dlq", "show", "nope.yaml", "x")
     assert (result.returncode, result.stderr) == (
         2,
@@ -347,7 +355,7 @@ def test_no_such_pipeline(etlstage: Etlstage) -> None:
 
 
 def test_show(etlstage: Etlstage, state: Path) -> None:
-    """All of it, and no byte that steers a terminal."""
+    """The whole letter is shown, with control characters escaped."""
     result = etlstage("dlq", "show", "pipeline.yaml", "abc")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
@@ -373,7 +381,7 @@ def test_show(etlstage: Etlstage, state: Path) -> None:
 
 @pytest.mark.usefixtures("state")
 def test_message_that_is_no_text(etlstage: Etlstage) -> None:
-    """A hex dump."""
+    """It is shown as a hex dump."""
     result = etlstage(
         "dlq", "show", ".etlstage/letters/dead_letters/upper.jsonl", "abd"
     )
@@ -392,7 +400,7 @@ def test_message_that_is_no_text(etlstage: Etlstage) -> None:
 )
 @pytest.mark.usefixtures("state")
 def test_long_message_is_cut(etlstage: Etlstage, number: str, rest: int) -> None:
-    """The terminal is not the place for it; a character is not cut."""
+    """A line counts the bytes that are missing; no character is split."""
     result = etlstage("dlq", "show", "pipeline.yaml", number)
     lines = result.stdout.splitlines()
     assert lines[lines.index("config, where it differs from the defaults") - 1] == (
@@ -402,18 +410,18 @@ def test_long_message_is_cut(etlstage: Etlstage, number: str, rest: int) -> None
 
 
 @pytest.mark.usefixtures("state")
-def test_raw_message(tmp_path: Path) -> None:
-    """Its bytes and nothing else; this stage knows no markers."""
+def test_raw_message(raw: Raw) -> None:
+    """The output is its bytes alone: this letter's config has no markers."""
     place = ".etlstage/letters/dead_letters/upper.jsonl"
-    result = raw(tmp_path, "dlq", "show", place, "abd-1", "--raw")
+    result = raw("dlq", "show", place, "abd-1", "--raw")
     assert (result.stdout, result.stderr) == (b"\x1b[31m\0\xff" * 9, b"")
 
 
 @pytest.mark.usefixtures("state")
-def test_raw_message_on_a_terminal(tmp_path: Path) -> None:
-    """Bytes that steer it are written there only if that is wanted (issue 26)."""
+def test_raw_message_on_a_terminal(tmp_path: Path, forks: Forks) -> None:
+    """Bytes that may steer it are written only after a yes (issue 26)."""
     place = ".etlstage/letters/dead_letters/upper.jsonl"
-    words = command(["dlq", "show", place, "zzz-1", "--raw"])
+    words = [forks.program, "dlq", "show", place, "zzz-1", "--raw"]
     shown = on_terminal(words, width=80, folder=tmp_path, env=environment(), given="n")
     assert "as they are, though they may steer it?" in shown.text
     assert "nothing was written" in shown.text
@@ -424,7 +432,7 @@ def test_raw_message_on_a_terminal(tmp_path: Path) -> None:
 def test_config_is_shown_where_it_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is as ever is no news; --json has all (issue 26)."""
+    """Defaults are left out; ``--json`` has all settings (issue 26)."""
     stage = Stage(
         name="s",
         worker=WorkerProgram(command=("a",), env={"TOKEN": "x"}),
@@ -458,19 +466,19 @@ def test_config_is_shown_where_it_differs(
     ],
 )
 async def test_raw_message_as_its_worker_reads_it(
-    tmp_path: Path, dialect: MarkerDialect, behind: bytes
+    tmp_path: Path, raw: Raw, dialect: MarkerDialect, behind: bytes
 ) -> None:
-    """The markers are those of the letter, not of today's pipeline."""
+    """The markers are the letter's own, not those of today's pipeline."""
     dialect = replace(dialect, markers=Markers(eom=b"<m>"))
     stage = Stage(name="s", worker=("a",), dialect=dialect)
     await keep(tmp_path, Kept("s", b"one", ValueError("e"), config_of(stage)))
-    shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
+    shown = raw("dlq", "show", ".", "r", "--raw")
     assert (shown.stdout, shown.stderr) == (b"one" + behind, b"")
 
 
 @pytest.mark.parametrize("driver", ["none", "supervisor", "worker"])
-async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
-    """README's recipe: a worker made with the SDK gives its reply."""
+async def test_raw_message_is_answered(tmp_path: Path, raw: Raw, driver: str) -> None:
+    """A worker made with the SDK replies to it, as the README's recipe promises."""
     mode = {"supervisor": Mode.BATCH_SUPERVISOR, "worker": Mode.BATCH_WORKER}.get(
         driver, Mode.SINGLE
     )
@@ -482,7 +490,7 @@ async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
     code = f"from etlstage import worker; worker.{call}"
     stage = Stage(name="s", worker=("a",), dialect=MarkerDialect(mode=mode))
     await keep(tmp_path, Kept("s", b"one", ValueError("e"), config_of(stage)))
-    shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
+    shown = raw("dlq", "show", ".", "r", "--raw")
     replied = await anyio.run_process(
         [sys.executable, "-c", code], input=shown.stdout, env=environment()
     )
@@ -491,7 +499,7 @@ async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
 
 @pytest.mark.usefixtures("state")
 def test_raw_and_json(etlstage: Etlstage) -> None:
-    """One of the two."""
+    """The two options exclude each other."""
     result = etlstage("dlq", "show", "pipeline.yaml", "abc", "--raw", "--json")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
@@ -520,7 +528,7 @@ def test_letter_as_json(etlstage: Etlstage) -> None:
 def test_id_that_names_none_or_several(
     etlstage: Etlstage, number: str, error: str
 ) -> None:
-    """What to do next is in the error."""
+    """The error states what to do next."""
     result = etlstage("dlq", "show", "pipeline.yaml", number)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == f"etlstage: error: {error}\n"
@@ -539,9 +547,9 @@ def test_torn_letter_is_reported(etlstage: Etlstage, state: Path) -> None:
 
 
 def test_run_puts_aside_and_goes_on(
-    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+    etlstage: Etlstage, raw: Raw, pipeline: Path, tmp_path: Path
 ) -> None:
-    """From a poison message to a look at it, and its way through a worker by hand."""
+    """A poison message is dead-lettered, listed and shown, and secrets are not."""
     (tmp_path / "upper.py").write_text(TRAP)
     pipeline.write_text(
         pipeline.read_text().replace(
@@ -567,7 +575,7 @@ def test_run_puts_aside_and_goes_on(
     assert letter["config"]["worker"]["command"] == ["python", "upper.py", "${TOKEN}"]
     assert letter["config"]["worker"]["env"] == ["TOKEN"]
     assert letter["attempts"][-1]["stderr"] == ["no b, please"]
-    message = raw(tmp_path, "dlq", "show", ".etlstage/letters", letter["id"], "--raw")
+    message = raw("dlq", "show", ".etlstage/letters", letter["id"], "--raw")
     assert message.stdout == b"b\n"
 
     logged = [json.loads(line) for line in result.stderr.splitlines()]

@@ -1,4 +1,4 @@
-"""A pipeline file with durable edges: run together, apart, and killed at any time."""
+"""Pipelines with durable edges: run as a whole or in halves, and killed at any time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from etlstage.pipeline.delivery.delivery import Delivery
-from tests.cli.conftest import Etlstage, command, left_behind
-from tests.cli.forked import environment
+from tests.cli.conftest import Etlstage, left_behind
+from tests.cli.forked import Forks, environment
 from tests.cli.test_kills import wait_until
 from tests.manual.fences import SECTIONS, write
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.process
 
 PIPELINE = """\
 name: dear
@@ -35,7 +35,7 @@ transform:
     on_error: {budget: 50%}
 load: {files: {path: out, format: text, mode: append, epoch: {messages: 200}}}
 """
-# What it makes of a message is never the same; some it refuses, until it is mended.
+# Its output for a message is never the same; it refuses some until it is mended.
 SALT = """\
 import os, random, sys
 for line in sys.stdin.buffer:
@@ -60,7 +60,7 @@ def pipeline(
 
 
 def loaded(folder: Path, salts: int = 2) -> list[str]:
-    """Return the messages that were loaded, without what was added."""
+    """Return the loaded messages, without the salts."""
     lines = [
         line.split()
         for part in (folder / "out").glob("part-*")
@@ -71,7 +71,7 @@ def loaded(folder: Path, salts: int = 2) -> list[str]:
 
 
 def test_halves_of_the_manual(etlstage: Etlstage, tmp_path: Path) -> None:
-    """Together, and one after the other."""
+    """The manual's example runs both halves together."""
     fence, *_ = SECTIONS["how-to/journals.md#Durable edges"]
     write(fence.file, fence.text, tmp_path)
     (tmp_path / "fetch.py").write_text(
@@ -89,7 +89,7 @@ def test_halves_of_the_manual(etlstage: Etlstage, tmp_path: Path) -> None:
 
 
 def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
-    """And what waits is in the report of either."""
+    """What waits is in the first half's report; the second half reads all of it."""
     lines = [str(n) for n in range(1000)]
     pipeline(tmp_path, lines, "{partitions: 4, key: /id}")
     done = etlstage("run", "p.yaml", "--only-before", "translate", "--report", "r.json")
@@ -111,7 +111,7 @@ def test_halves_are_run_apart(etlstage: Etlstage, tmp_path: Path) -> None:
 def test_letters_of_both_halves_are_listed_retried_and_dropped(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
-    """What passes before the edge waits there, as all else does."""
+    """A letter that passes before the edge waits there for the second half."""
     pipeline(tmp_path, ["x1", *map(str, range(200)), "x2"])
     (tmp_path / "salt.py").write_text(
         SALT.replace('line.startswith(b"x")', 'line.startswith((b"x", b"13 "))')
@@ -141,7 +141,7 @@ def test_letters_of_both_halves_are_listed_retried_and_dropped(
 
 
 def test_what_waits_keeps_an_edge_as_it_is(etlstage: Etlstage, tmp_path: Path) -> None:
-    """The key is named with its place; an edge that is gone, too."""
+    """A changed edge is refused at its key, and a removed one, too."""
     lines = [str(n) for n in range(100)]
     pipeline(tmp_path, lines, "{partitions: 2, key: /id}")
     etlstage("run", "p.yaml", "-q", "--only-before", "translate")
@@ -176,7 +176,7 @@ def test_reset_forgets_what_waits(etlstage: Etlstage, tmp_path: Path) -> None:
 def test_second_run_of_either_half_is_refused(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
-    """It is shown who holds the half, and can be taken over."""
+    """The error names the holder of the half, which can be taken over."""
     pipeline(tmp_path, ["1"])
     for half, option in ((".", "before"), ("edge-translate", "behind")):
         with Delivery(tmp_path / "state" / half):
@@ -189,7 +189,7 @@ def test_second_run_of_either_half_is_refused(
 
 
 def test_part_of_the_input_passes_the_edge(etlstage: Etlstage, tmp_path: Path) -> None:
-    """And a run that loads nothing leaves no journals."""
+    """A run that loads nothing leaves no journals."""
     pipeline(tmp_path, [str(n) for n in range(100)])
     done = etlstage("run", "p.yaml", "--until", "polish", "--limit", "3")
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["0", "1", "2"]
@@ -200,22 +200,20 @@ def test_part_of_the_input_passes_the_edge(etlstage: Etlstage, tmp_path: Path) -
     assert len(loaded(tmp_path)) == 10
 
 
-def check_kills(folder: Path, kills: int, durable: str, *, seed: int) -> None:
-    """Kill the runner, or workers of it, at any time, until it comes to its end."""
+def check_kills(
+    folder: Path, forks: Forks, kills: int, durable: str, *, seed: int
+) -> None:
+    """Kill the run, or its workers, at random times, until a run completes."""
     lines = [f"{'x' if n % 100 == 7 else ''}{n}" for n in range(20_000)]
     pipeline(folder, lines, durable)
     chance, done, ended = random.Random(seed), 0, False  # noqa: S311
     while not ended:
-        run = subprocess.Popen(
-            command(["run", "p.yaml", "-q"]),
-            cwd=folder,
-            env=environment(),
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-        )
+        with (folder / "output").open("wb") as output:
+            words = ["run", "p.yaml", "-q"]
+            run = forks.start(words, folder, environment(), output)
         if done < kills:
             try:
-                run.wait(chance.uniform(0.3, 0.9))
+                run.wait(chance.uniform(0.1, 0.7))
             except subprocess.TimeoutExpired:
                 done += 1
                 ours = [] if chance.random() < 0.7 else workers(folder)
@@ -223,8 +221,9 @@ def check_kills(folder: Path, kills: int, durable: str, *, seed: int) -> None:
                     os.kill(pid, signal.SIGKILL)
                 if not ours:
                     run.kill()
-        _, said = run.communicate()
-        assert run.returncode in {0, -signal.SIGKILL}, said.decode()
+        run.wait()
+        said = (folder / "output").read_text()
+        assert run.returncode in {0, -signal.SIGKILL}, said
         ended = run.returncode == 0
         wait_until(lambda: not left_behind(folder))
     assert done
@@ -247,14 +246,16 @@ def workers(folder: Path) -> list[int]:
     return found
 
 
-def test_run_that_is_killed(tmp_path: Path) -> None:
-    """A few times."""
-    check_kills(tmp_path, 3, "true", seed=1)
+def test_run_that_is_killed(tmp_path: Path, forks: Forks) -> None:
+    """Nothing is lost or doubled after a few kills."""
+    check_kills(tmp_path, forks, 3, "true", seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("durable", ["true", "{partitions: 3, key: /id, keep: read}"])
-def test_run_that_is_killed_many_times(tmp_path: Path, durable: str) -> None:
-    """Each message once through both halves, each refusal once."""
-    check_kills(tmp_path, 20, durable, seed=2)
+def test_run_that_is_killed_many_times(
+    tmp_path: Path, forks: Forks, durable: str
+) -> None:
+    """Each message is loaded once, and each refusal is kept once."""
+    check_kills(tmp_path, forks, 20, durable, seed=2)

@@ -12,7 +12,7 @@ from tests.cli.conftest import Etlstage
 from tests.cli.forked import environment
 from tests.cli.test_usage import without_arrow
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(100)]
+pytestmark = pytest.mark.process
 
 READS = """\
 import os
@@ -20,7 +20,7 @@ while chunk := os.read(0, 65536):
     for message in chunk.removesuffix(b"\\n").split(b"\\n"):
         os.write(1, message.{how}() + b"\\n\\0")
 """
-"""Takes a read for a whole number of messages."""
+"""A worker that mistakes the bytes of one read for whole messages."""
 LINES = """\
 import sys
 for line in sys.stdin.buffer:
@@ -44,7 +44,7 @@ def run_program(shown: str, folder: Path) -> str:
 
 
 def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -> None:
-    """As messages, as a recording, as a program; until it is mended (issue 12)."""
+    """It is shown as messages and as a program, until it is mended (issue 12)."""
     worker = tmp_path / "worker.py"
     worker.write_text(READS.format(how="upper"))
     fuzz = ("fuzz", "--seed", "1", "--", sys.executable, "-S", "worker.py")
@@ -84,7 +84,7 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
 
 
 def test_model_is_found_beside_the_worker(etlstage: Etlstage, tmp_path: Path) -> None:
-    """In the working directory; what differs is reported (issue 12)."""
+    """It is in the working directory; a difference from it is reported (issue 12)."""
     (tmp_path / "worker.py").write_text(LINES)
     (tmp_path / "model.py").write_text(
         "def same(message):\n    return [message]\n"
@@ -105,7 +105,7 @@ def test_model_is_found_beside_the_worker(etlstage: Etlstage, tmp_path: Path) ->
 def test_stage_of_a_pipeline_is_fuzzed(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """With all of its settings from the file; what is secret there is not kept (issue 12)."""
+    """Its settings are the file's; values of variables are not kept (issue 12)."""
     (tmp_path / "upper.py").write_text(
         "import os\nassert os.environ['KEY'] == 'verysecret'\n"
         + READS.format(how="upper")
@@ -142,7 +142,7 @@ def test_stage_of_a_pipeline_is_fuzzed(
 
 
 def test_sample_is_begun_from(etlstage: Etlstage, tmp_path: Path) -> None:
-    """What no word leads to is found near a message of the sample (issue 12)."""
+    """A bug that random messages miss is found near one of the sample (issue 12)."""
     (tmp_path / "worker.py").write_text(
         "import sys\n"
         "for line in sys.stdin.buffer:\n"
@@ -179,7 +179,7 @@ for line in sys.stdin.buffer:
 def test_input_is_drawn_as_it_is_described(
     etlstage: Etlstage, tmp_path: Path, option: str, value: str
 ) -> None:
-    """And is still so when it is made shorter (issue 26)."""
+    """Shortened input still fits the description (issue 26)."""
     (tmp_path / "worker.py").write_text(PICKY)
     (tmp_path / "in.json").write_text(
         '{"type": "object", "required": ["n"], "additionalProperties": false,'
@@ -200,7 +200,7 @@ def test_input_is_drawn_as_it_is_described(
 
 
 def test_text_is_drawn(etlstage: Etlstage, tmp_path: Path) -> None:
-    """What is no text hides no other bug (issue 26)."""
+    """Input that is not text can't hide other bugs then (issue 26)."""
     (tmp_path / "worker.py").write_text(
         "import sys\n"
         "for line in sys.stdin.buffer:\n"
@@ -220,8 +220,8 @@ def test_text_is_drawn(etlstage: Etlstage, tmp_path: Path) -> None:
         (("--text", "--json-in"), "--json-in can't be used with --text"),
         (("--text", "--sample", "in.json"), "--text can't be used with --sample"),
         (("--json-schema", "no.json"), "--json-schema no.json: no such file"),
-        (("--json-schema", "text"), "--json-schema text is no JSON document: "),
-        (("--json-schema", "list"), "--json-schema list is no JSON object"),
+        (("--json-schema", "text"), "--json-schema text is not a JSON document: "),
+        (("--json-schema", "list"), "--json-schema list is not a JSON object"),
         (("--strategy", "mine"), "strategy is 'mine', expected module:name"),
     ],
 )
@@ -237,7 +237,7 @@ def test_input_that_can_not_be_drawn(
 
 
 def test_load_worker_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
-    """It has no outputs, so its model has none; nor has it refused (issue 12)."""
+    """It has no outputs, so its model only accepts or refuses messages (issue 12)."""
     (tmp_path / "worker.py").write_text(LINES.replace("line.upper()", 'b""'))
     (tmp_path / "model.py").write_text(
         "from etlstage import worker\n"
@@ -271,7 +271,7 @@ def test_load_worker_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
 def test_what_is_wrong_is_reported(
     options: list[str], said: str, etlstage: Etlstage
 ) -> None:
-    """Before anything is tried (issue 12)."""
+    """Wrong options are reported before the worker is started (issue 12)."""
     result = etlstage("fuzz", *options, "--", "./no-such-worker")
     assert result.returncode == (2 if options else 1)
     assert options == [] or said in result.stderr
@@ -289,7 +289,7 @@ cocaine.run({{"shout": shout}})
 
 
 def test_worker_that_connects_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
-    """What is found is shown as frames, and kept with its dialect (issue 15)."""
+    """The failure is shown as frames, and kept with its dialect (issue 15)."""
     worker = tmp_path / "worker.py"
     worker.write_text(SESSIONS.format(more=' or b"?"'))
     (tmp_path / "model.py").write_text("def shout(message):\n    return [message]\n")
@@ -325,7 +325,7 @@ def test_worker_that_connects_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> N
 def test_script_that_is_not_there(
     command: str, etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """It is reported as by validate, and is no failure of a worker (issue 26)."""
+    """It is reported as by ``validate``, not as a failure of a worker (issue 26)."""
     (tmp_path / "uper.py").touch()
     (tmp_path / "upper.py").unlink()
     result = etlstage(command, "--", "python", "upper.py")
@@ -343,7 +343,7 @@ def test_script_that_is_not_there(
 def test_pipeline_without_a_stage(
     command: str, etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """It is no program: its stages are named (issue 26)."""
+    """It is not taken for a program: the error names its stages (issue 26)."""
     result = etlstage(command, "pipeline.yaml")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
@@ -355,7 +355,7 @@ def test_pipeline_without_a_stage(
 
 
 def test_arrow_is_not_needed(tmp_path: Path) -> None:
-    """For who has installed the extra for tests alone (issue 26)."""
+    """The extra for tests, which lacks Arrow, is enough for ``fuzz`` (issue 26)."""
     worker = tmp_path / "worker.py"
     worker.write_text(LINES)
     fuzz = ("fuzz", "--max-examples", "5", "--", sys.executable, "-S", str(worker))
@@ -388,7 +388,7 @@ for line in sys.stdin:
 def test_processor_is_searched_kept_and_played(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
-    """As any worker: the case is short, and a recording of it is played (issue 25)."""
+    """The shortened case is kept, and its recording is replayed (issue 25)."""
     (tmp_path / "processor.py").write_text(PROCESSOR)
     command = (*("--dialect", "kcl", "--", sys.executable, "-S", "processor.py"),)
     found = etlstage("fuzz", "--seed", "1", "--max-examples", "12", *command)
@@ -404,7 +404,7 @@ def test_processor_is_searched_kept_and_played(
 
 
 def test_processor_has_no_replies_to_be_compared(etlstage: Etlstage) -> None:
-    """Oracles are refused in words (issue 25)."""
+    """Options that compare replies are refused (issue 25)."""
     done = etlstage("fuzz", "--dialect", "kcl", "--stateless", "--", "cat")
     assert done.returncode == 2
     assert "--stateless: a worker of dialect kcl commits" in done.stderr

@@ -7,14 +7,14 @@ import pytest
 
 from etlstage.cli.help import GROUPS, list_topics, show_topic, topics
 from etlstage.errors import ConfigError
-from tests.cli.conftest import Etlstage, command
-from tests.cli.forked import environment
+from tests.cli.conftest import Etlstage
+from tests.cli.forked import Forks, environment
 from tests.cli.terminal import on_terminal
 from tests.manual.fences import DOCS, PAGES
 
 
 def test_topics_are_listed_by_group(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each page is there, once, with its heading (issue 27)."""
+    """Each page is listed once, below its group's heading (issue 27)."""
     assert list_topics() == 0
     lines = capsys.readouterr().out.splitlines()
     groups = [line for line in lines if not line.startswith("  ")]
@@ -27,7 +27,7 @@ def test_topics_are_listed_by_group(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_pages_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """For other programs, whatever the width (issue 27)."""
+    """Without a terminal nothing is laid out, whatever the width (issue 27)."""
     assert show_topic("Dead letters") == 0
     assert capsys.readouterr().out == topics("how-to")["dead-letters"]
     for group in GROUPS:
@@ -37,7 +37,7 @@ def test_pages_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_unknown_topic() -> None:
-    """It names the one that was meant (issue 27)."""
+    """The error names a similar topic, or how to list all (issue 27)."""
     with pytest.raises(
         ConfigError, match=r"^unknown topic 'dead-leters' \(did you mean 'dead-letters'"
     ):
@@ -48,7 +48,7 @@ def test_unknown_topic() -> None:
 
 @pytest.mark.process
 def test_command(etlstage: Etlstage) -> None:
-    """It ends with 2 where there is no such page (issue 27)."""
+    """An unknown topic is exit code 2 (issue 27)."""
     assert "How-to guides\n" in etlstage("help").stdout
     result = etlstage("help", "x")
     assert (result.returncode, result.stdout) == (2, "")
@@ -56,10 +56,10 @@ def test_command(etlstage: Etlstage) -> None:
 
 
 @pytest.mark.process
-def test_page_on_a_terminal(tmp_path: Path) -> None:
-    """It is laid out; links name the topic behind them (issue 27)."""
+def test_page_on_a_terminal(tmp_path: Path, forks: Forks) -> None:
+    """Headings are laid out, and no link is shown as Markdown (issue 27)."""
     shown = on_terminal(
-        command(["help", "dead-letters"]),
+        [forks.program, "help", "dead-letters"],
         width=100,
         folder=tmp_path,
         env=environment(PAGER="cat"),

@@ -90,7 +90,7 @@ load: {worker: {command: [python, keep.py]}}
 
 
 class Reader(HTMLParser):
-    """Notes what a page is made of."""
+    """Collects the tags, attributes and texts of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def report() -> Report:
 
 
 def test_restarts_are_in_the_ledger(report: Report) -> None:
-    """Beside what the same stage has loaded, where there are any (issue 22)."""
+    """The column is there only if there were any (issue 22)."""
     heads = "<th>doubtful</th><th>restarts</th><th>seconds</th>"
     cells = "<td>2</td><td>"
     text = re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
@@ -158,7 +158,7 @@ def test_share_of_time_in_which_workers_are_busy(report: Report) -> None:
 
 
 def test_stages_have_the_times_at_which_they_moved(report: Report) -> None:
-    """In seconds of the run; none where nothing reached the stage (issue 26)."""
+    """In seconds of the run; a stage that nothing reached has no start (issue 26)."""
     report.ledger[1].began, report.ledger[1].seconds = 0.4, 2.25
     text = re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
     assert "<th>started</th><th>ended</th></tr>" in text
@@ -167,7 +167,7 @@ def test_stages_have_the_times_at_which_they_moved(report: Report) -> None:
 
 
 def test_mismatched_replies_are_in_the_ledger(report: Report) -> None:
-    """As a column, and below by the promises that they broke (issue 26)."""
+    """They have a column, and a line by the promises they broke (issue 26)."""
     assert "mismatched" not in page(report, SPANS, [])
     report.ledger[1].add_mismatches({"json": 2, "outputs": 1})
     text = re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
@@ -177,7 +177,7 @@ def test_mismatched_replies_are_in_the_ledger(report: Report) -> None:
 
 
 def test_what_came_from_outside_is_escaped(report: Report) -> None:
-    """No tag, no attribute, no hidden text, no secret is in the page (issue 11)."""
+    """The page has none of its tags, attributes, hidden text or secrets (issue 11)."""
     group = LetterGroup(NASTY, NASTY, f"{HIDING}{NASTY}", 4, NASTY, NASTY, NASTY)
     text = page(report, SPANS, [group])
     read = Reader(text)
@@ -216,7 +216,7 @@ def test_what_is_many_is_cut(report: Report) -> None:
 
 
 def test_page_of_a_run_without_faults(report: Report) -> None:
-    """That is shown in place of faults, and nothing is drawn of no time."""
+    """Sentences take the place of faults and of the plot."""
     ledger = Ledger.of_pipeline("extract", [], Account("load", StageKind.LOAD))
     quiet = replace(
         report, status="done", error=None, ledger=ledger, dead_letters=KeptLetters()
@@ -231,9 +231,8 @@ def test_page_of_a_run_without_faults(report: Report) -> None:
     assert "<h2>Error</h2>" not in text
 
 
-@pytest.mark.timeout(120)
 def test_page_in_a_browser(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
-    """Drawn in light, dark, on a phone and on paper; nothing is asked for (issue 11)."""
+    """It renders in light, dark, print and on a phone, fetching nothing (issue 11)."""
     (tmp_path / "slow.py").write_text(SLOW)
     pipeline.write_text(PIPELINE)
     result = etlstage("run", pipeline, "--report-html", "r.html", "--quiet")
@@ -275,7 +274,7 @@ def test_page_in_a_browser(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -
 def test_page_that_can_not_be_written(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """Before the run an error, behind it a warning; JSON is written (issue 11)."""
+    """It is an error before the run, a warning after it; JSON is written (issue 11)."""
     result = etlstage("run", pipeline, "--report-html", "no/r.html")
     assert (result.returncode, result.stdout) == (2, "")
     assert "no/r.html can't be written: no such file or directory" in result.stderr

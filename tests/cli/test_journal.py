@@ -1,10 +1,11 @@
-"""``etlstage journal``: what is in a folder, seen from outside."""
+"""``etlstage journal``: the commands that show and change a set of journals."""
 
 from __future__ import annotations
 
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,17 @@ import pytest
 from etlstage.cli import journal as commands
 from etlstage.cli.app import app
 from etlstage.errors import ConfigError
-from etlstage.journal import Journals, Publisher, modulo
+from etlstage.journal import Journals, OffsetGone, Publisher, modulo
+from etlstage.journal.account import lags, verify
+from etlstage.journal.log import Group, JournalLog
+from etlstage.journal.reader import LogReader
 
 pytestmark = pytest.mark.core
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Leave a set of one journal: two committed, two pending, one rolled back."""
+    """Write a set of one journal: two committed, two pending, one rolled back."""
     path = tmp_path / "orders"
     with Journals.open(path) as journals:
         writer = Publisher(journals, mapping=modulo(lambda m: m["n"]))
@@ -29,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
         (intent,) = writer.build_ack_intents()
         journals.append(intent.journal, intent.intent)
         writer.publish_uncommitted({"n": 2})
-        # As after a crash: what came since is rolled back.
+        # As after a crash: an acknowledgement again rolls back what came since.
         journals.append(intent.journal, intent.intent)
         other = Publisher(journals, mapping=modulo(lambda m: m["n"]))
         other.publish_committed({"n": 3})
@@ -49,7 +53,7 @@ def rows(capsys: pytest.CaptureFixture[str]) -> list[Any]:
 
 
 def test_journals_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With their sizes."""
+    """Each is listed with its offsets and its size."""
     assert run("journal", "ls", str(folder), "--json") == 0
     (row,) = rows(capsys)
     assert row["journal"] == "orders/part-000"
@@ -61,7 +65,7 @@ def test_journals_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_messages_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Committed ones, or all."""
+    """Committed ones are, or all, or those within offsets or of one producer."""
     assert run("journal", "cat", str(folder)) == 0
     committed = rows(capsys)
     assert [row["message"]["n"] for row in committed] == [1, 3]
@@ -88,7 +92,7 @@ def test_messages_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) 
 def test_messages_are_printed_from_a_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], every: tuple[str, ...]
 ) -> None:
-    """It is that of the append, in each journal of the set."""
+    """The time is that of the append, in each journal of the set."""
     hours = iter(range(24))
     path = tmp_path / "orders"
     with Journals.open(
@@ -108,8 +112,75 @@ def test_messages_are_printed_from_a_time(
         run(*cat, "soon")
 
 
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("every", [(), ("--uncommitted",)])
+def test_what_is_dropped_before_it_is_printed_is_reported(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    every: tuple[str, ...],
+    before: int,
+) -> None:
+    """Messages that are kept are printed, each once, whatever else is in the set."""
+    asked = 0
+    path = tmp_path / "orders"
+    with Journals.open(path, segment=100, partitions=2) as journals:
+        writer, other = (
+            Publisher(journals, mapping=modulo(lambda m: m["n"])) for _ in range(2)
+        )
+        for number in range(12):
+            other.publish_uncommitted({"n": 100 + number})
+            writer.publish_committed({"n": number})
+        # These transactions begin in segments that will have been dropped.
+        for intent in other.build_ack_intents():
+            journals.append(intent.journal, intent.intent)
+        logs = [journals.log(spec.name) for spec in journals.select()]
+        read, firsts = LogReader.group, [log.segments()[3] for log in logs]
+
+        def group(self: LogReader) -> Group | None:
+            nonlocal asked
+            asked += 1
+            if asked > before:
+                for log, first in zip(logs, firsts, strict=True):
+                    log.drop(first)
+            return read(self)
+
+        monkeypatch.setattr(LogReader, "group", group)
+        assert run("journal", "cat", str(path), *every) == 0
+        assert [log.first() for log in logs] == firsts
+    printed = capsys.readouterr()
+    found = [json.loads(line) for line in printed.out.splitlines()]
+    places = [(row["journal"], row["begin"]) for row in found]
+    assert len(places) == len(set(places)) > 3
+    kept = {place for place in places if place[1] > min(firsts)}
+    assert len(kept) >= 12
+    assert before or kept == set(places)
+    assert printed.err.count("has been dropped") == 2
+
+
+def test_lag_of_a_journal_that_is_trimmed_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting starts again, in ``verify``, too."""
+    gone = [OffsetGone("orders/part-000", 0, 9) for _ in range(2)]
+    read = JournalLog.groups
+
+    def groups(self: JournalLog, *args: Any, **named: Any) -> Iterator[Group]:  # noqa: ANN401
+        if gone:
+            raise gone.pop()
+        return read(self, *args, **named)
+
+    with Journals.open(folder) as journals:
+        journals.read_committed("late").close()
+        monkeypatch.setattr(JournalLog, "groups", groups)
+        (lag,) = lags(journals)
+        assert lag.messages == 5
+        gone.append(OffsetGone("orders/part-000", 0, 9))
+        assert verify(journals, "orders/part-000").committed == 2
+
+
 def test_unknown_journal_is_named(folder: Path) -> None:
-    """With the one that was meant; a wrong name or folder is wrong usage (issue 24)."""
+    """The error names a similar one; a wrong folder is refused, too (issue 24)."""
     with pytest.raises(ConfigError, match=r"did you mean 'orders/part-000'"):
         run("journal", "cat", str(folder), "--journal", "orders/part-00")
     for none in (folder / "none", folder / "spec.json"):
@@ -122,13 +193,13 @@ def test_unknown_journal_is_named(folder: Path) -> None:
 def test_lines_are_appended(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the first that is no object."""
+    """Lines before the first that is not a JSON object are appended."""
     for text, status in ((b'{"n": 6}\n', 0), (b'{"n": 7}\n[1]\n', 1), (b"x\n", 1)):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
         assert run("journal", "append", str(folder)) == status
     assert capsys.readouterr().err.splitlines() == [
-        "etlstage: error: line 2 is no JSON object",
-        "etlstage: error: line 1 is no JSON: Expecting value: line 1 column 1 (char 0)",
+        "etlstage: error: line 2 is not a JSON object",
+        "etlstage: error: line 1 is not JSON: Expecting value: line 1 column 1 (char 0)",
     ]
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"n": 8}')))
     assert run("journal", "append", str(folder), "--journal", "orders/part-000") == 0
@@ -137,7 +208,7 @@ def test_lines_are_appended(
 
 
 def test_set_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And what is damaged is reported."""
+    """Damaged messages are counted, and make it fail."""
     assert run("journal", "verify", str(folder), "--json") == 0
     (row,) = rows(capsys)
     del row["bytes"]
@@ -163,7 +234,7 @@ def test_set_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_readers_and_their_lag(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In bytes, messages, seconds."""
+    """The lag is in bytes, messages and seconds; a reader can be forgotten."""
     with Journals.open(folder) as journals:
         journals.read_committed("slow").close()
         list(journals.read_committed("fast"))
@@ -175,7 +246,7 @@ def test_readers_and_their_lag(
     assert slow["seconds"] > fast["seconds"] == 0
     assert run("journal", "readers", str(folder), "--json") == 0
     fast, slow = rows(capsys)
-    # The open transaction may be read again.
+    # It must be able to read the open transaction again.
     assert 0 < fast["needs"]["orders/part-000"] < end
     assert slow["needs"] == {"orders/part-000": 0}
     assert run("journal", "readers", str(folder), "--forget", "slow") == 0
@@ -184,7 +255,7 @@ def test_readers_and_their_lag(
 
 
 def test_set_is_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As it is to be kept."""
+    """``trim`` drops what the set's ``keep`` allows."""
     path = tmp_path / "orders"
     with Journals.open(path, keep="read", segment=10) as journals:
         writer = Publisher(journals, mapping=modulo(lambda m: m["n"]))
@@ -196,7 +267,7 @@ def test_set_is_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_runs_and_bytes_are_shown(tmp_path: Path) -> None:
-    """Printable, whatever they are."""
+    """Every kind of message is shown as printable text."""
     from etlstage.journal import RunMessage
     from etlstage.sequencing import CsvRecord, Envelope, Opaque
 
@@ -214,7 +285,7 @@ def test_runs_and_bytes_are_shown(tmp_path: Path) -> None:
 def test_lines_are_appended_as_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever they hold, to a set that a pipeline reads."""
+    """In a set for pipelines each line is a message, whatever it holds."""
     Journals.open(tmp_path, content_type="application/x-etlstage-run").close()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n{}\nlast")))
     assert run("journal", "append", str(tmp_path)) == 0

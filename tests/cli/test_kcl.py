@@ -2,14 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Etlstage
 
 
-@pytest.mark.timeout(60)
 def test_properties_become_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
-    """What is printed is a pipeline file, but for its name (issue 25)."""
+    """The output is a pipeline file, except for its name (issue 25)."""
     (tmp_path / "d.properties").write_text(
         "executableName = /bin/cat\nstreamName = clicks\nmaxRecords = 5\n"
     )
@@ -37,7 +34,7 @@ def test_properties_become_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
 
 
 def test_file_that_is_not_there(etlstage: Etlstage) -> None:
-    """One line, and the exit code of a wrong file."""
+    """The error is one line; the exit code is that of a wrong file."""
     result = etlstage("kcl", "import", "none.properties")
     assert result.returncode == 2
     assert "none.properties: no such file or directory" in result.stderr

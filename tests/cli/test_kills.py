@@ -1,16 +1,15 @@
 """
-Whoever is killed, whenever: no message is lost, and nothing is left behind.
+No kill of any process at any time loses a message or leaves anything behind.
 
-A pipeline of three workers is killed again and again, each time from where the last
-one left off. What is loaded is in order, so each line of the target either follows the
-one before it or goes back: at most to the last position that was stored.
+A pipeline of three workers is killed again and again, and resumed each time where the
+last run left off. Messages are loaded in order, so each line of the target follows the
+line before it, or goes back at most to the last stored position.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,15 +20,15 @@ from random import Random
 import pytest
 
 from etlstage.pipeline.delivery.record import CommitRecord
-from tests.cli.conftest import command, left_behind, worker
-from tests.cli.forked import environment
+from tests.cli.conftest import left_behind, worker
+from tests.cli.forked import Forks, environment
 from tests.supervisor.workers import runs
 
 KILLS = 12
 STEP = 25
 BETWEEN = 150  # messages between two kills, on average
 COUNT = KILLS * BETWEEN + 1000
-PATIENCE = 100.0  # seconds, on a machine that has more to do
+PATIENCE = 100.0  # seconds, on a busy machine
 
 PIPELINE = """\
 name: kills
@@ -75,32 +74,31 @@ LOAD = """\
 
 
 class Run:
-    """One execution of the pipeline, and what belongs to it."""
+    """One run of the pipeline, with its processes and folders."""
 
-    def __init__(self, folder: Path, text: str = PIPELINE % (STEP, COUNT)) -> None:
+    def __init__(
+        self, folder: Path, forks: Forks, text: str = PIPELINE % (STEP, COUNT)
+    ) -> None:
         (folder / "pipeline.yaml").write_text(text)
         self.folder = folder
         (folder / "tmp").mkdir(exist_ok=True)
-        with (folder / "stderr").open("a") as errors:
-            self.process = subprocess.Popen(
-                command(["run", "pipeline.yaml"]),
-                cwd=folder,
-                env=environment(TMPDIR=str(folder / "tmp")),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
+        with (folder / "output").open("ab") as output:
+            self.process = forks.start(
+                ["run", "pipeline.yaml"],
+                folder,
+                environment(TMPDIR=str(folder / "tmp")),
+                output,
             )
-        # A zombie of ours has a number, and no folder.
+        # A zombie of ours keeps its pid, but has no working folder.
         self._pid = self.process.pid
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the run has ended."""
         return self.process.poll() is not None
 
     def reached(self, target: int) -> bool:
-        """Return whether so many lines are loaded, or it has ended before."""
+        """Return whether ``target`` lines are loaded, or the run has ended."""
         return self.over or len(loaded(self.folder)) >= target
 
     def watchdogs(self) -> list[int]:
@@ -115,7 +113,7 @@ class Run:
         ]
 
     def workers(self) -> list[int]:
-        """Return its workers, without what they have started."""
+        """Return its workers, without their child processes."""
         scripts = (b"extract.py", b"same.py", b"load.py")
         ours = set(left_behind(self.folder))
         return [
@@ -132,24 +130,24 @@ class Run:
         ]
 
     def folders(self) -> list[Path]:
-        """Return the folders that are not to outlive it."""
+        """Return the temporary folders that must not outlive the run."""
         return [p for p in (self.folder / "tmp").glob("etlstage-*-*") if p.is_dir()]
 
     def spools(self) -> list[Path]:
-        """Return those of them that hold all messages."""
+        """Return those of its folders that hold all messages."""
         return [path for path in self.folders() if "-spool-" in path.name]
 
     def kill(self) -> None:
-        """Kill it with -9; nothing that belongs to it lives on."""
+        """Kill the run with SIGKILL, and check that nothing of it is left."""
         self.process.kill()
         self.close()
 
     def close(self) -> None:
-        """Wait for its end, and for that of all that belongs to it."""
+        """Wait until the run, its processes and its folders are gone."""
         self.process.wait()
         wait_until(lambda: not left_behind(self.folder))
         wait_until(lambda: not self.watchdogs())
-        # What Spark itself and Java leave there is theirs.
+        # Files that Spark itself and Java leave there don't count.
         wait_until(lambda: not self.folders())
 
 
@@ -162,7 +160,7 @@ def commands() -> Iterator[tuple[int, list[bytes]]]:
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < deadline, "it takes too long"
@@ -183,7 +181,7 @@ def position(folder: Path) -> int:
 
 
 class Account:
-    """What may be doubled: what was loaded behind the last position."""
+    """Checks that only messages after the last stored position are loaded again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -192,7 +190,7 @@ class Account:
         self._last = -1
 
     def check(self, floor: int) -> None:
-        """Check what was loaded since; ``floor`` is where it may go back to next."""
+        """Check the lines loaded since; ``floor`` is how far the next may go back."""
         lines = loaded(self._folder)
         for number in lines[self._checked :]:
             assert self._floor <= number <= self._last + 1, (
@@ -213,7 +211,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def kill_process(run: Run, _random: Random) -> None:
-    """Kill it all."""
+    """Kill the run."""
     run.kill()
 
 
@@ -224,12 +222,12 @@ def _to_worker(run: Run, random: Random, number: signal.Signals) -> None:
 
 
 def kill_worker(run: Run, random: Random) -> None:
-    """Kill one; another takes its place."""
+    """Kill a worker; another takes its place."""
     _to_worker(run, random, signal.SIGKILL)
 
 
 def stop_worker(run: Run, random: Random) -> None:
-    """Stop one: it is killed when its answer is overdue."""
+    """Stop a worker: it is killed when its reply is overdue."""
     _to_worker(run, random, signal.SIGSTOP)
 
 
@@ -252,12 +250,12 @@ def _to_watchdog(run: Run, number: signal.Signals) -> None:
 
 
 def kill_watchdog(run: Run, _random: Random) -> None:
-    """Kill the watchdog, and then, when there is another, it all."""
+    """Kill the watchdog and, once there is another, the run."""
     _to_watchdog(run, signal.SIGKILL)
 
 
 def stop_watchdog(run: Run, _random: Random) -> None:
-    """Stop the watchdog, and then, when there is another, kill it all."""
+    """Stop the watchdog and, once there is another, kill the run."""
     _to_watchdog(run, signal.SIGSTOP)
 
 
@@ -274,8 +272,10 @@ ACTIONS = (
 @pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(5))
-def test_kills_lose_nothing_and_leave_nothing(folder: Path, seed: int) -> None:
-    """Five times twelve of them; then a run to the end (issue 10)."""
+def test_kills_lose_nothing_and_leave_nothing(
+    folder: Path, forks: Forks, seed: int
+) -> None:
+    """After twelve kills at random times a run completes (issue 10)."""
     random, account = Random(seed), Account(folder)  # noqa: S311 - to be repeated
     targets = sorted(random.randrange(KILLS * BETWEEN) for _ in range(KILLS))
     run: Run | None = None
@@ -285,7 +285,7 @@ def test_kills_lose_nothing_and_leave_nothing(folder: Path, seed: int) -> None:
             if run is not None:
                 run.close()
                 account.check(position(folder))
-            run = Run(folder)
+            run = Run(folder, forks)
         wait_until(partial(run.reached, target))
         account.check(position(folder))
         action(run, random)
@@ -298,7 +298,7 @@ def test_kills_lose_nothing_and_leave_nothing(folder: Path, seed: int) -> None:
             account.check(position(folder))
             if run.process.returncode == 0:
                 break
-        run = Run(folder)
+        run = Run(folder, forks)
     assert sorted(set(loaded(folder))) == list(range(COUNT))
     assert position(folder) == COUNT
 
@@ -316,20 +316,16 @@ load: {worker: {command: [python3, -S, load.py]}, timeout: {stop: 200ms}}
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_kills_of_a_run_with_spark_leave_nothing(folder: Path) -> None:
-    """
-    No Java, no spool; also when the watchdog is killed, but then by the next run.
-
-    (issue 10)
-    """
+def test_kills_of_a_run_with_spark_leave_nothing(folder: Path, forks: Forks) -> None:
+    """Java ends; the watchdog, or else the next run, removes the spool (issue 10)."""
     (folder / "input.txt").write_text("".join(f"{n}\n" for n in range(COUNT)))
     for watched in (True, False):
-        run = Run(folder, SPARK)
+        run = Run(folder, forks, SPARK)
         # Spark writes the messages there, which takes it a while.
         wait_until(run.spools)
         (java,) = run.javas()
         if not watched:
-            # Its replacement would come within a second: no one looks for it now.
+            # A stopped run can't replace its watchdog, as it would within a second.
             run.process.send_signal(signal.SIGSTOP)
             for pid in run.watchdogs():
                 os.kill(pid, signal.SIGKILL)
@@ -340,11 +336,11 @@ def test_kills_of_a_run_with_spark_leave_nothing(folder: Path) -> None:
             run.close()
         else:
             assert run.spools() != []
-    # Both were killed: what the workers have started is no one's.
+    # Both were killed, so nothing else ends the workers' children.
     for pid in left_behind(folder):
         os.kill(pid, signal.SIGKILL)
     (folder / "loaded").unlink(missing_ok=True)
-    last = Run(folder, SPARK)
+    last = Run(folder, forks, SPARK)
     assert last.process.wait() == 0
     last.close()
     assert loaded(folder) == list(range(COUNT))

@@ -11,8 +11,8 @@ from typing import IO
 
 import pytest
 
-from tests.cli.conftest import UPPER, Etlstage, command, run_in
-from tests.cli.forked import environment
+from tests.cli.conftest import UPPER, Etlstage, command
+from tests.cli.forked import Forks, environment
 
 pytestmark = pytest.mark.process
 
@@ -39,16 +39,24 @@ for line in sys.stdin.buffer:
 
 
 class Filter:
-    """``etlstage pipe`` in a folder with a worker."""
+    """``etlstage pipe`` in a folder with a worker; it is forked."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: str) -> None:
         self.folder = folder
+        self._program = [program]
+
+    @property
+    def of_its_own(self) -> Filter:
+        """The same, started as a process of its own, which signals can reach."""
+        other = Filter(self.folder, "")
+        other._program = command([])
+        return other
 
     def start(self, *words: str, worker: str = UPPER) -> subprocess.Popen[bytes]:
-        """Start it; words are its options."""
+        """Start it; ``words`` are its options."""
         (self.folder / "worker.py").write_text(worker)
         return subprocess.Popen(
-            [*command(["pipe", *words]), "--", "python", "worker.py"],
+            [*self._program, "pipe", *words, "--", "python", "worker.py"],
             cwd=self.folder,
             env=environment(),
             stdin=subprocess.PIPE,
@@ -59,20 +67,20 @@ class Filter:
     def __call__(
         self, data: bytes, *words: str, worker: str = UPPER
     ) -> tuple[int, bytes, str]:
-        """Return its exit status, and what it writes."""
+        """Run it to its end; return its exit status, stdout and stderr."""
         with self.start(*words, worker=worker) as process:
             out, err = process.communicate(data, timeout=60)
         return process.returncode, out, err.decode()
 
 
 @pytest.fixture
-def filtered(tmp_path: Path) -> Filter:
-    """Return what runs the filter."""
-    return Filter(tmp_path)
+def filtered(tmp_path: Path, forks: Forks) -> Filter:
+    """Return a filter in the test's folder."""
+    return Filter(tmp_path, forks.program)
 
 
 def test_lines_go_through(filtered: Filter) -> None:
-    """The ledger is on stderr; the last line needs no end."""
+    """The ledger is on stderr; the last line needs no line end."""
     status, out, err = filtered(b"a\nb\n\nc")
     assert (status, out) == (0, b"A\nB\n\nC\n")
     assert "stdin" in err
@@ -80,7 +88,7 @@ def test_lines_go_through(filtered: Filter) -> None:
 
 
 def test_file_is_read_in_place_of_stdin(filtered: Filter) -> None:
-    """By several workers, in its order."""
+    """Several workers keep its order."""
     lines = b"".join(b"line %d\n" % number for number in range(2000))
     (filtered.folder / "in.txt").write_bytes(lines)
     status, out, err = filtered(b"", "in.txt", "--workers", "3", "-q")
@@ -88,7 +96,7 @@ def test_file_is_read_in_place_of_stdin(filtered: Filter) -> None:
 
 
 def test_messages_may_end_in_nul(filtered: Filter) -> None:
-    """Then there may be line ends in them, if the worker has another marker."""
+    """They may have line ends in them then, if the worker's EOM is another."""
     worker = """\
 import sys
 data = b""
@@ -103,7 +111,7 @@ while chunk := sys.stdin.buffer.read1():
 
 
 def test_replies_come_as_messages_come(filtered: Filter) -> None:
-    """Who follows a log sees each line at once."""
+    """Each line of a log that is followed is answered at once."""
     with filtered.start() as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -115,28 +123,30 @@ def test_replies_come_as_messages_come(filtered: Filter) -> None:
 
 
 def test_first_refusal_ends_it_in_words(filtered: Filter) -> None:
-    """Nothing is dropped that is kept nowhere."""
+    """A message that would be kept nowhere must not be dropped."""
     status, out, err = filtered(b"a\nbad\nb\n", worker=REFUSING)
     assert status == 1
     assert out in {b"", b"A\n"}
     assert "refused the message: ValueError: no good" in err
 
 
-def test_dead_letters_are_kept_where_asked(filtered: Filter) -> None:
-    """And shown by the command that the ledger names."""
+def test_dead_letters_are_kept_where_asked(
+    filtered: Filter, etlstage: Etlstage
+) -> None:
+    """The command that the ledger names lists them."""
     budget = "on_error.budget=100%"
     status, out, err = filtered(
         b"a\nbad\nb\n", "--dead-letters", "dead", "--set", budget, worker=REFUSING
     )
     assert (status, out) == (0, b"A\nB\n")
     assert "etlstage dlq ls dead" in err
-    shown = run_in(filtered.folder, "dlq", "ls", "dead", "--json")
+    shown = etlstage("dlq", "ls", "dead", "--json")
     (letter,) = map(json.loads, shown.stdout.splitlines())
     assert letter["stage"] == "worker"
 
 
 def test_killed_workers_lose_nothing(filtered: Filter) -> None:
-    """Each message once, in order; twenty workers die in the middle."""
+    """Each message is written once, in order, though workers die twenty times."""
     lines = b"".join(b"%d\n" % number for number in range(1000))
     words = "--workers", "2", "--set", "restart.max=100", "--set", "restart.delay=1ms"
     status, out, _ = filtered(lines, *words, worker=DYING)
@@ -145,7 +155,7 @@ def test_killed_workers_lose_nothing(filtered: Filter) -> None:
 
 
 def test_reader_that_has_seen_enough_ends_it(filtered: Filter) -> None:
-    """It reports that; a traceback or silence would be worse."""
+    """The error states that stdout was closed, and after how many messages."""
     with filtered.start() as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -158,11 +168,12 @@ def test_reader_that_has_seen_enough_ends_it(filtered: Filter) -> None:
         assert process.wait(60) == 1
         process.stdin.close()
     assert "stdout was closed by what reads it, after 1 message" in err
+    assert "Traceback" not in err
 
 
 def test_interrupt_drains(filtered: Filter) -> None:
-    """What was read is answered and written; exit 4."""
-    with filtered.start() as process:
+    """Lines that were read are answered and written; the exit code is 4."""
+    with filtered.of_its_own.start() as process:
         assert process.stdin is not None
         assert process.stdout is not None
         _write(process.stdin, b"a\nb")
@@ -187,7 +198,7 @@ def test_interrupt_drains(filtered: Filter) -> None:
 def test_wrong_words_are_named(
     etlstage: Etlstage, tmp_path: Path, words: list[str], said: str
 ) -> None:
-    """One line, exit 2; nothing is read, nothing started."""
+    """The error is one line, exit code 2; nothing is read, nothing is started."""
     (tmp_path / "cat").touch()
     done = etlstage("pipe", *words)
     assert done.returncode == 2
@@ -196,7 +207,7 @@ def test_wrong_words_are_named(
 
 
 def test_help_names_the_command(etlstage: Etlstage) -> None:
-    """The usage has what stands behind the dashes."""
+    """The usage shows the command after the dashes."""
     done = etlstage("pipe", "--help")
     assert "etlstage pipe [OPTIONS] [FILE] -- COMMAND..." in done.stdout
 

@@ -9,7 +9,8 @@ import pytest
 
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.transcript import Channel
-from tests.cli.conftest import Etlstage, run_in, write_pipeline
+from tests.cli.conftest import Etlstage, write_pipeline
+from tests.cli.forked import Forks, environment
 
 V2 = """\
 import sys
@@ -22,10 +23,11 @@ for line in sys.stdin.buffer:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """Record a run of the pipeline once for all tests."""
     folder = tmp_path_factory.mktemp("recorded")
-    result = run_in(folder, "run", write_pipeline(folder), "--record", "recordings")
+    words = "run", f"{write_pipeline(folder)}", "--record", "recordings"
+    result = forks.run(words, folder, environment(), "")
     assert result.returncode == 0
     assert result.stdout.endswith("3 conversations recorded in recordings\n")
     (folder / "v2.py").write_text(V2)
@@ -34,13 +36,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recordings(recorded: Path, tmp_path: Path) -> Path:
-    """Give a copy of its recordings, beside the workers."""
+    """Return a copy of the run's recordings, beside the workers."""
     shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     return tmp_path / "recordings"
 
 
 def test_each_worker_of_a_run_is_recorded(recordings: Path) -> None:
-    """Source and sink, too, in files that are named after them."""
+    """So are extract and load workers, in files that are named after the workers."""
     names = sorted(path.name for path in recordings.iterdir())
     assert names == ["extract-1.1.rec", "load-1.1.rec", "upper-1.1.rec"]
     recording = Recording.load(recordings / "upper-1.1.rec")
@@ -48,7 +50,7 @@ def test_each_worker_of_a_run_is_recorded(recordings: Path) -> None:
 
 
 def test_same_worker_answers_the_same(recordings: Path, etlstage: Etlstage) -> None:
-    """The one that was recorded is played to if no other is named."""
+    """Without a command the recorded worker is started."""
     for name, many in ("upper", "3 replies"), ("extract", "3 replies"):
         result = etlstage("replay", recordings / f"{name}-1.1.rec")
         assert result.stdout == f"{many}, all equal\n"
@@ -58,7 +60,7 @@ def test_same_worker_answers_the_same(recordings: Path, etlstage: Etlstage) -> N
 def test_other_replies_are_shown_with_their_markers(
     recordings: Path, etlstage: Etlstage
 ) -> None:
-    """Message by message; the command is the worker's, with its options."""
+    """Each message whose reply differs is shown with both replies."""
     result = etlstage("replay", recordings / "upper-1.1.rec", "--", "python3", "v2.py")
     assert result.stdout == (
         "2: b<EOM>\n  - B<EOM><EOP>\n  + B<EOM>B<EOM><EOP>\n3 replies, 1 different\n"
@@ -69,7 +71,7 @@ def test_other_replies_are_shown_with_their_markers(
 def test_worker_that_dies_is_reported_with_its_last_words(
     recordings: Path, etlstage: Etlstage
 ) -> None:
-    """And how it ended."""
+    """How it ended is reported, too."""
     program = "echo oh dear >&2; kill -SEGV $$"
     file = recordings / "load-1.1.rec"
     result = etlstage("replay", file, "--", "sh", "-c", program)
@@ -82,7 +84,7 @@ def test_worker_that_dies_is_reported_with_its_last_words(
 def test_recording_that_is_not_complete_is_named(
     recordings: Path, etlstage: Etlstage
 ) -> None:
-    """And is compared as far as it goes."""
+    """It is compared as far as it goes."""
     file = recordings / "upper-1.1.rec"
     os.truncate(file, file.stat().st_size - 10)
     result = etlstage("replay", file)
@@ -93,20 +95,20 @@ def test_recording_that_is_not_complete_is_named(
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("pipeline.yaml", "pipeline.yaml:1: is no line of a recording"),
+        ("pipeline.yaml", "pipeline.yaml:1: is not a line of a recording"),
         ("nowhere.rec", "nowhere.rec: no such file or directory"),
     ],
 )
 def test_other_files_are_refused(
     etlstage: Etlstage, pipeline: Path, name: str, error: str
 ) -> None:
-    """As wrong usage."""
+    """They are wrong usage."""
     result = etlstage("replay", name)
     assert (result.returncode, error in result.stderr) == (2, True)
 
 
 def test_folder_in_place_of_a_recording(recordings: Path, etlstage: Etlstage) -> None:
-    """It is named which are in there (issue 27)."""
+    """The error names a recording that is in there (issue 27)."""
     refused = etlstage("replay", "recordings")
     assert refused.returncode == 2
     assert refused.stderr == (
@@ -121,14 +123,14 @@ def test_folder_in_place_of_a_recording(recordings: Path, etlstage: Etlstage) ->
 def test_recordings_of_another_run_are_not_mixed(
     recordings: Path, etlstage: Etlstage, pipeline: Path
 ) -> None:
-    """A folder holds those of one run."""
+    """A folder holds the recordings of one run."""
     result = etlstage("run", pipeline, "--record", recordings)
     assert result.returncode == 2
     assert "holds recordings of another run; remove them" in result.stderr
 
 
 def test_workers_elsewhere_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
-    """In Spark's executors; that is reported before anything is started."""
+    """Spark's executors start them; the error comes before anything is started."""
     frames = (
         "extract: {spark: {path: a.txt, format: text}}\nload: {spark: {path: out}}\n"
     )
@@ -141,7 +143,7 @@ def test_workers_elsewhere_are_not_recorded(etlstage: Etlstage, pipeline: Path) 
 
 
 def test_secrets_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
-    """What was interpolated into a command is reported as it was written."""
+    """A variable in a command is recorded as it is written in the file."""
     text = pipeline.read_text()
     pipeline.write_text(text.replace("upper.py]", "upper.py, '${KEY}']"))
     result = etlstage(
@@ -155,7 +157,7 @@ def test_secrets_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
 def test_expect_is_proposed_from_recordings(
     recordings: Path, etlstage: Etlstage
 ) -> None:
-    """Of the transform stage in a folder; by --stage where there are several."""
+    """They may be those of a stage in a folder, or one file."""
     result = etlstage("expect", "infer", "recordings", "--stage", "upper")
     assert result.stderr == ""
     first, *lines = result.stdout.splitlines()

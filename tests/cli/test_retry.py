@@ -10,7 +10,8 @@ from etlstage.journal import Journals, Publisher
 from etlstage.pipeline.dead_letter.policy import letter_time
 from etlstage.pipeline.dead_letter.store import supersede
 from etlstage.pipeline.delivery.delivery import Delivery
-from tests.cli.conftest import Etlstage, run_in, worker, write_pipeline
+from tests.cli.conftest import Etlstage, worker, write_pipeline
+from tests.cli.forked import Forks, environment
 
 pytestmark = pytest.mark.process
 
@@ -36,19 +37,20 @@ load: {worker: {command: [python, keep.py]}}
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a pipeline whose workers do not like some messages, once for all tests."""
+def ran(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
+    """Run a pipeline whose workers refuse some messages, once for all tests."""
     folder = tmp_path_factory.mktemp("ran")
     write_pipeline(folder).write_text(PIPELINE)
     worker(folder / "broken.py", BROKEN)
     (folder / "bad").write_text("b c")
-    assert run_in(folder, "run", "pipeline.yaml", "-q").returncode == 0
+    words = "run", "pipeline.yaml", "-q"
+    assert forks.run(words, folder, environment(), "").returncode == 0
     return folder
 
 
 @pytest.fixture
 def failed(ran: Path, tmp_path: Path) -> Path:
-    """Give a copy of it, with its letters."""
+    """Return the pipeline file of a copy of that run, with its letters."""
     shutil.copytree(ran, tmp_path, dirs_exist_ok=True)
     return tmp_path / "pipeline.yaml"
 
@@ -62,7 +64,7 @@ def listed(etlstage: Etlstage) -> list[tuple[str, str, int]]:
 
 @pytest.mark.usefixtures("failed")
 def test_retry(etlstage: Etlstage, tmp_path: Path) -> None:
-    """Through their stage and on: each is loaded once, or stays (issue 14)."""
+    """A letter goes through its stage and on; it is loaded once or stays (issue 14)."""
     assert [attempts for _, _, attempts in listed(etlstage)] == [1, 1]
     (tmp_path / "bad").write_text("c b!")
     again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
@@ -86,7 +88,7 @@ def test_retry(etlstage: Etlstage, tmp_path: Path) -> None:
 def test_letters_of_a_run_that_replaced_nothing_are_left_out(
     pipeline: Path, etlstage: Etlstage, tmp_path: Path
 ) -> None:
-    """The output is that of the run before, whose letters are what it lacks."""
+    """The output is the previous run's, and lacks only what that dead-lettered."""
     worker(tmp_path / "broken.py", BROKEN)
     pipeline.write_text(
         PIPELINE.replace("budget: 3", "budget: 2").replace(
@@ -124,7 +126,7 @@ def test_letters_of_a_run_that_replaced_nothing_are_left_out(
 
 @pytest.mark.usefixtures("failed")
 def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> None:
-    """Their rows are in the output that has replaced theirs (issue 23)."""
+    """The run that replaced their output processed their messages again (issue 23)."""
     old = [id_ for id_, _, _ in listed(etlstage)]
     assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
     letters = [x for x in listed(etlstage) if x[0] not in old]
@@ -162,7 +164,7 @@ def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> 
 def test_retry_that_can_not_be(
     etlstage: Etlstage, failed: Path, tmp_path: Path
 ) -> None:
-    """Nothing is started, and it is shown what to do (issue 14)."""
+    """Nothing is started, and the error states what to do (issue 14)."""
     nothing = etlstage("dlq", "retry", "pipeline.yaml", "--stage", "two")
     said = "no dead letters of stage two: nothing to retry\n"
     assert (nothing.returncode, nothing.stdout) == (0, said)
@@ -181,7 +183,7 @@ def test_retry_that_can_not_be(
 def test_letters_of_a_run_that_broke_off(
     etlstage: Etlstage, tmp_path: Path, *, exactly_once: bool
 ) -> None:
-    """It writes its last letters anew: it is run to its end first (issue 14)."""
+    """It writes its last letters anew, so it must be completed first (issue 14)."""
     state = tmp_path / ".etlstage" / "letters"
     with Delivery(state, exactly_once=exactly_once, whole=True) as delivery:
         delivery.begin(
@@ -197,7 +199,7 @@ def test_letters_of_a_run_that_broke_off(
 
 @pytest.mark.usefixtures("failed")
 def test_retry_that_was_taken_over(etlstage: Etlstage, tmp_path: Path) -> None:
-    """What became of the letters another is to report now (issue 14)."""
+    """It must not record outcomes: the letters are another's now (issue 14)."""
     state = tmp_path / ".etlstage" / "letters"
     taking = f"""\
         from pathlib import Path
@@ -216,7 +218,7 @@ def test_retry_that_was_taken_over(etlstage: Etlstage, tmp_path: Path) -> None:
 def test_retries_of_two_states_are_apart(
     etlstage: Etlstage, tmp_path: Path, pipeline: Path
 ) -> None:
-    """What one has loaded, no other takes for the rest of its own (issue 14)."""
+    """Neither takes what the other has loaded for its own (issue 14)."""
     for name, script in (
         (
             "load",
@@ -247,7 +249,7 @@ load:
 
 @pytest.mark.usefixtures("failed")
 def test_drop_and_export(etlstage: Etlstage, tmp_path: Path) -> None:
-    """A copy first, for us alone; all are dropped only when it is confirmed."""
+    """A copy is readable by its owner alone; dropping all must be confirmed."""
     written = etlstage("dlq", "export", "pipeline.yaml", "--to", "x", "--raw")
     assert (written.returncode, written.stdout) == (0, "2 dead letters written to x\n")
     assert (tmp_path / "x").read_bytes() == b"b\nc\n"

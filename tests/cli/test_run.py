@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
 
@@ -16,18 +17,19 @@ from tests.cli.conftest import (
     UPPER,
     Etlstage,
     Started,
-    command,
     left_behind,
     worker,
 )
-from tests.cli.forked import environment
+from tests.cli.forked import Forks, environment
 from tests.cli.terminal import output_on_terminal
 
 ENDLESS = """\
 name: endless
 extract: {worker: {command: [sh, -c, "while echo y; do sleep 0.01; done"]}}
-load: {worker: {command: [python, slow.py]}, timeout: {stop: 100ms}}
+load: {worker: {command: [python, slow.py]}}
 """
+ENDED_SOON: Final = ENDLESS.replace("slow.py]}", "slow.py]}, timeout: {stop: 100ms}")
+"""The same for a worker that does not end by itself, and is killed soon."""
 SLOW = """\
     import sys, time
     print("first message is here", file=sys.stderr, flush=True)
@@ -72,7 +74,7 @@ def test_run_to_the_end(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> N
 
 
 def test_report_file(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
-    """The same as JSON, put in place as a whole."""
+    """It is JSON, and replaces the old file as a whole."""
     (tmp_path / "r.json").write_text("old")
     assert etlstage("run", pipeline, "--report", "r.json").returncode == 0
     report = json.loads((tmp_path / "r.json").read_text())
@@ -147,7 +149,7 @@ def test_stage_that_no_messages_leave(
 def test_part_of_a_load_that_counts_as_a_whole(
     etlstage: Etlstage, tmp_path: Path
 ) -> None:
-    """Once covers a whole input, which a limit cuts (issue 23)."""
+    """Exactly-once delivery covers a whole input, which a limit cuts (issue 23)."""
     (tmp_path / "in").write_text("a\nb\n")
     (tmp_path / "p.yaml").write_text(
         "name: p\nstate: state\ndelivery: exactly-once\n"
@@ -175,7 +177,7 @@ def test_part_of_a_load_that_counts_as_a_whole(
 def test_report_that_can_not_be_written_at_the_end(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """One line for it, and one for what the run failed of, if it did (issue 10)."""
+    """One line warns of it, after the run's own error if it failed (issue 10)."""
     (folder := tmp_path / "reports").mkdir()
     (tmp_path / "upper.py").write_text(
         f"import shutil; shutil.rmtree('reports', True)\n{UPPER}"
@@ -212,7 +214,7 @@ load:
 
 
 def no_program(path: Path) -> None:
-    """Write what looks like a program, and is none when it is started."""
+    """Write a file that looks like a program, and can't be started."""
     path.write_bytes(b"\0")
     path.chmod(0o755)
 
@@ -264,7 +266,7 @@ def test_report_on_a_loop_of_links(
 def test_worker_that_cant_be_started(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """One clear line, no traceback, and a report nevertheless."""
+    """The error is one clear line without a traceback; the report is still written."""
     no_program(tmp_path / "nope")
     pipeline.write_text(pipeline.read_text().replace("python, upper.py", "./nope"))
     result = etlstage("run", pipeline, "--report", "r.json")
@@ -282,7 +284,7 @@ def test_worker_that_cant_be_started(
 
 
 def test_worker_that_exits_at_once(etlstage: Etlstage, pipeline: Path) -> None:
-    """Its last line is in the error; what it held is booked as lost."""
+    """Its last line is in the log, in the error and in the error's story."""
     command = "[sh, -c, 'echo no licence >&2; exit 3']"
     pipeline.write_text(pipeline.read_text().replace("[python, upper.py]", command))
     result = etlstage("run", pipeline)
@@ -299,7 +301,7 @@ def test_worker_that_exits_at_once(etlstage: Etlstage, pipeline: Path) -> None:
 def test_second_run_with_one_state_is_refused(
     start: Started, etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """At once, with who has it; after him, however he ends, it is free (issue 10)."""
+    """The error names the holder; once that has died, the state is free (issue 10)."""
     pipeline.write_text(f"state: state\n{ENDLESS}")
     worker(tmp_path / "slow.py", SLOW)
     process = start("run", pipeline)
@@ -325,7 +327,7 @@ def test_second_run_with_one_state_is_refused(
 def test_one_signal_drains(
     start: Started, pipeline: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """No more is extracted, what is under way is finished, exit 4."""
+    """Extraction ends, messages under way are finished, and the exit code is 4."""
     pipeline.write_text(ENDLESS)
     worker(tmp_path / "slow.py", SLOW)
     process = start("run", pipeline, "--report", "r.json")
@@ -345,8 +347,8 @@ def test_one_signal_drains(
 def test_two_signals_stop_at_once(
     start: Started, pipeline: Path, tmp_path: Path
 ) -> None:
-    """A worker that never answers is stopped; what it held is lost; exit 5."""
-    pipeline.write_text(ENDLESS)
+    """A worker that never answers is stopped, and the exit code is 5."""
+    pipeline.write_text(ENDED_SOON)
     worker(tmp_path / "slow.py", STUCK)
     process = start("run", pipeline, "--report", "r.json")
     wait_for(process.stderr, "first message is here")
@@ -376,11 +378,11 @@ load: {files: {path: out, format: parquet, mode: append}}
 def test_signal_leaves_what_only_waits_to_the_next_run(
     start: Started, etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """What was read ahead may take hours; it is loaded once all the same."""
+    """Messages read ahead could take hours; they are loaded once all the same."""
     lines = [f"line {n}" for n in range(20_000)]
     (tmp_path / "in.txt").write_text("\n".join(lines))
     pipeline.write_text(PATIENT)
-    # Its first message is longer than the test.
+    # Each message takes longer than the run may drain.
     reply = 'sys.stdout.write(line + "\\0"); sys.stdout.flush()'
     said = 'print("first message is here", file=sys.stderr, flush=True)'
     slow = f"for line in sys.stdin: {said}; {reply}; time.sleep(0.3)"
@@ -408,8 +410,8 @@ def test_signal_leaves_what_only_waits_to_the_next_run(
 def test_more_signals_do_nothing(
     start: Started, pipeline: Path, tmp_path: Path
 ) -> None:
-    """The process ends with its ledger and report, and no one is left (issue 10)."""
-    pipeline.write_text(ENDLESS)
+    """The run ends with its ledger and report, and leaves no process (issue 10)."""
+    pipeline.write_text(ENDED_SOON)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     worker(tmp_path / "slow.py", deaf + textwrap.dedent(STUCK))
     process = start("run", pipeline, "--report", "r.json")
@@ -424,27 +426,35 @@ def test_more_signals_do_nothing(
     assert process.returncode == 5
     assert "endless: stopped by force" in out
     assert "accounted for: " in out
-    # It was given up when the run was to drain.
+    # The worker was given up when the run was to drain.
     assert {json.loads(line)["event"] for line in err.splitlines()} <= {"worker failed"}
     assert json.loads((tmp_path / "r.json").read_text())["status"] == "forced"
     assert left_behind(tmp_path) == []
 
 
-def on_terminal(pipeline: Path, **env: str) -> tuple[int, str]:
+OnTerminal = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def on_terminal(pipeline: Path, forks: Forks) -> OnTerminal:
     """Run a pipeline on a terminal; return its exit code and the screen."""
-    plain = environment(**{"TERM": "xterm", "COLUMNS": "80"} | env)
-    words = command(["run", pipeline])
-    return output_on_terminal(words, width=80, folder=pipeline.parent, env=plain)
+
+    def run(**env: str) -> tuple[int, str]:
+        plain = environment(**{"TERM": "xterm", "COLUMNS": "80"} | env)
+        words = [forks.program, "run", str(pipeline)]
+        return output_on_terminal(words, width=80, folder=pipeline.parent, env=plain)
+
+    return run
 
 
-def test_terminal_gets_a_live_table(pipeline: Path) -> None:
+def test_terminal_gets_a_live_table(pipeline: Path, on_terminal: OnTerminal) -> None:
     """It is gone at the end, the closing report stays, and no JSON is shown."""
     pipeline.write_text(
         pipeline.read_text().replace(
             "[python, upper.py]", "[sh, -c, 'echo look >&2; exec python3 upper.py']"
         )
     )
-    code, screen = on_terminal(pipeline)
+    code, screen = on_terminal()
     assert code == 0
     assert "per second" in screen
     assert "\x1b[?25l" in screen
@@ -454,11 +464,13 @@ def test_terminal_gets_a_live_table(pipeline: Path) -> None:
     assert "letters: done in" in screen
 
 
-def test_error_takes_three_lines_of_a_terminal(pipeline: Path) -> None:
-    """It begins with what matters; --debug, and a pipe, show all (issue 11)."""
+def test_error_takes_three_lines_of_a_terminal(
+    pipeline: Path, on_terminal: OnTerminal
+) -> None:
+    """It begins with what matters, and names ``--debug`` for the rest (issue 11)."""
     code = "import sys, json; json.loads(sys.stdin.readline())"
     (pipeline.parent / "upper.py").write_text(code + "  # " + "x" * 300)
-    code_, screen = on_terminal(pipeline, NO_COLOR="1")
+    code_, screen = on_terminal(NO_COLOR="1")
     assert code_ == 1
     lines = screen.splitlines()
     at = max(n for n, line in enumerate(lines) if line.startswith("etlstage: error: "))
@@ -470,15 +482,15 @@ def test_error_takes_three_lines_of_a_terminal(pipeline: Path) -> None:
     assert all(len(line) <= 80 for line in shown)
 
 
-def test_colours_can_be_switched_off(pipeline: Path) -> None:
+def test_colours_can_be_switched_off(on_terminal: OnTerminal) -> None:
     """See no-color.org."""
-    _, screen = on_terminal(pipeline, NO_COLOR="1")
+    _, screen = on_terminal(NO_COLOR="1")
     assert not re.search(r"\x1b\[[\d;]*3\dm", screen)
 
 
-def test_dumb_terminal_gets_lines(pipeline: Path) -> None:
+def test_dumb_terminal_gets_lines(on_terminal: OnTerminal) -> None:
     """A terminal that can't move its cursor is like a file."""
-    code, screen = on_terminal(pipeline, TERM="dumb")
+    code, screen = on_terminal(TERM="dumb")
     assert code == 0
     assert "\x1b" not in screen
     assert "letters: done in" in screen
@@ -498,7 +510,7 @@ for line in sys.stdin.buffer:
 def test_reply_that_is_not_as_expected(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path, expect: str
 ) -> None:
-    """A print for debugging loads no rows; its message is dead-lettered (issue 26)."""
+    """Output for debugging is not loaded: its message is dead-lettered (issue 26)."""
     (tmp_path / "upper.py").write_text(DEBUGGING)
     text = pipeline.read_text()
     stage = "worker: {command: [python, upper.py]}"
@@ -523,7 +535,7 @@ def test_reply_that_is_not_as_expected(
 
 
 def test_mismatches_by_name(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
-    """Counted, or the end of the run; a schema is of a file beside it (issue 26)."""
+    """They are counted, or end the run; a schema may be in a file (issue 26)."""
     (tmp_path / "upper.py").write_text(DEBUGGING)
     (tmp_path / "out.json").write_text('{"enum": ["a", "b"]}')
     stage = "worker: {command: [python, upper.py]}"

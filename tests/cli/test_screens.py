@@ -1,7 +1,7 @@
 """
 Whole screens, as they are in ``screens/``: on terminals of two widths, and in pipes.
 
-With ``WRITE_SCREENS=1`` in the environment they are written anew, to be looked at.
+With ``WRITE_SCREENS=1`` in the environment they are written anew, for review.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.cli.forked import environment
+from tests.cli.forked import PLAIN, Forks, environment
 from tests.cli.terminal import Terminal, on_terminal
 
 SCREENS: Final = Path(__file__).parent / "screens"
@@ -81,40 +79,30 @@ COMMANDS: Final = {
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """Make a folder whose name is as long everywhere, for it is in some lines."""
+def folder(forks: Forks) -> Iterator[Path]:
+    """Make a folder with a name of constant length, as some lines contain the name."""
     folder = Path(tempfile.mkdtemp(prefix="etl-", dir="/tmp"))
     for name, text in FILES.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    piped(folder, "run", "kept.yaml")
+    piped(forks, folder, "run", "kept.yaml")
     yield folder
     shutil.rmtree(folder)
 
 
-def command(arguments: Sequence[str]) -> list[str]:
-    """Return the command line."""
-    return [sys.executable, "-m", "tests.cli.plain", *arguments]
-
-
-def piped(folder: Path, *arguments: str) -> str:
-    """Run it behind two pipes; return what came out of them."""
-    done = subprocess.run(
-        command(arguments),
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def piped(forks: Forks, folder: Path, *arguments: str) -> str:
+    """Run the command line with pipes for its output; return all of it."""
+    done = forks.run(arguments, folder, environment(**{PLAIN: "1"}), "")
     return f"{done.stdout}-- stderr\n{done.stderr}"
 
 
-def shown(folder: Path, *arguments: str, width: int, **env: str) -> Terminal:
-    """Run it on a terminal; return that."""
-    plain = environment(**env)
-    return on_terminal(command(arguments), width=width, folder=folder, env=plain)
+def shown(
+    forks: Forks, folder: Path, *arguments: str, width: int, **env: str
+) -> Terminal:
+    """Run the command line on a terminal; return the terminal."""
+    command = [forks.program, *arguments]
+    plain = environment(**env | {PLAIN: "1"})
+    return on_terminal(command, width=width, folder=folder, env=plain)
 
 
 def timeless(text: str, folder: Path) -> str:
@@ -132,7 +120,7 @@ def timeless(text: str, folder: Path) -> str:
 
 
 def compare(name: str, text: str) -> None:
-    """Compare a screen with the one that was looked at."""
+    """Compare a screen with the reviewed one in ``screens/``."""
     path = SCREENS / f"{name}.txt"
     if os.environ.get("WRITE_SCREENS"):
         path.write_text(text)
@@ -140,15 +128,16 @@ def compare(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_screens(name: str, folder: Path) -> None:
-    """As wide as a terminal is, coloured unless that is not wanted (issue 11)."""
+def test_screens(name: str, folder: Path, forks: Forks) -> None:
+    """They fit the terminal's width; NO_COLOR changes only the colours (issue 11)."""
     for width in (80, 200):
-        terminal = shown(folder, *COMMANDS[name], width=width)
+        terminal = shown(forks, folder, *COMMANDS[name], width=width)
         styled = dict.fromkeys(timeless(line, folder) for line in terminal.styled)
         screen = [timeless(terminal.text, folder), "-- styles\n", "\n".join(styled)]
         compare(f"{name}-{width}", "".join(screen))
         if width == 80:
-            sober = shown(folder, *COMMANDS[name], width=width, NO_COLOR="1")
+            sober = shown(forks, folder, *COMMANDS[name], width=width, NO_COLOR="1")
             assert timeless(sober.text, folder) == timeless(terminal.text, folder)
             assert all(re.match("[1-9](;[1-9])* ", line) for line in sober.styled)
-    compare(f"{name}-piped", timeless(piped(folder, *COMMANDS[name]), folder))
+    text = piped(forks, folder, *COMMANDS[name])
+    compare(f"{name}-piped", timeless(text, folder))

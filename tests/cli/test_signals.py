@@ -1,4 +1,4 @@
-"""What signals do to a command before, during and behind a run."""
+"""What signals do to a command before, during and after a run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from etlstage.cli.signals import Signals, deafen, interruptible, quit_at_once
 from etlstage.pipeline.report import KeptLetters
 from tests.cli.forked import environment
+from tests.patience import HANG
 
 pytestmark = pytest.mark.process
 
@@ -30,7 +31,7 @@ def stuck_in(
     *arguments: str,
     words: Sequence[str] = ("-m", "etlstage"),
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a command that imports the module, and does not get on."""
+    """Run a command that imports ``module``, and hangs there."""
     (folder / f"{module}.py").write_text(
         "import sys, time; print('imports', file=sys.stderr, flush=True)\n"
         "time.sleep(600)\n"
@@ -49,26 +50,32 @@ def stuck_in(
             assert process.stderr.readline() == "imports\n"
             yield process
         finally:
-            process.kill()  # of one that imports it again, and again waits
+            process.kill()  # it may have imported the module again, and hang there
 
 
-@pytest.mark.parametrize("number", ALL)
+# Python has a handler of its own for SIGINT.
 @pytest.mark.parametrize(
-    "words", [["-m", "etlstage"], ["-c", "from etlstage.cli import main; main()"]]
+    ("number", "words"),
+    [
+        (signal.SIGINT, ["-m", "etlstage"]),
+        (signal.SIGINT, ["-c", "from etlstage.cli import main; main()"]),
+        (signal.SIGTERM, ["-m", "etlstage"]),
+        (signal.SIGHUP, ["-c", "from etlstage.cli import main; main()"]),
+    ],
 )
 def test_interrupted_while_modules_are_imported(
-    tmp_path: Path, words: list[str], number: signal.Signals
+    tmp_path: Path, number: signal.Signals, words: list[str]
 ) -> None:
-    """One line, no traceback, and an exit code of the table (issue 10)."""
-    # The first thing that is imported beside our own.
+    """One line, no traceback, and a documented exit code are the result (issue 10)."""
+    # The first module that is imported besides our own.
     with stuck_in("typer", tmp_path, "run", "x.yaml", words=words) as process:
         process.send_signal(number)
-        assert process.communicate(timeout=15)[1] == "etlstage: error: interrupted\n"
+        assert process.communicate(timeout=HANG)[1] == "etlstage: error: interrupted\n"
     assert process.returncode == 5
 
 
 def test_signals_are_counted_from_before_the_run() -> None:
-    """None is lost, whether somebody waits or not (issue 10)."""
+    """None is lost, whether a task waits for it or not (issue 10)."""
 
     async def receive() -> None:
         for _ in range(3):
@@ -89,7 +96,7 @@ def test_signals_are_counted_from_before_the_run() -> None:
 
 
 def test_handlers_are_as_before() -> None:
-    """Also where one was put into the other."""
+    """This holds for nested ones, too."""
     before = [signal.getsignal(number) for number in ALL]
     with interruptible(), Signals():
         pass
@@ -98,13 +105,13 @@ def test_handlers_are_as_before() -> None:
 
 @pytest.mark.parametrize("number", ALL)
 def test_what_has_to_be_cleaned_up_is(number: signal.Signals) -> None:
-    """An exception does it (issue 10)."""
+    """A signal raises an exception, so that cleanup code runs (issue 10)."""
     with pytest.raises(KeyboardInterrupt), interruptible():
         signal.raise_signal(number)
 
 
 def test_ignored_signals_stay_ignored() -> None:
-    """As ``nohup`` wants it (issue 10)."""
+    """``nohup`` relies on that (issue 10)."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals(), interruptible():
@@ -115,7 +122,7 @@ def test_ignored_signals_stay_ignored() -> None:
 
 @pytest.mark.parametrize("number", ALL)
 def test_signal_in_the_last_moment_changes_no_exit_code(number: signal.Signals) -> None:
-    """The interpreter gives up its handlers while it ends (issue 22)."""
+    """Python drops its handlers while it exits (issue 22)."""
     script = f"""\
 import atexit, os, sys
 atexit.register(os.kill, os.getpid(), {int(number)})
@@ -127,20 +134,20 @@ main()
     assert subprocess.run(command, env=environment(), check=False).returncode == 0
 
 
-# What reads the file, and what runs the pipeline, are imported when they are needed.
+# The modules that read the file and that run the pipeline are imported when needed.
 @pytest.mark.parametrize(
-    ("number", "module"), [*((number, "ruamel") for number in ALL), (ALL[0], "asyncio")]
+    ("number", "module"), [*zip(ALL, ("ruamel", "ruamel", "asyncio"), strict=True)]
 )
 def test_signal_before_the_run_writes_its_report(
     tmp_path: Path, number: signal.Signals, module: str
 ) -> None:
-    """That of an earlier run would be taken for this one's (issue 22)."""
+    """An earlier run's report would be taken for this run's (issue 22)."""
     (tmp_path / "r.json").write_text('{"status": "done"}')
     (tmp_path / "r.html").write_text("done")
     words = ["run", "p.yaml", "--report", "r.json", "--report-html", "r.html"]
     with stuck_in(module, tmp_path, *words) as process:
         process.send_signal(number)
-        _, errors = process.communicate(timeout=15)
+        _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 5
     assert errors == "etlstage: error: interrupted before the run began\n"
     report = json.loads((tmp_path / "r.json").read_text())
@@ -152,7 +159,7 @@ def test_signal_before_the_run_writes_its_report(
 
 def test_signals_behind_the_end_do_nothing() -> None:
     """Nothing is left to be stopped (issue 10)."""
-    with interruptible():  # puts them back
+    with interruptible():  # restores the handlers
         quit_at_once()
         deafen()
         for number in ALL:

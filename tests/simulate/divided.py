@@ -1,8 +1,8 @@
 """
-A pipeline that is cut at a durable edge, as a whole, and its halves by themselves.
+A pipeline that is cut at a durable edge, run as a whole, or with its halves apart.
 
-Processes run it one after the other, and at times two at once: both halves apart, or
-one that was taken over, and is alive still, beside the one that has its state now.
+Processes run it one after the other, and at times two at once: one for each half, or a
+process whose state was taken over, still alive beside the process that took it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ("DividedSimulation", "any_divided", "simulate")
 STATES: Final = Path("state"), Path("state/edge-a")
 WHOLE: Final = 0, 1
 MOST: Final = 40
-"""Of processes: of what is drawn hardly a dozen come to no good."""
+"""Maximal number of processes; hardly a dozen of those that are drawn can fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,13 @@ class DividedScenario(EdgeScenario):
     """A pipeline of two stages that is cut between them."""
 
     starts: Sequence[str] = ()
-    """What is started, until all is done by whole ones: ``whole``; ``apart``, which are
-    both halves; ``taken``, which is one that takes the state over from another that is
-    alive."""
+    """What is started before whole pipelines finish the load: ``whole``; ``apart``,
+    both halves in separate processes; ``taken``, a process that takes the state over
+    from one that is alive."""
 
 
 def any_divided(draw: random.Random) -> DividedScenario:
-    """Draw one with whatever halves can be."""
+    """Draw a divided pipeline, with any kind of halves."""
     halves = any_halves(draw)
     given = {name: getattr(halves, name) for name in halves.__dataclass_fields__}
     given |= {
@@ -87,46 +87,46 @@ class Part(Half):
         self.files = Files(self, self._whole.storage)
 
     def die(self, why: str) -> None:
-        """Have the whole process end."""
+        """End the whole process."""
         self._process.die(why)
 
     def commit(self, position: Position) -> None:
-        """Judge a position, unless another run has the state by now."""
+        """Judge a position, unless another process has taken the state over."""
         if not self._process.stale:
             super().commit(position)
 
     def record(self, record: CommitRecord) -> None:
-        """Judge an epoch; another load is for none to begin."""
+        """Judge an epoch; once the load is over, no process may begin another."""
         if self._whole.over and not record.ended:
             self.die("comes too late")
             self.live()
         super().record(record)
 
     def break_at(self, step: tuple[str, int]) -> None:
-        """Break off at such a step."""
+        """Set the step to be interrupted at."""
         self._step = step
 
     def look(self) -> None:
-        """See the dead letters of another process, which has run this half."""
+        """Read the dead letters again, as another process has run this half."""
         self._letters = SimulatedLetters(self, self.disk)
 
     def leave(self, why: str) -> None:
-        """Have nothing that it does count from now on."""
+        """End this half: nothing that it does from now on counts."""
         super().die(why)
 
     def settle(self) -> None:
-        """Have a part of what was not made durable be so, if it is the last to write."""
+        """Keep a random part of what isn't durable, unless another took over."""
         if not self._process.stale:
             self._leave()
 
     @property
     def failed(self) -> bool:
-        """Whether the disk has failed it."""
+        """Whether the disk has failed this half."""
         return self._failed
 
 
 class MemoryEdge(DurableEdge):
-    """Has its journals in memory; what it does is of a process."""
+    """An edge with journals in memory, whose operations belong to a process."""
 
     def __init__(self, process: Process, **settings: Any) -> None:  # noqa: ANN401
         super().__init__("a", *STATES, **settings)
@@ -135,11 +135,11 @@ class MemoryEdge(DurableEdge):
 
     @property
     def exists(self) -> bool:
-        """Whether there is a spec."""
+        """Whether the journals exist."""
         return "spec.json" in self._whole.storage.files
 
     def prepare(self) -> None:
-        """Prepare, unless the load is over: the next is another."""
+        """Prepare, unless the load is over: the process would begin another load."""
         self._whole.at_work = self._process
         if self._whole.over:
             self._process.die("comes too late")
@@ -147,17 +147,17 @@ class MemoryEdge(DurableEdge):
         super().prepare()
 
     def acknowledge(self) -> bool:
-        """Commit what is recorded."""
+        """Commit the recorded epoch."""
         self._whole.at_work = self._process
         return super().acknowledge()
 
     def unread(self) -> Waiting:
-        """Return what waits."""
+        """Return how much waits."""
         self._whole.at_work = self._process
         return super().unread()
 
     def full(self) -> bool:
-        """Return whether so much waits."""
+        """Return whether the limit of waiting messages is reached."""
         self._whole.at_work = self._process
         return super().full()
 
@@ -167,13 +167,13 @@ class MemoryEdge(DurableEdge):
         super().settle()
 
     def renew(self) -> None:
-        """Begin another load behind it."""
+        """Begin another load."""
         self._whole.at_work = self._process
         super().renew()
 
 
 class Process:
-    """What runs the pipeline, or one half of it."""
+    """A process that runs the pipeline, or one half of it."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Process:
         self.parts = [Part(self, number) for number in WHOLE]
 
     async def run(self) -> None:
-        """Run to the end, whatever that is."""
+        """Run the pipeline until it ends or the process dies, and judge it."""
         whole, runs = self.simulation, self.simulation.scenario
         if whole.breaks:
             whole.chance.choice(self.parts).break_at(whole.breaks.pop())
@@ -221,7 +221,7 @@ class Process:
             self._judge()
 
     def die(self, why: str) -> None:
-        """Have nothing that it does count from now on."""
+        """End the process: nothing that it does from now on counts."""
         if self.dead:
             return
         self.simulation.tell(f"{self._name} {why}")
@@ -258,7 +258,7 @@ class Process:
 
 
 class DividedSimulation(EdgeSimulation):
-    """Processes, one after the other and side by side."""
+    """One seed: processes run one after the other, or at the same time."""
 
     scenario: DividedScenario
 
@@ -271,9 +271,9 @@ class DividedSimulation(EdgeSimulation):
         super().__init__(draw, seed, **options)
         self.most = self.scenario.partitions
         self.kept: list[bytes] = []
-        """What was loaded at least once."""
+        """Messages that were loaded, if loading at least once."""
         self.processes: list[Process] = []
-        """Those that are alive."""
+        """Live processes."""
         self.at_work: Process
         self.done = False
         self._count = 0
@@ -296,15 +296,20 @@ class DividedSimulation(EdgeSimulation):
         ):
             for one in patches:
                 stack.enter_context(one)
-            while not self.over:
-                if self._count > MOST:
-                    raise Violation("no start brings the load to its end")
-                await self._start(starts.pop() if starts else "whole")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.operated.run)
+                while not self.over:
+                    if self._count > MOST:
+                        raise Violation("no start brings the load to its end")
+                    await self._start(starts.pop() if starts else "whole")
+                tasks.cancel_scope.cancel()
         self._check_over(None if patience.cancelled_caught else self)
         self.check_loaded(self.loaded, whole=True)
+        if self._exact:
+            self.operated.check_over(self._between(whole=True))
 
     async def _start(self, kind: str) -> None:
-        """Run some processes to their ends."""
+        """Run the process or processes of one start to their ends."""
         async with anyio.create_task_group() as tasks:
             if kind == "apart":
                 for span in self.chance.sample(((0, 0), (1, 1)), 2):
@@ -326,7 +331,7 @@ class DividedSimulation(EdgeSimulation):
         return Process(self, f"process {self._count}", span, alone=alone)
 
     def _take_over(self, stale: Process) -> None:
-        """Do what ``etlstage state take-over`` does."""
+        """Take the state over, as ``etlstage state take-over`` does."""
         for disk in self.disks:
             if disk.holder is not None:
                 self.tell("the state of a half is taken over")
@@ -339,13 +344,13 @@ class DividedSimulation(EdgeSimulation):
 
     @property
     def over(self) -> bool:
-        """Whether the load is over: at least once that is only reported."""
+        """Whether the load is over; only a report shows that for at-least-once."""
         record = self.disks[0].record
         return self.done or (self._exact and bool(record.epoch) and not record.resumes)
 
     @property
     def loaded(self) -> list[bytes]:
-        """What is loaded, and would not be lost now."""
+        """Messages that are loaded, and would not be lost now."""
         return self.disks[1].loaded if self._exact else self.kept
 
     @property
@@ -385,5 +390,5 @@ class DividedSimulation(EdgeSimulation):
 def simulate(
     draw: Callable[[random.Random], EdgeScenario], seeds: Iterable[int]
 ) -> None:
-    """Run one for each seed; raises SimulationFailed for the first that fails."""
+    """Run each seed's pipeline; raise SimulationFailed for the first that fails."""
     simulation.simulate(draw, seeds, simulation=DividedSimulation)

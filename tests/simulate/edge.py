@@ -1,4 +1,4 @@
-"""Two halves of a pipeline and the journals between them: each dies, and goes on."""
+"""Two halves of a pipeline with journals between them; each dies, and resumes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -42,6 +42,7 @@ from tests.simulate.ends import (
     SimulatedSink,
     SimulatedSource,
 )
+from tests.simulate.operated import Operated, Operation, any_operations
 from tests.simulate.pipelines import BREAKS, any_faults, any_stage, any_work
 from tests.simulate.run import Crashed
 from tests.simulate.scenario import Scenario
@@ -63,38 +64,40 @@ STEPS: Final = (
     *("begin", "written", "aside", "recorded", "performed"),
     *("append", "torn", "sync"),
 )
-"""Of a commit, and of the disk of the journals; ``torn`` is within an append."""
+"""Steps of a commit, and of the journals' disk; ``torn`` is in the midst of appends."""
 
 
 def twice(name: bytes, message: bytes) -> Iterable[bytes]:
-    """Return what a stage makes of a message: two of one of them, none of another."""
+    """Return a stage's outputs for a message: none, one or two, by its number."""
     number = int(message.partition(b"-")[0])
     return [message + b"-" + name, message + b"-" + name.upper()][: (number + 1) % 3]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeScenario(Scenario):
-    """Two stages, each in a pipeline of its own, and journals between."""
+    """Two stages, each in a pipeline of its own, with journals between them."""
 
     once: tuple[bool, bool] = (True, True)
-    """Whether each half loads each message once, and not at least once."""
+    """Whether each half loads exactly once, rather than at least once."""
     partitions: int = 1
     drains: Sequence[tuple[int, float]] = ()
-    """Which half is drained, and after how many virtual seconds."""
+    """Halves to drain, with the virtual seconds after which to drain them."""
     cut: tuple[int, int] = CUT
     """Messages and bytes between two positions of the half that reads."""
     segment: int = 64 << 20
-    """Bytes after which a segment of a journal is begun."""
+    """Bytes after which a new segment of a journal begins."""
     keep: Literal["read"] | None = None
-    """Of the journals: whether what was read is dropped."""
+    """Setting of the journals: whether segments that were read are dropped."""
     limit: str | None = None
-    """Likewise: what may wait for the half that reads."""
+    """Setting of the journals: how much may wait for the half that reads."""
     key: str | None = None
-    """By which the journal of a message is found."""
+    """Pointer to the key that determines the journal of a message."""
+    operations: Sequence[Operation] = ()
+    """What others do with the journals meanwhile."""
 
 
 def any_halves(draw: random.Random) -> EdgeScenario:
-    """Draw two halves with whatever a stage can be, and its workers can do."""
+    """Draw two halves with any kind of stages and faults of workers."""
     if draw.random() < 0.3:
         return halves(draw)
     messages = [
@@ -115,7 +118,7 @@ def any_halves(draw: random.Random) -> EdgeScenario:
     steps: list[tuple[str, int] | float] = [
         (draw.choice(STEPS), draw.randint(1, 4)) for _ in range(draw.randint(0, 4))
     ]
-    return EdgeScenario(
+    made = EdgeScenario(
         messages=messages,
         stages=stages,
         work=work,
@@ -140,10 +143,12 @@ def any_halves(draw: random.Random) -> EdgeScenario:
         pipe_size=draw.choice((65536, 65536, 65536, 8, 40)),
         seconds=1000.0,
     )
+    operations = any_operations(draw, limited=made.limit is not None)
+    return replace(made, operations=operations)
 
 
 def halves(draw: random.Random) -> EdgeScenario:
-    """Draw two stages, and where the halves that they are in break off."""
+    """Draw two simple stages, and where their halves are interrupted."""
     stages, faults = [], {}
     for name in "ab":
         stages.append(
@@ -177,7 +182,7 @@ def halves(draw: random.Random) -> EdgeScenario:
 
 
 class Files(MemoryStorage):
-    """What one half sees of the disk that both have: nothing it does when dead counts."""
+    """One half's view of the shared disk; nothing that a dead half does counts."""
 
     def __init__(self, half: Half, shared: MemoryStorage) -> None:
         super().__init__()
@@ -190,7 +195,7 @@ class Files(MemoryStorage):
         )
 
     def append(self, path: str, *parts: bytes) -> None:
-        """Append, or break off before it or in the middle."""
+        """Append, or be interrupted before or in the middle of it."""
         self._half.at("append")
         data = b"".join(parts)
         most = self._half.chance.randrange(len(data))
@@ -205,7 +210,7 @@ class Files(MemoryStorage):
             super().truncate(path, size)
 
     def sync(self, path: str) -> None:
-        """Record how long the file is, or break off before that."""
+        """Make the file durable, or be interrupted before that."""
         if not self._half.dead:
             self._half.at("sync")
             self._half.fail()
@@ -224,15 +229,15 @@ class Files(MemoryStorage):
 
 
 class Unheard:
-    """A log in which nothing is to be: what would be is a loss of exactly once."""
+    """A log that must stay empty: an entry would be a loss of exactly-once."""
 
     def error(self, text: str, *given: object) -> None:
-        """Have the run fail."""
+        """Raise Violation."""
         raise Violation(text % given)
 
 
 class EdgeSink(JournalSink):
-    """Appends to journals in memory."""
+    """A sink that appends to journals in memory."""
 
     def __init__(
         self, half: Half, storage: MemoryStorage, *, most: int | None = None
@@ -252,20 +257,20 @@ class EdgeSink(JournalSink):
         self._half = half
 
     async def flush(self) -> None:
-        """Take some time before the epoch is recorded, or none."""
+        """Flush, and take some time, or none, before the epoch is recorded."""
         await super().flush()
         await self._half.pause()
 
     def _enter(self) -> None:
         super()._enter()
         if not self._journals.readers():
-            # What it has not read is kept for it from the beginning on.
+            # Register the reader, so that everything is kept for it from the beginning.
             self._journals.read_committed("behind").close()
         self._half.simulation.entered.set()
 
 
 class EdgeSource(JournalSource):
-    """Reads them."""
+    """A source that reads journals in memory."""
 
     def __init__(self, half: Half, storage: MemoryStorage) -> None:
         follow = not half.simulation.complete
@@ -291,7 +296,7 @@ class EdgeSource(JournalSource):
 
 
 class Half:
-    """One half, over all its starts; it is what the ends of the other simulation ask."""
+    """One half, over all its starts; it serves as the ``Watch`` of its ends."""
 
     def __init__(self, simulation: EdgeSimulation, number: int) -> None:
         self.simulation = simulation
@@ -300,16 +305,14 @@ class Half:
         self.once: bool = self.scenario.once[number]
         self.disk = Disk()
         self.runs: list[str] = []
-        """Of which there are records."""
+        """Ids of the runs that have recorded epochs."""
         self.starts = 0
         self.dead: Crashed | None = None
         self.over = False
         self.source: EdgeSource | None = None
         self._number = number
-        self._position: object = None  # at least once
-        self._kept: list[
-            bytes
-        ] = []  # likewise: what starts before this one have loaded
+        self._position: object = None  # last position, if loading at least once
+        self._kept: list[bytes] = []  # likewise: the messages loaded by earlier starts
         self._step = "", 0
         self._failed = self._drained = False
         self._scope: anyio.CancelScope | None = None
@@ -317,7 +320,7 @@ class Half:
         self._sink: MemorySink | None = None
 
     async def run(self) -> None:
-        """Start it until it has come to its end."""
+        """Start the half again and again, until it has come to its end."""
         while not self.over:
             if self._number:
                 await self.simulation.entered.wait()
@@ -337,7 +340,7 @@ class Half:
             if self.dead is None:
                 assert report is not None
                 self._judge(report)
-            # Behind its end it would begin anew.
+            # After its end the half would begin a new load.
             record = self.disk.record
             ended = bool(record.epoch and record.ended and not record.pending)
             whole = report is not None and report.status == "done"
@@ -347,12 +350,12 @@ class Half:
 
     @property
     def loaded(self) -> list[bytes]:
-        """What it has loaded, and would not lose now; not while it runs."""
+        """Messages that are loaded, and would not be lost now; valid between starts."""
         return self.disk.loaded if self.once else self._kept
 
     def _judge(self, report: Report) -> None:
         self.simulation.tell(f"half {self._number} is over: {report.status}")
-        # Who is drained does not wait for a worker that has never answered.
+        # A drain doesn't wait for a worker that has never replied.
         may_fail = self._failed or (self._drained and not self.once)
         may_fail |= self._drained and isinstance(report.error, SourceFailed)
         if self._failed and report.status != "failed":
@@ -363,7 +366,7 @@ class Half:
             raise Violation(f"half {self._number} is drained by itself")
 
     def _leave(self) -> None:
-        """Have a part of what was not made durable be so, or not."""
+        """Keep a random part of what was not made durable, as a crash does."""
         letters = self._letters.kept
         sizes = self._letters.durable, len(letters)
         self.disk.letters = letters[: self.chance.randint(*sizes)]
@@ -410,7 +413,7 @@ class Half:
         return Pipeline(source=self.source, sink=self._sink, **options)
 
     def at(self, step: str) -> None:
-        """Break off, if that is to be now; the machine with both halves, at times."""
+        """Die if this is the step to die at; at times the whole machine loses power."""
         self.live()
         name, left = self._step
         self._step = name, left - (step == name)
@@ -422,7 +425,7 @@ class Half:
         self.live()
 
     def die(self, why: str) -> None:
-        """Have nothing that this start does count from now on."""
+        """End this start: nothing that it does from now on counts."""
         if self.dead is None:
             self.simulation.tell(f"half {self._number} {why}")
             self.dead = Crashed(why)
@@ -430,7 +433,7 @@ class Half:
                 self._scope.cancel()
 
     def fail(self) -> None:
-        """Raise OSError, if the disk is to fail now."""
+        """Raise OSError if the disk must fail now."""
         left = self.simulation.faults
         if left and self.chance.random() < 0.1:
             self.simulation.faults -= 1
@@ -445,7 +448,7 @@ class Half:
         await anyio.sleep(self.chance.choice((0.0, 0.0, 0.001, 0.03)))
 
     def use(self, end: str) -> None:
-        """Raise OSError, if that end is to fail now."""
+        """Raise OSError if an end must fail now."""
         if end == self.scenario.broken:
             self.fail()
 
@@ -454,7 +457,7 @@ class Half:
         return self.chance.random() < 0.5
 
     def live(self) -> None:
-        """Raise what broke this start off."""
+        """Raise the error that interrupted this start, if it was interrupted."""
         if self.dead is not None:
             raise self.dead
 
@@ -481,7 +484,7 @@ class Half:
 
 
 class EdgeSimulation(simulation.Simulation[EdgeScenario]):
-    """Both halves at once; they share nothing but the journals, and who has them runs."""
+    """Both halves at once; they share only the journals."""
 
     def __init__(
         self, draw: Callable[[random.Random], EdgeScenario], seed: int, **options: bool
@@ -495,7 +498,13 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
         self.entered: anyio.Event
         self.complete = False
         self.most: int | None = None
-        """Of a pipeline that is cut there: to how many journals the edge appends."""
+        """The number of journals of the edge, if it cuts a pipeline."""
+        self.operated: Operated = Operated(
+            lambda: Journals(storage=self.storage, create=False),
+            self._may_be_appended,
+            self.scenario.operations,
+            random.Random(f"{seed} operated"),  # noqa: S311
+        )
         self._halves = [Half(self, number) for number in range(2)]
         self.disks: list[Disk] = [half.disk for half in self._halves]
 
@@ -509,6 +518,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
         ):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(second.run)
+                tasks.start_soon(self.operated.run)
                 await first.run()
                 self.complete = True
                 if second.source is not None:
@@ -516,6 +526,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
         self._check_over(None if patience.cancelled_caught else self)
         self.check_loaded(second.loaded, whole=True)
         if first.once:
+            self.operated.check_over(self._between(whole=True))
             self._check_kept()
         if not first.once or not second.once or len(first.runs + second.runs) > 2:
             return
@@ -525,7 +536,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
             raise Violation(f"{appended} messages were appended, and {read} read")
 
     def _check_kept(self) -> None:
-        """Assert that nothing is needed any more: what was begun has an end."""
+        """Assert that no reader needs an open transaction: each one has an end."""
         with Journals(storage=self.storage, create=False) as journals:
             for reader in journals.readers():
                 if any(state.begin >= 0 for state in reader.checkpoint.states):
@@ -536,7 +547,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
             half.die("loses power")
 
     def lose_power(self) -> None:
-        """End both halves, and drop some of what was not forced to the disk."""
+        """End both halves, and drop a random part of what was not synced."""
         self._die()
         for path, file in self.storage.files.items():
             if path.endswith(".log"):
@@ -544,7 +555,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
                 del file[self.chance.randint(synced, len(file)) :]
 
     def check_intents(self, record: CommitRecord) -> None:
-        """Assert that what is recorded would be committed behind a crash, too."""
+        """Assert that a crash could not undo the commit of a recorded epoch."""
         safe = [
             bytes(file[: self.storage.synced.get(path, 0)])
             for path, file in self.storage.files.items()
@@ -557,7 +568,7 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
                 )
 
     def check_loaded(self, loaded: Sequence[bytes], *, whole: bool) -> None:
-        """Assert that it is what the stages make, each once, if that is promised."""
+        """Assert that the stages' outputs are loaded, each once if that is promised."""
         wanted = self._wanted(whole=whole)
         exact = self._exact
         if exact and (many := Counter(loaded) - Counter(wanted)):
@@ -570,11 +581,11 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
 
     @property
     def _exact(self) -> bool:
-        """Whether each message is to be loaded once."""
+        """Whether each message must be loaded exactly once."""
         return all(half.once or half.starts == 1 for half in self._halves)
 
     def _check_order(self, loaded: Sequence[bytes], wanted: Sequence[bytes]) -> None:
-        """Assert the order of all, or of what has one key, where that is promised."""
+        """Assert the order of all messages, or of each key's, where it is promised."""
         orders = {stage.order for stage in self.scenario.stages}
         whole = self.scenario.partitions == 1
         if whole and orders == {Order.TOTAL} and [*loaded] != [*wanted]:
@@ -586,24 +597,34 @@ class EdgeSimulation(simulation.Simulation[EdgeScenario]):
                     raise Violation(f"order of {key!r}")
 
     def _wanted(self, *, whole: bool) -> list[bytes]:
-        """Return what is to be loaded in all; before the end, with what may be refused."""
-        dead: list[set[bytes]] = [set(), set()]
-        if whole:
-            dead = [{one.message for one in disk.letters} for disk in self.disks]
-        a, b = self.scenario.work["a"], self.scenario.work["b"]
-        between = [
-            m for one in self.scenario.messages if one not in dead[0] for m in a(one)
-        ]
-        return [two for one in between if one not in dead[1] for two in b(one)]
+        """Return all messages to load; if not ``whole``, with those refused."""
+        dead = self._dead(1) if whole else set()
+        b = self.scenario.work["b"]
+        between = self._between(whole=whole)
+        return [two for one in between if one not in dead for two in b(one)]
+
+    def _between(self, *, whole: bool) -> list[bytes]:
+        """Return all messages to append; if not ``whole``, with those refused."""
+        dead = self._dead(0) if whole else set()
+        a = self.scenario.work["a"]
+        return [m for one in self.scenario.messages if one not in dead for m in a(one)]
+
+    def _dead(self, number: int) -> set[bytes]:
+        return {one.message for one in self.disks[number].letters}
+
+    def _may_be_appended(self) -> list[bytes] | None:
+        first = self._halves[0]
+        exact = self.scenario.once[0] or first.starts == 1
+        return self._between(whole=False) if exact else None
 
 
 async def inline(call: Callable[..., Any], *arguments: Any, **_: Any) -> Any:  # noqa: ANN401
-    """Do at once what is for a thread: one would be beyond virtual time."""
+    """Call a function directly, as a thread would run outside virtual time."""
     return call(*arguments)
 
 
 def simulate(
     draw: Callable[[random.Random], EdgeScenario], seeds: Iterable[int]
 ) -> None:
-    """Run two halves for each seed; raises SimulationFailed for the first that fails."""
+    """Run two halves for each seed; raise SimulationFailed for the first that fails."""
     simulation.simulate(draw, seeds, simulation=EdgeSimulation)

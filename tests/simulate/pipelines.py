@@ -1,9 +1,9 @@
 """
-Pipelines of three stages, and what goes wrong in them: what is drawn by default.
+Draw pipelines of three stages, and what goes wrong in them.
 
-A message is a list in JSON: its key, and a number to which each stage adds a letter,
-so that none is like another. What the workers of a stage make of it is none, one or
-two messages, by the first digit of its number.
+A message is a JSON list of its key, and of a number to which each stage adds a letter,
+so that all messages differ. The workers of a stage make none, one or two messages of
+it, depending on the first digit of its number.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DEADLY: Final = (
     FaultKind.STOP,
     FaultKind.CLOSE_STDOUT,
 )
-"""Of these the message is lost that a worker has."""
+"""Faults that lose the message that the worker has."""
 _CRASHES: Final = (*_DEADLY, FaultKind.CLOSE_STDIN)
 _ODD: Final = (
     Fault(FaultKind.KILL, at=Moment.START, start=1),
@@ -72,10 +72,10 @@ _ODD: Final = (
     Fault(FaultKind.STDERR, at=Moment.START, size=200),
     Fault(FaultKind.CUT, probability=0.2),
 )
-"""These cost no message."""
+"""Faults that lose no message."""
 _WHAT: Final = ("slow", "odd", "crash", "crash", "chance", "culprit")
 _WRONG: Final = (FaultKind.TWICE, FaultKind.SKIP)
-"""These show in the replies that follow."""
+"""Faults that only show in the replies that follow."""
 _SILENT: Final = {
     FaultKind.STALL,
     FaultKind.STOP,
@@ -96,13 +96,13 @@ BREAKS: Final[tuple[Literal["source", "sink", "flush", "commit", "letters"], ...
     "letters",
 )
 STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
-"""Of a commit, see ``Delivery.at``."""
+"""Steps of a commit; see ``Delivery.at``."""
 _MANY: Final = 1000  # restarts
 _LONG: Final = 100.0  # virtual seconds
 
 
 def any_pipeline(draw: random.Random) -> Scenario:
-    """Draw a pipeline of three stages, or, a fifth of them, one that miscounts."""
+    """Draw three stages, some with many refusals, or one stage that miscounts."""
     chance = draw.random()
     if chance < 0.2:
         return miscounting(draw)
@@ -139,10 +139,10 @@ def three_stages(draw: random.Random) -> Scenario:
         if kind is StageKind.TRANSFORM:
             given = [out for m in given for out in work[name](m)]
     (ended,) = draw.choices(_ENDS, (8, 1, 1))
-    # Who drains does not wait for workers that have never answered: what they have ends.
+    # A drain doesn't wait for workers that have never replied, so their messages fail.
     silent = any(f.kind in _SILENT for plan in plans.values() for f in plan.faults)
     known = known and not (ended == "drained" and silent)
-    # Of their own: the seeds that were there before run what they ran.
+    # Separate dice, so that earlier seeds still draw the same pipelines.
     late = random.Random(f"{plans['a'].seed} drain")  # noqa: S311
     limited = ended == "drained" and late.random() < 0.5
     broken = draw.choice(BREAKS) if draw.random() < 0.1 else ""
@@ -169,8 +169,11 @@ def three_stages(draw: random.Random) -> Scenario:
     strict = random.Random(f"{plans['b'].seed} strict")  # noqa: S311
     if strict.random() < 0.15:
         made = _strict(strict, made)
+    untried = random.Random(f"{plans['c'].seed} untried")  # noqa: S311
+    if untried.random() < 0.1:
+        made = _untried(untried, made)
     if made.sink is not None:
-        # Of their own: the seeds that were there before run what they ran.
+        # Separate dice, so that earlier seeds still draw the same pipelines.
         draw = random.Random(f"{plans['c'].seed} epochs")  # noqa: S311
     if draw.random() < (0.75 if made.sink is None else 0.5):
         return made
@@ -184,7 +187,7 @@ def three_stages(draw: random.Random) -> Scenario:
         seconds=draw.choice((0.02, 60.0)),
     )
     made = replace(made, epoch=bounds, notes=draw.random() < 0.5, breaks=breaks)
-    # Of their own: the seeds that were there before run what they ran.
+    # Separate dice, so that earlier seeds still draw the same pipelines.
     disk = random.Random(plans["c"].seed)  # noqa: S311
     if made.broken or disk.random() < 0.7:
         return made
@@ -198,7 +201,7 @@ def three_stages(draw: random.Random) -> Scenario:
 
 
 def _strict(draw: random.Random, made: Scenario) -> Scenario:
-    """Let a stage fail the run for a message."""
+    """Let a stage fail the run rather than dead-letter a message."""
     stages, place = list(made.stages), draw.randrange(len(made.stages))
     stage = stages[place]
     if stage.kind is StageKind.EXTRACT:
@@ -209,8 +212,18 @@ def _strict(draw: random.Random, made: Scenario) -> Scenario:
     return replace(made, stages=stages, strict=True, may_fail=True, fatal=None)
 
 
+def _untried(draw: random.Random, made: Scenario) -> Scenario:
+    """Let a stage try no message again that failed alone, whatever the cause."""
+    stages, place = list(made.stages), draw.randrange(len(made.stages))
+    stage = stages[place]
+    if stage.kind is StageKind.EXTRACT:
+        return made
+    stages[place] = replace(stage, on_error=replace(stage.on_error, retries=0))
+    return replace(made, stages=stages, fatal=None)
+
+
 def refusing(draw: random.Random) -> Scenario:
-    """Draw three stages, of which one refuses many messages, some in a row."""
+    """Draw three stages, one of which refuses many messages, some of them in a row."""
     made = three_stages(draw)
     place, given = draw.randrange(len(made.stages)), list(made.messages)
     for stage in made.stages[:place]:
@@ -231,9 +244,9 @@ def refusing(draw: random.Random) -> Scenario:
 
 def of_programs(draw: random.Random) -> Scenario:
     """
-    Draw two stages whose workers the hostile program can be, too.
+    Draw two stages whose workers can also run as the hostile program.
 
-    What is to become of each message is no matter of time.
+    What becomes of each message doesn't depend on timing.
     """
     messages = [
         b'[%d,"%d"]' % (draw.randrange(3), n) for n in range(draw.randint(1, 9))
@@ -251,7 +264,10 @@ def of_programs(draw: random.Random) -> Scenario:
         assert isinstance(dialect, MarkerDialect)
         command = hostile_worker(plans[name], mode=dialect.mode, batch=stage.batch.size)
         program = replace(stage.program, command=command)
-        stages.append(replace(stage, worker=program))
+        # In real time a busy machine needs longer deadlines.
+        beats = None if stage.timeout.heartbeat is None else 6.0
+        timeout = replace(stage.timeout, message=6.0, start=6.0, heartbeat=beats)
+        stages.append(replace(stage, worker=program, timeout=timeout))
     return Scenario(
         messages=messages,
         stages=stages,
@@ -259,12 +275,12 @@ def of_programs(draw: random.Random) -> Scenario:
         faults=plans,
         fatal=fatal,
         position_every=draw.randint(1, 5),
-        seconds=_LONG,
+        seconds=3 * _LONG,
     )
 
 
 def _once(faults: list[Fault]) -> bool:
-    """Return whether a message may be at fault that is the n-th of another worker."""
+    """Return whether a fault hits a worker's n-th message, whichever that is."""
     return any(fault.message is not None for fault in faults)
 
 
@@ -335,11 +351,11 @@ def any_stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
 def any_faults(
     draw: random.Random, stage: Stage, given: list[bytes]
 ) -> tuple[list[Fault], set[bytes] | None, bool]:
-    """Draw faults; return them, what they dead-letter, if known, and if it may fail."""
+    """Draw faults; return them, dead letters if known, and whether the run may fail."""
     culprits = given if stage.kind is StageKind.TRANSFORM else []
     if culprits and draw.random() < 0.1:
-        # Alone: two faults that make up for each other look like none, nor can
-        # a reply too many from that to the next message, while it is worked at.
+        # As the only fault: two faults that make up for each other look like none, and
+        # a surplus reply can't be told from that to the next message in progress.
         message = draw.choice(culprits)
         return [Fault(draw.choice(_WRONG), equals=message)], {message}, True
     faults, fatal, known = [], set[bytes](), True
@@ -350,7 +366,7 @@ def any_faults(
         elif what == "odd":
             faults.append(draw.choice(_ODD))
         elif what == "crash":
-            # The first one of another worker may be one that is tried again.
+            # The first message of another worker may be one that is tried again.
             at = draw.randint(1 if stage.pool.max == 1 else 2, 4)
             kind, status = draw.choice(_CRASHES), draw.randint(0, 1)
             faults.append(Fault(kind, message=at, start=1, status=status))
@@ -366,7 +382,7 @@ def any_faults(
 
 
 def miscounting(draw: random.Random) -> Scenario:
-    """Draw a stage whose worker answers twice, leaves out, or dies behind that."""
+    """Draw a stage whose worker replies twice, skips a reply, or dies after that."""
     early = draw.random() < 0.2
     count = draw.randint(1, 4) if early else draw.randint(8, 30)
     messages = [b'[%d,"%d"]' % (draw.randrange(3), n) for n in range(count)]
@@ -387,19 +403,19 @@ def miscounting(draw: random.Random) -> Scenario:
         "twice": [Fault(FaultKind.TWICE, message=at, start=start)],
         "skip": [Fault(FaultKind.SKIP, message=at, start=start)],
         "late": [Fault(FaultKind.EXTRA_EOP, start=start)],
-        # Behind a reply too many; what it is killed at was answered, by the count.
+        # After a surplus reply, the message at which it is killed counts as answered.
         # Later in its life a lone message is released without proof, and a worker that
         # is killed leaves no trace of what was wrong with it.
         "dies": [
             Fault(FaultKind.TWICE, message=young, start=start),
             Fault(FaultKind.KILL, message=young + 1, start=start),
         ],
-        # Each process, with something outstanding.
+        # Each process exits, with a message outstanding.
         "exits": [Fault(FaultKind.EXIT, message=draw.randint(2, 9), status=1)],
     }
     plan = faults[draw.choice((*faults, "dies", "dies"))]
     if early:
-        # Nothing follows the last one: of that only a quiet time is a proof.
+        # Nothing follows the last message: only a quiet time can prove its reply.
         plan = [
             Fault(FaultKind.EXTRA_EOP, at=Moment.MESSAGE, message=count, start=start),
             Fault(FaultKind.PAUSE, message=count, start=start, seconds=0.003),

@@ -1,8 +1,7 @@
 """
-A run of a whole pipeline: its ends fail, and it breaks off and is started again.
+Run a whole pipeline, whose ends fail, and which is interrupted and started again.
 
-What is to be true at any time is judged when it is; what is to be true at the end,
-when that has come.
+Commits and records are judged when they happen, the rest at the end of a run.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from tests.simulate.scenario import Scenario
 __all__ = ("Draw", "Simulation", "simulate", "simulate_all")
 
 Draw = Callable[[random.Random], Scenario]
-"""Draws what a seed runs, from that alone."""
+"""Draws a seed's scenario, from random numbers of the seed alone."""
 
 
 def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
@@ -61,7 +60,7 @@ def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
 
 
 def simulate_all(run: Callable[[range], None], seeds: range) -> tuple[list[str], float]:
-    """Return the stories of all seeds that fail, and the processor time of all."""
+    """Return the stories of all failed seeds, and the processor time of all seeds."""
     began, stories = time.process_time(), list[str]()
     while seeds:
         try:
@@ -75,7 +74,7 @@ def simulate_all(run: Callable[[range], None], seeds: range) -> tuple[list[str],
 
 
 class Crashed(Exception):
-    """What breaks a run off, as SIGKILL would."""
+    """Interrupts a run, as SIGKILL would."""
 
 
 class Simulation(simulation.Simulation[Scenario]):
@@ -84,14 +83,14 @@ class Simulation(simulation.Simulation[Scenario]):
     def __init__(self, draw: Draw, seed: int, *, recorded: bool = False) -> None:
         super().__init__(draw, seed, recorded=recorded)
         self._oracle = Oracle(self.scenario)
-        self._calls = 0  # of the end that is broken
-        self._failed = False  # it has, in this start
-        self._died = False  # a program that was to commit or undo an epoch has
+        self._calls = 0  # calls of the broken end
+        self._failed = False  # whether the broken end failed in this start
+        self._died = False  # whether a program died that commits or undoes an epoch
         self._disk = Disk()
-        # Of the runs before this one: messages, and dead letters by stage.
+        # Counts from earlier runs: messages, and dead letters by stage.
         self._before = 0, Counter[str]()
-        self._starts = Counter[str]()  # of the workers of epochs, by name
-        self._again = 3  # starts of a run that failed for a message
+        self._starts = Counter[str]()  # starts of the workers of epochs, by name
+        self._again = 3  # restarts that are left to a run that failed for a message
         self._crash: Crashed | None = None
         self._memory: MemorySink
         self._letters: SimulatedLetters
@@ -105,7 +104,7 @@ class Simulation(simulation.Simulation[Scenario]):
             await anyio.sleep(seconds)
 
     def use(self, end: str) -> None:
-        """Raise OSError, if that end is to fail now."""
+        """Raise OSError if an end must fail now."""
         if end == self.scenario.broken:
             self._calls += 1
             at = self._calls - self.scenario.broken_at
@@ -119,7 +118,7 @@ class Simulation(simulation.Simulation[Scenario]):
         return self._draw.random() < 0.5
 
     def live(self) -> None:
-        """Raise what broke the run off, if anything did."""
+        """Raise the error that interrupted the run, if it was interrupted."""
         if self._crash is not None:
             raise self._crash
 
@@ -143,7 +142,7 @@ class Simulation(simulation.Simulation[Scenario]):
         """Judge an epoch that is about to be recorded."""
         if record.epoch == self._disk.record.epoch:
             if self._disk.record.ended and not record.ended:
-                # Another run begins, where one was drained.
+                # Another run begins where one was drained.
                 position = record.position or 0
                 assert isinstance(position, int)
                 self._before = position, Counter(record.letters)
@@ -168,7 +167,7 @@ class Simulation(simulation.Simulation[Scenario]):
             if self._run.doubtful or not self.scenario.may_fail:
                 self.violate(str(error))
             else:
-                # What shows that a reply was another's may come later.
+                # The sign that a reply was another message's may come later.
                 self._doubted = self._doubted or error
 
     def _made(self) -> Pipeline:
@@ -209,8 +208,8 @@ class Simulation(simulation.Simulation[Scenario]):
 
     def _launch(self, request: LaunchRequest) -> tuple[Wire, Child]:
         if "ETLSTAGE_EPOCH" in request.env and not _is_program(request):
-            # Each attempt has workers of its own. What they do wrong goes by how often
-            # one was started in all, or else each attempt would end as the first.
+            # Each attempt has workers of its own. Their faults go by the total number
+            # of starts, or else each attempt would end like the first.
             self._starts[request.worker] += 1
             start = {"ETLSTAGE_START": f"{self._starts[request.worker]}"}
             request = replace(request, env={**request.env, **start})
@@ -249,7 +248,7 @@ class Simulation(simulation.Simulation[Scenario]):
         return 0
 
     def _dies(self, worker: ScriptedWorker) -> bool:
-        """Return whether a program that commits or undoes an epoch is to end here."""
+        """Return whether a program that commits or undoes an epoch dies here."""
         dies = self._draw.random() < 0.05
         if dies:
             self._died = True
@@ -261,10 +260,10 @@ class Simulation(simulation.Simulation[Scenario]):
         while await self._start(next(breaks, None), ended):
             self.tell("the run is started again")
             ended = ""
-            self._processed.clear()  # it may be that it is processed in another order
+            self._processed.clear()  # the order of processing may change
 
     async def _start(self, breaks: tuple[str, int] | float | None, ended: str) -> bool:
-        """Run the pipeline; return whether it is to be started again."""
+        """Run the pipeline; return whether it must be started again."""
         scenario, report = self.scenario, None
         self._step, self._crash = ("", 0), None
         self._failed = self._died = False
@@ -290,7 +289,7 @@ class Simulation(simulation.Simulation[Scenario]):
         scenario = self.scenario
         self.tell(f"the run is over: {report.status}")
         if self._made_up:
-            return False  # replies are those of other messages, and no one can know
+            return False  # replies are other messages', and no one can know that
         if self._failed and report.status != "failed":
             raise Violation(
                 f"the run is {report.status}, although the {self.scenario.broken}"
@@ -298,8 +297,8 @@ class Simulation(simulation.Simulation[Scenario]):
             )
         if self._doubted and not isinstance(report.error, RepliesDoubtful):
             raise self._doubted
-        # Between two positions a source can't be drained so that it reads on; a worker
-        # is waited for, to the end of its range.
+        # A source that is drained between two positions can't be resumed; a worker is
+        # given the time to reach the end of its range.
         drained = drained and isinstance(report.error, SourceFailed)
         if drained and scenario.stages[0].kind is StageKind.EXTRACT:
             raise Violation(f"a drained worker ends between positions: {report.error}")
@@ -318,16 +317,17 @@ class Simulation(simulation.Simulation[Scenario]):
             self._before,
             unproven=self._unproven(report),
         )
+        self._check_blame(self._letters.kept)
         ended = self.scenario.epoch is None or report.status != "drained"
         return not ended and self._goes_on()
 
     def _unproven(self, report: Report) -> bool:
-        """Return whether a run failed, rightly, for a load worker that did not end."""
+        """Return whether a run failed, rightly, as a load worker did not end well."""
         loaders = (
             w for w in self._scripted.workers if w.request.kind is StageKind.LOAD
         )
         failed = any(worker.returncode for worker in loaders)
-        if self.scenario.epoch is not None:  # which is not committed: none is doubtful
+        if self.scenario.epoch is not None:  # it isn't committed: nothing is doubtful
             return failed and isinstance(report.error, StageFailed | WorkerLost)
         doubtful = report.ledger[-1].doubtful > 0
         return failed and doubtful and isinstance(report.error, WorkerLost)
@@ -337,7 +337,7 @@ class Simulation(simulation.Simulation[Scenario]):
         if self.scenario.epoch is not None:
             return self._goes_on()
         if self.scenario.may_fail:
-            return False  # whether a reply was another's, it had no time to show
+            return False  # a wrong reply may not have had the time to show
         report: Report = self._run.report("failed")
         extracted = report.ledger[0].produced
         self._oracle.check_loaded(
@@ -346,14 +346,14 @@ class Simulation(simulation.Simulation[Scenario]):
         return False
 
     def _goes_on(self) -> bool:
-        """Return whether a run that was interrupted goes on, and what is left for it."""
+        """Keep a random part of the letters; return whether the run can be resumed."""
         kept = self._letters.kept
-        # Of what was not made durable some may have become so.
+        # Letters that were not synced may be durable nevertheless.
         self._disk.letters = kept[
             : self._draw.randint(self._letters.durable, len(kept))
         ]
         if self._made_up or self._doubted:
-            return False  # whether a reply was another's, it had no time to show
+            return False  # a wrong reply may not have had the time to show
         record = self._disk.record
         return record.resumes or not record.epoch
 
@@ -375,7 +375,7 @@ class Simulation(simulation.Simulation[Scenario]):
     def _at(self, step: str) -> None:
         name, left = self._step
         self._step = name, left - (step == name)
-        # Behind the end there is nothing to go on with.
+        # After the end there is nothing to resume.
         if self._step == (step, 0) and not self._disk.record.ended:
             self._break(f" at {step}")
 
@@ -387,12 +387,12 @@ class Simulation(simulation.Simulation[Scenario]):
 
     @property
     def _arrived(self) -> list[bytes]:
-        """What reached the sink, and counts."""
+        """The messages that reached the sink, and count."""
         if self.scenario.epoch is not None:
             return self._disk.loaded
         return self._loaded if self.scenario.sink is not None else self._memory.messages
 
 
 def _is_program(request: LaunchRequest) -> bool:
-    """Return whether it commits or undoes an epoch, which is its last argument."""
+    """Return whether a worker commits or undoes an epoch (its last argument)."""
     return len(request.command) > 1

@@ -1,4 +1,4 @@
-"""Pipelines drawn from a seed: what is found, and that it is found again."""
+"""Simulations of pipelines drawn from seeds find bugs, and find them again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.simulate import (
     three_stages,
 )
 from tests.simulate.__main__ import main
-from tests.simulate.pipelines import miscounting
+from tests.simulate.pipelines import any_pipeline, miscounting
 
 SOME = range(60)
 MANY = range(400)
@@ -50,13 +50,13 @@ ALL = ErrorPolicy(budget=ErrorBudget(share=1.0))
 
 
 def test_three_stages_keep_what_is_promised() -> None:
-    """In a sample; many more were run."""
+    """A sample of seeds; ``python -m tests.simulate`` runs more."""
     simulate(three_stages, SOME)
 
 
 @pytest.mark.parametrize("seed", [4443, 28333])
 def test_reply_too_many_that_is_made_up_for_is_no_finding(seed: int) -> None:
-    """Where the worker ends its batches itself, no one can know (issue 12)."""
+    """If the worker ends its batches itself, this can't be detected (issue 12)."""
     simulate(three_stages, [seed])
 
 
@@ -69,7 +69,7 @@ open_session = MarkerDialect.open
 
 
 def forget(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-    """Judge, and forget one of those that are to be tried again."""
+    """Judge, and forget one of the messages that must be tried again."""
     found = judge(*arguments, **options)
     if found.innocent:
         found.innocent.pop()
@@ -77,28 +77,33 @@ def forget(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
 
 
 def blame(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-    """Judge, and try nothing again."""
+    """Judge without any retries."""
     return judge(*arguments, **options | {"retries": 0})
 
 
+def hurry(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    """Judge as if the process had got no messages before."""
+    return judge(*arguments, **options | {"first": True})
+
+
 def disorder(*arguments: Any, **options: Any) -> None:  # noqa: ANN401
-    """Begin a submission whose outcomes come as they are ready."""
+    """Begin a submission whose outcomes come in any order."""
     begin(*arguments, **options | {"order": submission.AnyOrder()})
 
 
 def drift(backlog: Any, lane: Any, lanes: Any, owned: int = 0) -> bool:  # noqa: ANN401
-    """Let a lane go to another worker while something of it is in flight."""
+    """Let a lane move to another worker while messages of it are in flight."""
     owner = backlog._owners.get(id(lane))
     return owner not in backlog._workers or lanes[owner] > owned
 
 
 def release_at_once(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-    """Open a session that takes each reply for what it is counted for."""
+    """Open a session that releases replies by count, without proof."""
     return open_session(*arguments, **options | {"life": None})
 
 
 async def hasten(loading: Any) -> None:  # noqa: ANN401
-    """Acknowledge what has been read, whatever the sink does."""
+    """Acknowledge everything that was read, before the sink has it."""
     positions = loading._positions
     if positions:
         await loading._source.acknowledge(positions.pop()[1])
@@ -143,7 +148,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_found(name: str) -> None:
-    """In retry, order, pairing and commit; soon, and where there is none otherwise."""
+    """Few seeds find it, and the seed that does passes without the bug."""
     bug, why = PLANTED[name]
     with patch.object(*bug), pytest.raises(SimulationFailed, match=why) as found:
         simulate(three_stages, SOME)
@@ -163,7 +168,7 @@ def trust(
     owed: int,
     **_more: Any,  # noqa: ANN401
 ) -> None:
-    """Release a block as soon as it has ended."""
+    """Release a block as soon as it is complete, without proof."""
     proof.held += many
     proof._answers.append(answer)
     if not owed:
@@ -172,7 +177,7 @@ def trust(
 
 
 def count(proof: Proof, now: float, **_: Any) -> None:  # noqa: ANN401
-    """Take a process that is gone for one that has answered all, and ended well."""
+    """Treat an exited process as one that replied to everything and ended well."""
     proof._whole, proof._left = True, 0
     exited(proof, now, clean=True, owed=0)
 
@@ -199,13 +204,13 @@ MISCOUNTED: dict[str, Any] = {
 
 
 def test_workers_that_miscount_change_no_reply() -> None:
-    """However many they write, and whatever they die of (issue 22)."""
+    """Surplus or missing replies, or deaths after them, change no reply (issue 22)."""
     simulate(miscounting, MANY)
 
 
 @pytest.mark.parametrize("name", MISCOUNTED)
 def test_planted_bug_in_pairing_is_found(name: str) -> None:
-    """Each rule of it is needed (issue 22)."""
+    """Each rule of the pairing is needed (issue 22)."""
     with patch.object(*MISCOUNTED[name]), pytest.raises(SimulationFailed) as found:
         simulate(miscounting, MANY)
     simulate(miscounting, [found.value.seed])
@@ -219,14 +224,14 @@ commit_at = Loading._commit_at
 
 
 def epochs(draw: random.Random) -> Scenario:
-    """Draw three stages until each message is to be loaded once."""
+    """Draw three stages until each message must be loaded exactly once."""
     while (made := three_stages(draw)).epoch is None:
         pass
     return made
 
 
 def epochs_of_workers(draw: random.Random) -> Scenario:
-    """Draw three stages until programs of a user's are to commit what workers load."""
+    """Draw three stages until a user's programs commit what load workers staged."""
     while (made := epochs(draw)).sink is None:
         pass
     return made
@@ -239,22 +244,22 @@ def ahead(delivery: Delivery, position: object, **options: Any) -> Any:  # noqa:
 
 
 def uncounted(delivery: Delivery, position: object, **options: Any) -> Any:  # noqa: ANN401
-    """Return a record without what the stages have counted."""
+    """Return a record without the stages' accounts."""
     return follow(delivery, position, **options | {"accounts": None})
 
 
 async def seal(loading: Any, durable: Any) -> None:  # noqa: ANN401
-    """Leave the dead letters for later."""
+    """Make the epoch durable without the dead letters."""
     await durable()
 
 
 async def put_off(loading: Any, _durable: Any) -> None:  # noqa: ANN401
-    """Leave the epoch for later."""
+    """Make the dead letters durable without the epoch."""
     await loading._letters.sync()
 
 
 async def record_first(loading: Any, *record: Any, ended: bool) -> None:  # noqa: ANN401
-    """Record an epoch, and load it then."""
+    """Record an epoch before it is loaded."""
     await commit(loading, *record, ended=ended)
     await loading._sink.flush()
 
@@ -284,17 +289,28 @@ LOADED_TWICE = {
 
 
 def test_runs_that_break_off_load_each_message_once() -> None:
-    """In a sample; many more were run (issue 14)."""
+    """A sample of seeds; ``python -m tests.simulate`` runs more (issue 14)."""
     simulate(epochs, range(30))
 
 
 def test_programs_commit_each_message_once() -> None:
-    """Whatever workers, these programs and the run die of (issue 24)."""
+    """Workers, the commit programs, and the run may die anywhere (issue 24)."""
     simulate(epochs_of_workers, range(30))
 
 
+def test_message_that_is_blamed_for_the_process_of_another_is_found() -> None:
+    """The process had other messages, one of which may have killed it (issue 26)."""
+    why = r"dead-lettered for a process that had \d messages"
+    with (
+        patch.object(dispatch, "judge", hurry),
+        pytest.raises(SimulationFailed, match=why),
+    ):
+        simulate(any_pipeline, [533])
+    simulate(any_pipeline, [533])
+
+
 def test_attempt_that_is_committed_though_a_worker_was_lost_is_found() -> None:
-    """Whoever takes its messages loads them again, in the same attempt (issue 24)."""
+    """Its messages are loaded again by another worker in the attempt (issue 24)."""
     with (
         patch.object(EpochSink, "_in_vain", False),
         pytest.raises(SimulationFailed, match="is loaded too often") as found,
@@ -305,13 +321,13 @@ def test_attempt_that_is_committed_though_a_worker_was_lost_is_found() -> None:
 
 @pytest.mark.parametrize("seed", [919, 2837])
 def test_run_that_was_drained_is_read_on_behind(seed: int) -> None:
-    """By another run, which accounts for what is left (issue 14)."""
+    """Another run continues there, and accounts for the rest (issue 14)."""
     simulate(three_stages, [seed])
 
 
 @pytest.mark.parametrize("name", LOADED_TWICE)
 def test_planted_bug_in_a_commit_is_found(name: str) -> None:
-    """Soon, and where there is none otherwise (issue 14)."""
+    """Few seeds find it, and the seed that does passes without the bug (issue 14)."""
     bugs, why = LOADED_TWICE[name]
     with ExitStack() as stack:
         for bug in bugs:
@@ -322,7 +338,7 @@ def test_planted_bug_in_a_commit_is_found(name: str) -> None:
 
 
 def test_position_that_is_acknowledged_is_recorded() -> None:
-    """Before that: its source forgets what is before it (issue 14)."""
+    """It must be recorded first, as the source forgets what is before it (issue 14)."""
 
     async def hasty(loading: Any, reached: Any, *, ended: bool = False) -> None:  # noqa: ANN401
         await loading._source.acknowledge(reached)
@@ -339,17 +355,17 @@ def test_position_that_is_acknowledged_is_recorded() -> None:
 
 
 def number(message: bytes) -> list[bytes]:
-    """Refuse what is no number."""
+    """Return a number as it is; anything else is refused."""
     return [b"%d" % int(message)]
 
 
 def clean(**settings: Any) -> Stage:  # noqa: ANN401
-    """Return a stage."""
+    """Return a transform stage that dead-letters messages."""
     return Stage(name="clean", worker=("no-such-program",), on_error=ALL, **settings)
 
 
 def scenario(**changes: Any) -> Callable[[random.Random], Scenario]:  # noqa: ANN401
-    """Return what draws always the same."""
+    """Return a function that always draws the same scenario."""
     made = Scenario(
         messages=[b"%d" % n for n in range(8)],
         stages=[clean()],
@@ -360,7 +376,7 @@ def scenario(**changes: Any) -> Callable[[random.Random], Scenario]:  # noqa: AN
 
 
 def test_embedder_simulates_own_stages() -> None:
-    """With own work, and own faults."""
+    """An embedder gives the stages' work and faults."""
     killed = Fault(FaultKind.KILL, equals=b"3")
     simulate(
         scenario(
@@ -373,7 +389,7 @@ def test_embedder_simulates_own_stages() -> None:
 
 
 def test_both_ends_may_be_workers() -> None:
-    """They extract what is there, and load it."""
+    """One extracts the scenario's messages, another loads them."""
     simulate(
         scenario(
             stages=[
@@ -432,13 +448,13 @@ def test_both_ends_may_be_workers() -> None:
 def test_what_is_not_as_expected_is_a_finding(
     changes: dict[str, Any], why: str
 ) -> None:
-    """It shows what, and for which message."""
+    """The error shows what is wrong, and for which message."""
     with pytest.raises(SimulationFailed, match=why):
         simulate(scenario(**changes), [0])
 
 
 def test_own_stages_load_once() -> None:
-    """However often, and wherever, a run breaks off (issue 14)."""
+    """A run may be interrupted at any step, and several times (issue 14)."""
     killed = {"clean": FaultPlan.of(Fault(FaultKind.KILL, message=2, start=1))}
     breaks = [(step, n) for n in (1, 2) for step in ("written", "aside", "recorded")]
     for notes in (False, True):
@@ -457,7 +473,7 @@ def test_own_stages_load_once() -> None:
 @pytest.mark.parametrize("ended", ["drained", "cancelled"])
 @pytest.mark.parametrize("at", [0.0, 0.01, 10.0])
 def test_run_that_is_ended_early(ended: str, at: float) -> None:
-    """It keeps what is promised, too."""
+    """A drained or cancelled run keeps its promises, too."""
     slow = Fault(FaultKind.PAUSE, seconds=0.5, probability=0.5)
     simulate(
         scenario(ended=ended, ended_at=at, faults={"clean": FaultPlan.of(slow)}),
@@ -467,7 +483,7 @@ def test_run_that_is_ended_early(ended: str, at: float) -> None:
 
 @pytest.mark.parametrize("broken", ["source", "sink", "flush", "commit", "letters"])
 def test_end_that_fails_makes_the_run_fail(broken: str) -> None:
-    """Which is a finding, if it may not; and else if it does not."""
+    """With ``may_fail`` the run must fail; without it the failure is a finding."""
     fails: dict[str, Any] = {"messages": [b"1", b"x", b"3"], "fatal": {"clean": {b"x"}}}
     fails |= {"broken": broken, "flushes": True}
     simulate(scenario(**fails, may_fail=True), range(5))
@@ -476,7 +492,7 @@ def test_end_that_fails_makes_the_run_fail(broken: str) -> None:
 
 
 def test_letter_of_a_load_worker_can_not_be_kept() -> None:
-    """The run fails, and leaves nothing open in the middle (issue 12)."""
+    """The run fails, and leaves nothing open (issue 12)."""
     load = Stage(
         name="load", worker=("no-such-program",), kind=StageKind.LOAD, on_error=ALL
     )
@@ -493,7 +509,7 @@ def test_letter_of_a_load_worker_can_not_be_kept() -> None:
 
 
 def test_end_whose_failure_no_one_sees_is_a_finding() -> None:
-    """The run ends as if it had not been."""
+    """It is one if the run ends as though the end had not failed."""
 
     async def swallow(loading: Any) -> None:  # noqa: ANN401
         with suppress(OSError):
@@ -507,7 +523,7 @@ def test_end_whose_failure_no_one_sees_is_a_finding() -> None:
 
 
 def test_start_that_fails() -> None:
-    """It is tried again; only the first one must not."""
+    """A later start is tried again; a failed first start ends the run."""
     killed = {"clean": FaultPlan.of(Fault(FaultKind.KILL, message=2, start=1))}
     simulate(scenario(faults=killed, starts_that_fail={"clean": {2}}), range(5))
     with pytest.raises(SimulationFailed, match=r"the run failed: .*can't start worker"):
@@ -515,18 +531,18 @@ def test_start_that_fails() -> None:
 
 
 def test_pipes_may_be_small() -> None:
-    """Smaller than a message, too."""
+    """They may be even smaller than a message."""
     simulate(scenario(messages=[b"123456789"] * 5, pipe_size=4), range(5))
 
 
 def test_stage_needs_work() -> None:
-    """Without it no one knows what is to come of a message."""
+    """Without ``work`` the outputs of a message are unknown."""
     with pytest.raises(ConfigError, match="stage clean has no work"):
         Scenario(messages=[], stages=[clean()], work={})
 
 
 def test_generator_that_is_left_behind_is_a_finding() -> None:
-    """When it is closed would be left to chance."""
+    """The time at which it is closed would be left to chance."""
     keep = MemoryDeadLetters.keep
 
     async def numbers() -> AsyncIterator[int]:
@@ -550,7 +566,7 @@ def test_generator_that_is_left_behind_is_a_finding() -> None:
 
 
 def story() -> str:
-    """Return the story of a seed that fails by a planted bug."""
+    """Return the story of a seed that fails because of a planted bug."""
     with (
         patch.object(dispatch, "judge", forget),
         pytest.raises(SimulationFailed) as found,
@@ -560,7 +576,7 @@ def story() -> str:
 
 
 def test_failing_seed_has_its_story() -> None:
-    """What happened, in order, with virtual times; and the same again."""
+    """The story has the events in order, with virtual times, and is reproducible."""
     told = story()
     first, *lines = told.splitlines()
     assert re.fullmatch(r"seed \d+: the run was not over within 100 s", first)
@@ -575,7 +591,7 @@ def test_failing_seed_has_its_story() -> None:
 def test_story_is_whole_where_structlog_is_set_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As in a service that logs by it; which goes on to (issue 12)."""
+    """The service's own configuration of structlog stays as it is (issue 12)."""
     told = story()
     structlog.configure()
     try:
@@ -593,7 +609,7 @@ print(story())
 
 
 def test_other_process_has_the_same_story() -> None:
-    """Whatever the seed of its hashes."""
+    """The story doesn't depend on the hash seed."""
     again = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)},
@@ -608,7 +624,7 @@ def test_other_process_has_the_same_story() -> None:
 
 
 def test_command_runs_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is quiet about those that keep what is promised."""
+    """It prints only a summary if all seeds pass."""
     assert main(["--seeds", "3"]) == 0
     assert main(["--seeds", "0:4"]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -618,7 +634,7 @@ def test_command_runs_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_reports_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """And goes on."""
+    """It goes on after a failed seed."""
     with patch.object(Loading, "_acknowledge", hasten):
         assert main(["--seeds", "0:10"]) == 1
     told = capsys.readouterr().out
@@ -629,7 +645,7 @@ def test_command_reports_what_it_found(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.process
 def test_command_runs_seeds_in_several_processes() -> None:
-    """As many as the command line asks for."""
+    """``--jobs`` sets their number."""
     told = subprocess.run(
         [
             sys.executable,
@@ -648,7 +664,7 @@ def test_command_runs_seeds_in_several_processes() -> None:
 
 
 def test_command_wants_a_process() -> None:
-    """None is too few."""
+    """Zero jobs are refused."""
     with pytest.raises(SystemExit, match="2"):
         main(["--jobs", "0"])
 
@@ -657,7 +673,7 @@ def test_command_wants_a_process() -> None:
 def test_command_refuses_what_is_no_range(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It shows what it wants."""
+    """The error shows the expected form."""
     with pytest.raises(SystemExit, match="2"):
         main(["--seeds", text])
     assert f"expected FIRST:END, as 0:10000, got {text!r}" in capsys.readouterr().err

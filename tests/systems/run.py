@@ -1,4 +1,4 @@
-"""One drawn system: run until all is loaded, whatever is killed meanwhile."""
+"""Run one drawn system until everything is loaded, killing processes meanwhile."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -16,31 +14,33 @@ from pathlib import Path
 from typing import Final, Self
 
 from etlstage.transport.process import descendants
+from tests.cli.forked import Forked, Forks, environment
 from tests.systems.system import System
 
 __all__ = ("Ran", "run")
 
 PATIENCE: Final = 300.0
-"""Seconds until a run that nobody kills has ended."""
+"""Seconds within which a run must end once nothing is killed any more."""
 MANY: Final = 200
-"""Starts, of all runs of a system."""
+"""Maximal number of starts, of all runs of a system together."""
 NOT_BEGUN: Final = (
     "interrupted before the run began",
     "interrupted",
     "KeyboardInterrupt",
 )
-"""How its log ends if a signal came first, be it to Python."""
+"""How the log ends if a signal arrived before the run began, or before Python did."""
 DRAINED: Final = 4
 AGAIN: Final = {DRAINED, 5, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
-"""Exit codes of runs that are started again: drained, stopped, killed; Python has two of
-its own for an interrupt."""
+"""Exit codes of runs that are started again: drained, stopped, killed; Python itself
+has two codes for an interrupt."""
 FAILED: Final = 1
-"""Of one that failed, as it may where a load worker was killed: nothing is proven."""
+"""Exit code of a failed run; allowed where a worker was killed, as a load worker's
+death leaves unproven what was loaded."""
 
 
 @dataclass
 class Ran:
-    """What became of a system."""
+    """The outcome of a system."""
 
     seed: int
     system: System
@@ -51,7 +51,7 @@ class Ran:
 
     @property
     def workers_killed(self) -> bool:
-        """Whether one was."""
+        """Whether any worker was killed."""
         return any(kill.startswith("worker") for kill in self.kills)
 
     def __str__(self) -> str:
@@ -62,18 +62,18 @@ class Ran:
         return what + killed + wrong
 
 
-def run(seed: int, parent: Path) -> Ran:
-    """Draw a system and run it to its end; its folder is kept if anything is wrong."""
+def run(seed: int, parent: Path, forks: Forks) -> Ran:
+    """Draw a system and run it to its end; keep its folder if anything is wrong."""
     dice = random.Random(seed)  # noqa: S311
     folder = Path(tempfile.mkdtemp(prefix=f"system-{seed}-", dir=parent))
     ran = Ran(seed, System.draw(folder, dice))
     try:
-        with _Runs(ran, dice) as runs:
+        with _Runs(ran, dice, forks) as runs:
             runs.drive(dice.choice([0, 1, 3, 8]))
     except AssertionError as error:
         ran.wrong = str(error)
     else:
-        # Who drains has loaded what it has read, once.
+        # A drained run has loaded everything it read, once.
         system, drained = ran.system, ran.codes <= {0, DRAINED}
         ran.wrong = (
             system.check(drained=drained, workers_killed=ran.workers_killed)
@@ -86,19 +86,20 @@ def run(seed: int, parent: Path) -> Ran:
 
 class _Runs:
     """
-    The runs of a system, each of which is started again until it has loaded all.
+    The runs of a system, each of which is started again until it has loaded everything.
 
-    Who reads journals has read all that there is if it was started behind the end of
-    who appends.
+    A run that reads journals has read all of them only if it was started after the run
+    that appends had ended.
     """
 
-    def __init__(self, ran: Ran, dice: random.Random) -> None:
+    def __init__(self, ran: Ran, dice: random.Random, forks: Forks) -> None:
         self._ran = ran
+        self._forks = forks
         self._dice = dice
         self._files = ran.system.runs
-        # Of those that are to go on, by name: the process, and which start it is.
-        self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
-        self._appended = 0  # at which start the run that appends had ended
+        # By name: the process, and the number of its start.
+        self._running: dict[str, tuple[Forked, int]] = {}
+        self._appended = 0  # number of starts when the run that appends had ended
 
     def __enter__(self) -> Self:
         for name in self._files:
@@ -107,11 +108,11 @@ class _Runs:
 
     def __exit__(self, *exc: object) -> None:
         for process, _ in self._running.values():
-            with process:
-                process.kill()
+            process.kill()
+            process.wait()
 
     def drive(self, kills: int) -> None:
-        """Kill so often, if there is time, and wait for all to end."""
+        """Kill that many times, if the runs last long enough; wait for all to end."""
         while self._running:
             if kills:
                 time.sleep(self._dice.random() * self._dice.choice([0.5, 1.5, 3]))
@@ -119,8 +120,8 @@ class _Runs:
             else:
                 self._await_one()
             for name, (process, start) in sorted(self._running.items()):
-                if process.poll() is not None:
-                    self._end(name, process.returncode, start)
+                if (code := process.poll()) is not None:
+                    self._end(name, code, start)
 
     def _end(self, name: str, code: int, start: int) -> None:
         begun = not self._log(name).read_text().rstrip().endswith(NOT_BEGUN)
@@ -137,7 +138,7 @@ class _Runs:
             return
         assert self._ran.lives < MANY, f"{name} is started for ever: {code}"
         if code == 0:
-            time.sleep(0.5)  # there may be more by then
+            time.sleep(0.5)  # more may have been appended by then
         self._start(name)
 
     def _start(self, name: str) -> None:
@@ -145,14 +146,9 @@ class _Runs:
         with self._log(name).open("ab") as log:
             log.write(b"-- start %d\n" % self._ran.lives)
             log.flush()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "etlstage", "run", self._files[name]],
-                cwd=self._ran.system.folder,
-                stdout=log,
-                stderr=log,
-                # A process in the background of a shell ignores it otherwise.
-                preexec_fn=_hear_interrupts,
-            )
+            words = ["run", self._files[name]]
+            folder = self._ran.system.folder
+            process = self._forks.start(words, folder, environment(), log)
         self._running[name] = process, self._ran.lives
 
     def _log(self, name: str) -> Path:
@@ -172,23 +168,18 @@ class _Runs:
             time.sleep(0.01)
 
 
-def _hear_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def _kill(process: int, dice: random.Random) -> str:
-    """Kill it, or stop it by a signal, or kill one of its workers; return which."""
+    """Kill a run, stop it by a signal, or kill one of its workers; return which."""
     workers = sorted(descendants(process))
     what = dice.choice(["run", "run", "worker", "worker", "TERM", "INT"])
     if what == "worker" and workers:
         with suppress(ProcessLookupError):
             os.kill(dice.choice(workers), signal.SIGKILL)
         return what
-    if what in ("TERM", "INT"):
-        os.kill(process, signal.Signals[f"SIG{what}"])
-        return what
-    os.kill(process, signal.SIGKILL)
-    return "run"
+    number = signal.Signals[f"SIG{what}"] if what in ("TERM", "INT") else signal.SIGKILL
+    with suppress(ProcessLookupError):  # it may have ended meanwhile
+        os.kill(process, number)
+    return "run" if number == signal.SIGKILL else what
 
 
 def _shown(pipeline: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Systems that are drawn load what is due, whatever is killed."""
+"""Randomly drawn systems load what they must, whatever is killed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.forked import Forks
 from tests.systems.run import run
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_systems_load_what_is_due(tmp_path: Path, seed: int) -> None:
-    """More of them: ``python -m tests.systems``."""
-    ran = run(seed, tmp_path)
+def test_systems_load_what_is_due(tmp_path: Path, forks: Forks, seed: int) -> None:
+    """A sample; ``python -m tests.systems`` runs more."""
+    ran = run(seed, tmp_path, forks)
     assert not ran.wrong, str(ran)

@@ -1,8 +1,8 @@
 """
-Run a stage of hostile workers and see what became of everything.
+Run a stage of hostile workers, and return what became of everything.
 
-Each run puts a word of its own into the environment of its workers. What they start
-inherits it, so that nothing of a run can hide in the process table.
+Each run puts a token of its own into the environment of its workers. Their child
+processes inherit it, so that no process of a run can hide in the process table.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ T = TypeVar("T")
 MODES: Final = (Mode.SINGLE, Mode.BATCH_WORKER, Mode.BATCH_SUPERVISOR)
 WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
 WITHIN: Final = 60.0
-"""Seconds that a run may take, on a machine that does other things, too."""
+"""Seconds that a run may take, on a busy machine."""
 PATIENT: Final = Timeouts(message=2 * WITHIN, stop=0.1)
-"""For faults that are noticed without a clock: a run that waits for it fails."""
-QUICK: Final = Timeouts(start=2 * WITHIN, message=0.25, stop=0.1)
-"""For those that only a clock notices; for stages that report when they are ready."""
+"""For faults that are noticed without a deadline: a run that waits for one fails."""
+QUICK: Final = Timeouts(start=2 * WITHIN, message=1, stop=0.1)
+"""For faults that only a deadline notices, in stages that report readiness."""
 RUN: Final = "ETLSTAGE_TEST_RUN"
-"""Name of the variable that holds the word of a run."""
+"""Name of the environment variable with the token of a run."""
 
 
 @dataclass
 class Outcome:
-    """What one run has shown."""
+    """The outcome of one run."""
 
     results: list[Result] = field(default_factory=list)
     events: list[SupervisorEvent] = field(default_factory=list)
-    """From before the start to behind the end of the supervisor."""
+    """Those from before the supervisor's start until after its end."""
     peak: int = 0
-    """By how much our own memory grew, at most, in bytes."""
+    """The most by which the memory of this process grew, in bytes."""
 
     def of(self, kind: type[T]) -> list[T]:
         """Return the events of that kind."""
@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def restarts(self) -> int:
-        """How often a worker was started again."""
+        """Number of times that a worker was started again."""
         return sum(event.start > 1 for event in self.of(WorkerStarted))
 
 
@@ -87,7 +87,7 @@ def hostile(
     markers: Markers = WORDS,
     **options: object,
 ) -> Stage:
-    """Return a stage, called ``t``, whose workers misbehave so."""
+    """Return a stage, named ``t``, whose workers have these faults."""
     options.setdefault("batch", BatchPolicy(size=4, seconds=0.05))
     options.setdefault("restart", RestartPolicy(delay=0.01))
     return staged(
@@ -105,13 +105,13 @@ def numbers(count: int) -> list[bytes]:
 
 
 def delivered(results: Sequence[Result]) -> list[bytes]:
-    """Return all outputs, in order; there is none where there is an error."""
+    """Return all outputs, in order; a result with an error must have none."""
     assert [r for r in results if r.error is not None and r.outputs] == []
     return [output for result in results for output in result.outputs]
 
 
 def left(token: str) -> dict[int, str]:
-    """Return the processes that have the word, and their commands; zombies have not."""
+    """Return the processes with the token, and their commands; without zombies."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -125,7 +125,7 @@ def left(token: str) -> dict[int, str]:
 async def supervised(
     stage: Stage,
 ) -> AsyncIterator[tuple[AsyncSupervisor, Outcome]]:
-    """Run the block with a supervisor; behind it, nothing may be left."""
+    """Run the block with a supervisor; no process may be left after it."""
     token, outcome = uuid.uuid4().hex, Outcome()
     stage = replace(
         stage, worker=replace(stage.program, env={**stage.program.env, RUN: token})
@@ -150,7 +150,7 @@ async def supervised(
         if found:
             raise AssertionError(f"processes are left: {found}")
     finally:
-        # Whatever this test has shown, it is not to disturb the next.
+        # Whatever the test has shown, its processes must not disturb the next test.
         for pid in left(token):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ async def supervised(
 async def simulated(
     stage: Stage,
 ) -> AsyncIterator[tuple[AsyncSupervisor, Outcome]]:
-    """Run the block with a supervisor whose hostile workers are no processes."""
+    """Run the block with a supervisor whose hostile workers run in memory."""
     outcome, launch = Outcome(), ScriptedLaunch(script_of(stage))
     async with AsyncSupervisor(stage, launch=launch) as supervisor:
         events = supervisor.events()
@@ -177,7 +177,7 @@ World = Callable[[Stage], AbstractAsyncContextManager[tuple[AsyncSupervisor, Out
 async def supervise(
     stage: Stage, messages: Sequence[bytes], world: World = supervised
 ) -> Outcome:
-    """Submit the messages, all at once."""
+    """Submit all messages at once; return the outcome."""
     async with world(stage) as (supervisor, outcome):
         outcome.results = await supervisor.submit(messages)
     # In the order of the input, and each once.

@@ -1,8 +1,8 @@
 """
 Every fault, in every mode, with one worker or with three: a stage survives it.
 
-A worker that fails in its first start costs nothing; a message that is always at
-fault is found, alone, and all others are delivered once, in order.
+A worker that fails in its first start costs nothing; a message that always makes
+workers fail is found, alone, and all others are delivered once, in order.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def _needs_process(value: object) -> bool:
 
 def _cases(*values: object, name: str = "", turn: int) -> Iterator[object]:
     """
-    Yield a row in every mode, in memory: in turn with one worker and with three.
+    Yield a row in every mode, in memory, alternating between one worker and three.
 
-    In one mode it is run with processes, too; in each, if it can't be simulated.
+    In one mode it is run with processes, too; in all of them if it can't be simulated.
     """
     for at, mode in enumerate(MODES, turn):
         case = f"{mode.name.lower()}{name}"
@@ -89,13 +89,13 @@ def in_every_mode(names: str, rows: Mapping[str, Any]) -> pytest.MarkDecorator:
 
 
 def in_modes(turn: int) -> pytest.MarkDecorator:
-    """Run a test in every mode; ``turn`` shows which of them is one of processes."""
+    """Run a test in every mode; ``turn`` selects the one that is run with processes."""
     return pytest.mark.parametrize(("mode", "workers", "world"), [*_cases(turn=turn)])
 
 
 @pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
-    """Run on one event loop: the matrix is large, and what it tests is not the loop."""
+    """Run on one event loop: the matrix is large, and it does not test the loop."""
     virtual = request.node.get_closest_marker("virtual")
     return virtual_time("asyncio") if virtual else "asyncio"
 
@@ -109,8 +109,8 @@ def lock_step(mode: Mode) -> int | None:
     """
     Return the window for faults that shift replies from one message to the next.
 
-    The k-th EOP answers the k-th message: a worker that is sent messages ahead, and
-    leaves out an EOP, or writes one too many, is not noticed before it is idle.
+    The k-th EOP answers the k-th message: if messages are sent ahead, a missing or
+    surplus EOP is not noticed before the worker is idle.
     """
     return 1 if mode is Mode.SINGLE else None
 
@@ -174,7 +174,7 @@ async def test_worker_that_breaks_the_protocol_is_replaced(
     assert 1 <= outcome.restarts <= workers
     failed = outcome.of(WorkerFailed)
     assert {type(e.error) for e in failed} == {RemoteProtocolError}
-    # Whoever answers the last message twice is not started again.
+    # A worker that answers the last message twice is not started again.
     assert outcome.restarts <= len(failed) <= workers
     assert outcome.peak < 40 * MB * workers
 
@@ -184,7 +184,7 @@ HANGS = {
     "spin": (first(FaultKind.SPIN),),
     "sigstop": (first(FaultKind.STOP),),
     "never-answers": (first(FaultKind.SKIP),),
-    "too-late": (first(FaultKind.PAUSE, seconds=0.5),),
+    "too-late": (first(FaultKind.PAUSE, seconds=2),),
     "stall-ignoring-sigterm": (
         Fault(FaultKind.IGNORE_SIGTERM, start=1),
         first(FaultKind.STALL),
@@ -198,7 +198,7 @@ HANGS = {
 async def test_worker_that_hangs_is_replaced(
     faults: tuple[Fault, ...], mode: Mode, workers: int, world: World
 ) -> None:
-    """Within its deadline and that of each step of stopping; a late answer is none."""
+    """It is stopped within its deadlines; a late reply does not count."""
     messages = numbers(24)
     stage = hostile(
         *faults,
@@ -237,7 +237,7 @@ async def test_message_that_is_always_at_fault_is_found(
     workers: int,
     world: World,
 ) -> None:
-    """After as many retries as the stage allows, the last of them alone."""
+    """It is retried as often as the stage allows, the last time alone."""
     messages = [*numbers(13), b"poison", *numbers(10)]
     fault = Fault(kind, contains=b"poison", status=0)
     stage = hostile(
@@ -255,8 +255,8 @@ async def test_message_that_is_always_at_fault_is_found(
     (culprit,) = [r for r in outcome.results if r.error is not None]
     assert culprit.message == b"poison"
     assert isinstance(culprit.error, error)
-    # A batch of four: perhaps with others behind it; alone; half of it; the message.
-    # That three times, the last as the first thing that its worker was given.
+    # Attempts: a batch of four, perhaps with others after it; the batch alone; half of
+    # it; the message three times, at last as the first message of its worker.
     attempts = len(culprit.error.attempts)
     assert 3 <= attempts <= 7
     assert delivered(outcome.results) == [m for m in messages if m != b"poison"]
@@ -266,7 +266,7 @@ async def test_message_that_is_always_at_fault_is_found(
 
 @every_mode
 async def test_no_retries(mode: Mode) -> None:
-    """A batch is bisected all the same: the others are not to blame."""
+    """A batch is bisected all the same: its other messages are not to blame."""
     messages = [*numbers(5), b"poison", *numbers(5)]
     stage = hostile(
         Fault(FaultKind.KILL, contains=b"poison"),
@@ -284,7 +284,7 @@ async def test_no_retries(mode: Mode) -> None:
 async def test_neighbours_that_are_at_fault(
     mode: Mode, workers: int, world: World
 ) -> None:
-    """Each is found; a stage does not end because there are many in a row."""
+    """Each is found; the stage does not end because there are many in a row."""
     messages = [*numbers(4), *[b"poison"] * 5, *numbers(4)]
     stage = hostile(
         Fault(FaultKind.KILL, contains=b"poison"),
@@ -304,7 +304,7 @@ async def test_neighbours_that_are_at_fault(
 async def test_worker_that_fails_at_its_second_message(
     kind: FaultKind, mode: Mode, workers: int, world: World
 ) -> None:
-    """Whatever it is: no message is blamed for what was wrong with the process."""
+    """No message is blamed for what is wrong with the process."""
     stage = hostile(Fault(kind, message=2), mode=mode, workers=workers)
 
     outcome = await supervise(stage, numbers(13), world)
@@ -336,7 +336,7 @@ NUISANCES = {
 async def test_nuisance_costs_no_restart(
     faults: tuple[Fault, ...], mode: Mode, workers: int, world: World
 ) -> None:
-    """All is delivered, and what doesn't want to go is gone in bounded time."""
+    """All is delivered, and processes that resist are gone in bounded time."""
     messages = numbers(24)
 
     outcome = await supervise(
@@ -383,7 +383,7 @@ async def test_flood_of_tiny_messages(mode: Mode, workers: int, world: World) ->
 async def test_failing_only_at_the_third_start(
     mode: Mode, workers: int, world: World
 ) -> None:
-    """Two that fail at work, one that fails at once, and one that is good."""
+    """Two starts fail at work, one fails at once, and the fourth is good."""
     messages = numbers(60)
     stage = hostile(
         *(Fault(FaultKind.KILL, message=1, start=start) for start in (1, 2)),
@@ -406,7 +406,7 @@ async def test_failing_only_at_the_third_start(
 async def test_worker_that_never_starts_fails_the_stage(
     mode: Mode, workers: int, world: World
 ) -> None:
-    """It is tried so many times, and then everything has the same error."""
+    """After ``restart.max`` restarts all messages have the same error."""
     stage = hostile(
         Fault(FaultKind.EXIT, at=Moment.START),
         mode=mode,
@@ -442,13 +442,13 @@ async def test_one_of_three_never_starts(mode: Mode) -> None:
 async def test_worker_that_is_never_ready_is_replaced(
     mode: Mode, workers: int, world: World
 ) -> None:
-    """It has a deadline of its own, before it is given anything."""
+    """Readiness has a deadline of its own, before any message is sent."""
     stage = hostile(
         Fault(FaultKind.NEVER_READY, start=1),
         mode=mode,
         workers=workers,
         ready=True,
-        timeout=Timeouts(start=0.3, message=10, stop=0.15),
+        timeout=Timeouts(start=2, message=10, stop=0.15),
     )
 
     outcome = await supervise(stage, numbers(24), world)
@@ -463,7 +463,7 @@ async def test_worker_that_is_never_ready_is_replaced(
 async def test_worker_that_is_ready_late_is_waited_for(
     mode: Mode, workers: int, world: World
 ) -> None:
-    """Nothing is given to it before, so no message is late."""
+    """Nothing is sent to it before, so no message is late."""
     stage = hostile(
         Fault(FaultKind.PAUSE, at=Moment.START, seconds=0.4),
         mode=mode,
@@ -493,7 +493,7 @@ IDLE = {
 async def test_idle_worker_that_fails_is_replaced(
     fault: Fault, blamed: bool, mode: Mode, workers: int, world: World
 ) -> None:
-    """Nothing is lost with it, and what comes later finds another one."""
+    """Nothing is lost with it, and its replacement answers later messages."""
     stage = hostile(fault, mode=mode, workers=workers)
     async with world(stage) as (supervisor, outcome):
         before = await supervisor.submit(numbers(24))
@@ -506,7 +506,7 @@ async def test_idle_worker_that_fails_is_replaced(
 
     assert delivered(before) == delivered(behind) == numbers(24)
     assert outcome.restarts == workers
-    # What was just answered may be tried again: it was not proven yet.
+    # Messages just answered may be retried: their replies were not proven yet.
     assert all(e.retried == e.lost for e in outcome.of(WorkerExited))
     failed = {type(e.error) for e in outcome.of(WorkerFailed)}
     assert failed == ({RemoteProtocolError} if blamed else set())
@@ -516,13 +516,13 @@ async def test_idle_worker_that_fails_is_replaced(
 async def test_idle_worker_that_hangs_is_replaced(
     mode: Mode, workers: int, world: World
 ) -> None:
-    """Its heart does not beat any more."""
+    """Its missing heartbeats give it away."""
     stage = hostile(
         Fault(FaultKind.STALL, at=Moment.IDLE, start=1),
         mode=mode,
         workers=workers,
         ready=True,
-        timeout=Timeouts(start=10, message=10, heartbeat=0.3, stop=0.15),
+        timeout=Timeouts(start=10, message=10, heartbeat=2, stop=0.15),
     )
     async with world(stage) as (supervisor, outcome):
         with supervisor.events() as events:
@@ -542,7 +542,7 @@ async def test_idle_worker_that_hangs_is_replaced(
 
 @pytest.mark.parametrize(("mode", "workers"), [*zip(MODES, (1, 3, 1), strict=True)])
 async def test_leaking_worker_meets_its_limit(mode: Mode, workers: int) -> None:
-    """It dies again and again, and each time it has done something."""
+    """It dies again and again, and makes progress each time."""
     stage = hostile(
         Fault(FaultKind.LEAK, size=20 * MB),
         mode=mode,
@@ -557,7 +557,7 @@ async def test_leaking_worker_meets_its_limit(mode: Mode, workers: int) -> None:
 
 
 async def test_leaking_worker_is_recycled() -> None:
-    """Between two messages: nothing is lost."""
+    """This happens between two messages, so nothing is lost."""
     stage = hostile(
         Fault(FaultKind.LEAK, size=2 * MB),
         Fault(FaultKind.PAUSE, seconds=0.02),
@@ -568,7 +568,7 @@ async def test_leaking_worker_is_recycled() -> None:
 
     assert delivered(outcome.results) == numbers(100)
     assert outcome.restarts >= 1
-    # The last one is not replaced where it has answered all that there was.
+    # The last one is not replaced if it has answered the last message.
     assert len(outcome.of(WorkerWorn)) - outcome.restarts in (0, 1)
     assert [e.lost for e in outcome.of(WorkerExited) if e.lost] == []
 
@@ -578,7 +578,7 @@ async def test_leaking_worker_is_recycled() -> None:
 
 @in_modes(0)
 async def test_stray_print_in_a_reply(mode: Mode, workers: int, world: World) -> None:
-    """It is a part of the reply, but where the worker must ask for more first."""
+    """It is part of the reply, except where the worker must ask for more first."""
     fault = Fault(FaultKind.GARBAGE, equals=b"0", start=1)
     outcome = await supervise(
         hostile(fault, mode=mode, workers=workers), numbers(24), world
@@ -604,9 +604,9 @@ async def test_child_that_outlives_a_worker_that_dies(
     mode: Mode, *, own_session: bool
 ) -> None:
     """
-    It holds the pipes of the dead; it delays nothing, and is gone with it.
+    It holds the dead worker's pipes; it delays nothing, and is killed.
 
-    In a session of its own neither the group nor the line of parents leads to it.
+    In a session of its own neither its process group nor its parents lead to it.
     """
     stage = hostile(
         Fault(FaultKind.GRANDCHILD, message=1, own_session=own_session),
@@ -622,7 +622,7 @@ async def test_child_that_outlives_a_worker_that_dies(
 
 @in_modes(1)
 async def test_everything_at_once(mode: Mode, workers: int, world: World) -> None:
-    """Each start fails in its own way; a poison message among them."""
+    """Starts fail in many ways, and there is a poison message."""
     messages = [*numbers(100), b"poison", *numbers(100)]
     stage = hostile(
         Fault(FaultKind.CUT, probability=0.1),

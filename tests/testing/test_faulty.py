@@ -1,5 +1,5 @@
 """
-Faults from outside, beside those of the hostile worker: the same outcome of everything.
+Faults injected from outside have the same outcome as those of the hostile worker.
 
 Also what only a launch has: any command, and an account of what each fault led to.
 """
@@ -30,6 +30,7 @@ from etlstage.supervisor import (
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
 from etlstage.testing.faulty.wire import FaultyLaunch
 from etlstage.transport import Launch, LaunchRequest, launch_over_pipes
+from tests.patience import HANG
 from tests.staged import staged
 from tests.testing.supervised import MODES, WORDS, numbers
 
@@ -40,7 +41,7 @@ QUICK = Timeouts(start=10, message=1, stop=0.1)
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """Run on one event loop: the matrix is large, and what it tests is not the loop."""
+    """Run on one event loop: the matrix is large, and it does not test the loop."""
     return "asyncio"
 
 
@@ -57,7 +58,7 @@ class Ledger:
 
 
 def worker(plan: FaultPlan, mode: Mode, **settings: object) -> Stage:
-    """Return a stage with that worker."""
+    """Return a stage whose hostile workers follow the plan."""
     defaults = {
         "timeout": PATIENT,
         "restart": RestartPolicy(delay=0.01),
@@ -76,17 +77,17 @@ async def ledger(
     stage: Stage, launch: Launch, messages: Sequence[bytes], *, idle: bool = False
 ) -> Ledger:
     """
-    Have messages answered, and return what became of everything.
+    Submit messages, and return what became of them and of the workers.
 
     Args:
-        stage: Of the worker.
-        launch: What starts it.
-        messages: What it is given.
-        idle: Whether to wait until it was started again before that.
+        stage: Of the workers.
+        launch: Starts the workers.
+        messages: To be submitted.
+        idle: Whether to wait for a restart before they are submitted.
 
     """
     found = Ledger()
-    with capture_logs(), anyio.fail_after(20):
+    with capture_logs(), anyio.fail_after(HANG):
         async with AsyncSupervisor(stage, launch=launch) as supervisor:
             events = supervisor.events()
             with supervisor.events() as starts:
@@ -134,7 +135,7 @@ FAULTS = {
     "kill-by-chance": Fault(FaultKind.KILL, probability=0.05),
     "kill-at-start": Fault(FaultKind.KILL, at=Moment.START, start=1),
     "garbage-at-start": Fault(FaultKind.GARBAGE, at=Moment.START, start=1),
-    # At the start it depends on who is faster: whether a message is outstanding.
+    # At the start, timing decides whether a message is outstanding.
     "byte-order-mark": once(FaultKind.BYTE_ORDER_MARK, at=Moment.MESSAGE),
     "slow-start": Fault(FaultKind.PAUSE, at=Moment.START),
     "exit-at-end": Fault(FaultKind.EXIT, at=Moment.END, status=4),
@@ -142,7 +143,7 @@ FAULTS = {
 EVERYWHERE = {
     *("kill", "kill-always", "partial", "twice", "refuse", "cut"),
 }
-"""Those that are tried with batches, too."""
+"""Names of the faults that are tried with batches, too."""
 
 CLOCKED = {
     "stall": once(FaultKind.STALL),
@@ -153,7 +154,7 @@ CLOCKED = {
     "close-stdin": once(FaultKind.CLOSE_STDIN),
     "stall-at-end": Fault(FaultKind.STALL, at=Moment.END),
 }
-"""Those that only a deadline notices."""
+"""Faults that only a deadline notices."""
 
 IDLE = {
     "extra-eop": Fault(FaultKind.EXTRA_EOP, start=1),
@@ -161,9 +162,9 @@ IDLE = {
     "exit": Fault(FaultKind.EXIT, at=Moment.IDLE, start=1, status=0),
     "kill": Fault(FaultKind.KILL, at=Moment.IDLE, start=1),
 }
-"""Those of a worker that was given nothing yet."""
+"""Faults of a worker that was given nothing yet."""
 STRAYS = (FaultKind.EXTRA_EOP, FaultKind.GARBAGE)
-"""Those of them that are its fault, and not only its end."""
+"""Kinds of these that are a failure of the worker, not only its exit."""
 
 
 async def compare(
@@ -174,7 +175,7 @@ async def compare(
     idle: bool = False,
     **settings: object,
 ) -> Ledger:
-    """Expect of a fault from outside what it leads to when a worker does it itself."""
+    """Assert that a fault from outside leads to what it does in a hostile worker."""
     launch = FaultyLaunch(launch_over_pipes, {"t": plan})
     good, bad = (worker(p, mode, **settings) for p in (FaultPlan(), plan))
     expected = await ledger(bad, launch_over_pipes, messages, idle=idle)
@@ -194,19 +195,19 @@ async def compare(
     ],
 )
 async def test_ledger_is_that_of_the_hostile_worker(fault: Fault, mode: Mode) -> None:
-    """Each message has the same outcome, and workers die as often, and of the same."""
+    """Each message has the same outcome, and workers die as often, in the same way."""
     await compare(FaultPlan.of(fault, seed=3), mode, numbers(16), window=1)
 
 
 @pytest.mark.parametrize("fault", CLOCKED.values(), ids=CLOCKED)
 async def test_worker_that_hangs_is_replaced_as_the_hostile_one(fault: Fault) -> None:
-    """By a deadline, here and there."""
+    """A deadline notices both."""
     settings: dict[str, Any] = {"timeout": QUICK, "window": 1, "ready": True}
     await compare(FaultPlan.of(fault), Mode.SINGLE, numbers(8), **settings)
 
 
 async def test_worker_that_never_reports_ready_is_not_waited_for() -> None:
-    """Neither outside nor inside."""
+    """This holds for a fault from outside as for a hostile worker's."""
     plan = FaultPlan.of(Fault(FaultKind.NEVER_READY, start=1))
     timeout = replace(PATIENT, start=2)
     found = await compare(plan, Mode.SINGLE, numbers(3), timeout=timeout, ready=True)
@@ -214,7 +215,7 @@ async def test_worker_that_never_reports_ready_is_not_waited_for() -> None:
 
 
 async def test_worker_that_does_not_heed_sigterm_is_killed_as_the_hostile_one() -> None:
-    """The last step of the ladder is reached, here and there (issue 12)."""
+    """Both have to be ended by the last step, SIGKILL (issue 12)."""
     plan = FaultPlan.of(Fault(FaultKind.IGNORE_SIGTERM), once(FaultKind.STALL))
     settings: dict[str, Any] = {"timeout": QUICK, "window": 1, "ready": True}
     found = await compare(plan, Mode.SINGLE, numbers(8), **settings)
@@ -230,7 +231,7 @@ async def test_idle_worker_is_replaced_as_the_hostile_one(fault: Fault) -> None:
 
 
 def test_every_fault_that_both_have_is_compared() -> None:
-    """One that is added is, too (issue 12)."""
+    """A new kind needs a row in a table (issue 12)."""
     faults = [*FAULTS.values(), *CLOCKED.values(), *IDLE.values()]
     alone = {FaultKind.IGNORE_SIGTERM, FaultKind.NEVER_READY}
     assert {fault.kind for fault in faults} | alone == {
@@ -239,7 +240,7 @@ def test_every_fault_that_both_have_is_compared() -> None:
 
 
 async def test_messages_sent_ahead_are_asked_again() -> None:
-    """What the worker has answered behind the fault is not passed on."""
+    """Replies that the worker wrote after the fault are not passed on."""
     plan = FaultPlan.of(once(FaultKind.KILL))
     found = await compare(plan, Mode.SINGLE, numbers(5000))
     assert found.outputs == [(message,) for message in numbers(5000)]
@@ -247,7 +248,7 @@ async def test_messages_sent_ahead_are_asked_again() -> None:
 
 
 async def test_extraction_ends_where_its_worker_was_killed() -> None:
-    """Of a worker that is not asked, messages are counted as they come."""
+    """A plain extraction counts messages as they are written."""
     stage = Stage(
         name="source",
         kind=StageKind.EXTRACT,
@@ -270,7 +271,7 @@ async def test_extraction_ends_where_its_worker_was_killed() -> None:
 
 
 async def test_any_worker_suffers_and_the_report_has_what() -> None:
-    """A shell script knows no faults; what became of it is in the account."""
+    """A shell script can't inject faults; the account has what they led to."""
     program = 'while read -r line; do printf "%s\\n\\0" "$line"; done'
     stage = replace(
         worker(FaultPlan(), Mode.SINGLE),
@@ -291,7 +292,7 @@ async def test_any_worker_suffers_and_the_report_has_what() -> None:
 
 
 async def test_stage_without_a_plan_is_left_alone() -> None:
-    """Its workers are what the other launch has started."""
+    """Its workers are those that the inner launch has started."""
     launch = FaultyLaunch(
         launch_over_pipes, {"other": FaultPlan.of(once(FaultKind.KILL))}
     )
@@ -301,7 +302,7 @@ async def test_stage_without_a_plan_is_left_alone() -> None:
 
 @pytest.mark.parametrize("kind", [k for k in FaultKind if k.inside])
 def test_fault_that_only_a_process_can_have_is_refused(kind: FaultKind) -> None:
-    """With words."""
+    """The error states why."""
     plan = FaultPlan.of(Fault(kind))
     with pytest.raises(ConfigError, match="it can't be done from outside"):
         FaultyLaunch(launch_over_pipes, {"t": plan})
@@ -309,7 +310,7 @@ def test_fault_that_only_a_process_can_have_is_refused(kind: FaultKind) -> None:
 
 @pytest.mark.core
 def test_dialect_without_faults_is_refused() -> None:
-    """When a worker is started, in words (issue 26)."""
+    """The error comes when a worker is started, and names dialects (issue 26)."""
 
     class Other(KclDialect):
         name = "other"

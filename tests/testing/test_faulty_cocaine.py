@@ -1,7 +1,7 @@
 """
-What a supervisor makes of each fault of a worker that is connected.
+How a supervisor handles each fault of a worker that is connected.
 
-In memory and in virtual time; the worker itself does all as it should.
+Everything runs in memory and in virtual time; the worker itself is sound.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 async def answer(worker: ScriptedWorker) -> int:
-    """Answer in capitals, in two chunks, and answer when it is asked to terminate."""
+    """Reply in capitals, in two chunks; terminate when asked to."""
     dialect = worker.request.dialect
     assert isinstance(dialect, CocaineDialect)
     version = (
@@ -90,7 +90,7 @@ class Account:
     exits: list[tuple[int, bool]] = field(default_factory=list)
     """Status of each worker, and whether it was asked to end."""
     failed: list[str] = field(default_factory=list)
-    """What is reported of workers that failed."""
+    """Errors of the workers that failed."""
     starts: int = 0
     signals: list[int] = field(default_factory=list)
     happened: int = 0
@@ -102,7 +102,7 @@ async def account(
     wait: float = 0.0,
     **settings: Any,  # noqa: ANN401
 ) -> Account:
-    """Return what becomes of messages where a worker has these faults."""
+    """Return what becomes of messages if a worker has these faults."""
     given: dict[str, Any] = {
         "dialect": CocaineDialect(concurrency=1),
         "timeout": Timeouts(start=10, message=20, stop=5),
@@ -150,7 +150,7 @@ ENDED = (0, True)
 async def test_worker_that_dies_is_replaced(
     kind: FaultKind, status: int, concurrency: int
 ) -> None:
-    """What it held, of however many sessions, is answered by another (issue 15)."""
+    """Another one answers what it held, in however many sessions (issue 15)."""
     found = await account(
         Fault(kind, message=2, start=1), dialect=CocaineDialect(concurrency=concurrency)
     )
@@ -160,7 +160,7 @@ async def test_worker_that_dies_is_replaced(
 
 
 async def test_worker_dies_each_time_at_what_it_can_not_bear() -> None:
-    """Alone it is tried again, and that was all (issue 15)."""
+    """The message is retried once, alone, and then fails (issue 15)."""
     found = await account(Fault(FaultKind.KILL, equals=b"b"), messages=[b"a", b"b"])
     assert found.outputs == [(b"A", b"A"), ()]
     assert "was killed by SIGKILL while it held 1 message" in found.errors[1]
@@ -174,7 +174,7 @@ async def test_worker_dies_each_time_at_what_it_can_not_bear() -> None:
 async def test_worker_that_hangs_is_replaced(
     kind: FaultKind, ended: tuple[int, bool]
 ) -> None:
-    """Its heart does not beat either: that is how it is noticed (issue 15)."""
+    """It sends no heartbeats either, and so it is noticed (issue 15)."""
     dialect = CocaineDialect(concurrency=2, heartbeat=15)
     found = await account(Fault(kind, message=2, start=1), dialect=dialect)
     assert found.outputs == ALL
@@ -183,7 +183,7 @@ async def test_worker_that_hangs_is_replaced(
 
 
 async def test_session_that_is_not_answered_costs_no_worker() -> None:
-    """It is cancelled and tried again, the others go on (issue 15)."""
+    """It is cancelled and retried; the others go on (issue 15)."""
     found = await account(
         Fault(FaultKind.SKIP, message=2), dialect=CocaineDialect(concurrency=4)
     )
@@ -191,7 +191,7 @@ async def test_session_that_is_not_answered_costs_no_worker() -> None:
 
 
 async def test_pause_only_delays() -> None:
-    """Also a heartbeat, if it is not too long (issue 15)."""
+    """It may delay heartbeats, too, if it is not too long (issue 15)."""
     found = await account(Fault(FaultKind.PAUSE, message=2, seconds=9))
     assert (found.outputs, found.exits) == (ALL, [ENDED])
 
@@ -213,7 +213,7 @@ async def test_pause_only_delays() -> None:
 async def test_reply_is_what_came_before_the_end(
     fault: Fault, outputs: tuple[bytes, ...], version: CocaineVersion, payload: Payload
 ) -> None:
-    """What comes behind it hits no other session (issue 15)."""
+    """Frames after the end affect no other session (issue 15)."""
     dialect = CocaineDialect(protocol=version, payload=payload, concurrency=4)
     found = await account(fault, dialect=dialect)
     assert found.outputs == [ALL[0], outputs, *ALL[2:]]
@@ -233,7 +233,7 @@ async def test_reply_is_what_came_before_the_end(
 async def test_session_that_ends_with_an_error_is_refused(
     version: CocaineVersion, fault: Fault, reason: str
 ) -> None:
-    """It alone, though the rest of it comes later (issue 15)."""
+    """No other session is, though the rest of its reply comes later (issue 15)."""
     dialect = CocaineDialect(protocol=version, concurrency=4)
     found = await account(fault, dialect=dialect)
     assert found.outputs == [ALL[0], (), *ALL[2:]]
@@ -244,15 +244,15 @@ async def test_session_that_ends_with_an_error_is_refused(
 
 
 async def test_what_is_no_frame_ends_the_worker() -> None:
-    """And is notified (issue 15)."""
+    """It is reported as a breach of the protocol (issue 15)."""
     found = await account(Fault(FaultKind.GARBAGE, message=2, start=1))
     assert found.outputs == ALL
-    assert "broke the protocol: a frame is no array" in found.failed[0]
+    assert "broke the protocol: a frame is not an array" in found.failed[0]
     assert found.exits[1:] == [ENDED]
 
 
 async def test_heart_that_is_not_heard_ends_an_idle_worker() -> None:
-    """As long as it answers it is known to live (issue 15)."""
+    """While a worker answers it is known to be alive (issue 15)."""
     dialect = CocaineDialect(heartbeat=15)
     fault = Fault(FaultKind.LOSE_HEARTBEATS, message=1, start=1)
     found = await account(fault, dialect=dialect)
@@ -264,7 +264,7 @@ async def test_heart_that_is_not_heard_ends_an_idle_worker() -> None:
 
 
 async def test_worker_whose_heart_is_never_heard_is_not_ready() -> None:
-    """It is given nothing, and ended when its time to start is over (issue 15)."""
+    """It is stopped when its deadline to start is over (issue 15)."""
     found = await account(Fault(FaultKind.NEVER_READY, start=1))
     assert found.outputs == ALL
     assert "was not ready within 10" in found.failed[0]
@@ -272,7 +272,7 @@ async def test_worker_whose_heart_is_never_heard_is_not_ready() -> None:
 
 
 async def test_worker_that_thinks_itself_abandoned_leaves() -> None:
-    """No one asked it to: that is a failure, though its status is 0 (issue 15)."""
+    """An exit that was not requested is a failure, even with status 0 (issue 15)."""
     found = await account(Fault(FaultKind.LOSE_ANSWERS, message=1, start=1), wait=LATER)
     assert found.outputs == ALL
     assert found.exits[0] == (0, False)
@@ -280,28 +280,28 @@ async def test_worker_that_thinks_itself_abandoned_leaves() -> None:
 
 
 async def test_terminate_that_is_not_answered_is_no_failure() -> None:
-    """Its exit means the same (issue 15)."""
+    """The worker's exit means the same (issue 15)."""
     found = await account(Fault(FaultKind.LOSE_TERMINATE))
     assert (found.outputs, found.exits, found.failed) == (ALL, [ENDED], [])
     assert (found.happened, found.signals) == (1, [])
 
 
 async def test_worker_that_stalls_at_its_end_is_killed() -> None:
-    """When it has had its time to terminate (issue 15)."""
+    """It is killed when its time to terminate is over (issue 15)."""
     found = await account(Fault(FaultKind.STALL, at=Moment.END))
     assert (found.outputs, found.exits) == (ALL, [(-SIGTERM, True)])
 
 
 @pytest.mark.parametrize("at", [Moment.MESSAGE, Moment.IDLE])
 async def test_worker_without_a_connection_is_replaced(at: Moment) -> None:
-    """It lives on, so it has to be ended (issue 15)."""
+    """It keeps running, so it has to be stopped (issue 15)."""
     found = await account(Fault(FaultKind.DISCONNECT, at=at, start=1), wait=LATER)
     assert found.outputs == ALL
     assert found.exits == [(-SIGTERM, False), ENDED]
 
 
 def test_kind_that_the_dialect_does_not_know_is_refused() -> None:
-    """With what it is about (issue 15)."""
+    """The error states what the kind is about (issue 15)."""
     for dialect, about in (("cocaine", "markers"), ("marker", "a connection")):
         reasons = [unknown(kind, dialect) for kind in FaultKind if not kind.inside]
         assert f"which dialect {dialect} has not" in "".join(reasons)
@@ -310,6 +310,6 @@ def test_kind_that_the_dialect_does_not_know_is_refused() -> None:
 
 
 async def test_launch_refuses_such_a_kind_before_it_starts_a_worker() -> None:
-    """In words (issue 15)."""
+    """The error names the kind (issue 15)."""
     with pytest.raises(ConfigError, match="fault extra_eop is about markers"):
         await account(Fault(FaultKind.EXTRA_EOP))

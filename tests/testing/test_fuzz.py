@@ -30,8 +30,6 @@ from etlstage.testing.strategies import json_messages, messages
 from tests.testing.check import answerers as w
 from tests.testing.fuzzed import searched
 
-pytestmark = pytest.mark.timeout(100)
-
 CRLF: Final = Markers(eom=b"\r\n")
 EMPTY: Final = Case((Step((b"",)),))
 TWICE: Final = Case((Step((b"",)), Step((b"",))))
@@ -97,7 +95,7 @@ PLANTED: Final[list[tuple[Script, dict[str, Any], FailureKind, Case]]] = [
 
 
 def upper(message: bytes) -> list[bytes]:
-    """Do what the worker has to do."""
+    """Do what the worker should do."""
     return [message.upper()]
 
 
@@ -108,7 +106,7 @@ def search(
     known: Iterable[CaseFailed] = (),
     **settings: Any,  # noqa: ANN401 - of fuzzer_of()
 ) -> list[Found]:
-    """Return what is found in a script."""
+    """Return the failures that are found in a script."""
     return searched(fuzzer_of(script, **settings), examples, known=known)
 
 
@@ -121,7 +119,7 @@ def fuzzer_of(
     expect: ReplyContract | None = None,
     **oracles: Any,  # noqa: ANN401
 ) -> Fuzzer:
-    """Return what looks for cases that fail."""
+    """Return a fuzzer for a script."""
     promises = expect or ReplyContract()
     dialect = MarkerDialect(mode=mode, markers=markers or Markers())
     return Fuzzer(
@@ -143,7 +141,7 @@ def fuzzer_of(
 def test_bug_is_found(
     script: Script, told: dict[str, Any], kind: FailureKind, shortest: Case
 ) -> None:
-    """And shrunk to its known minimum, which fails from a fresh start (issue 12)."""
+    """It is shrunk to its known minimum, which fails from a fresh start (issue 12)."""
     found = search(script, **told)[0]
     assert (found.failure.kind, found.steady) == (kind, True)
     assert found.case == shortest
@@ -163,7 +161,7 @@ def test_sound_worker_passes(script: Script, told: dict[str, Any]) -> None:
 
 
 def test_two_bugs_are_two() -> None:
-    """The search goes on behind the first (issue 26)."""
+    """The search goes on after the first (issue 26)."""
     found = search(w.each(w.has_two_bugs))
     assert {one.failure.kind for one in found} == {
         FailureKind.CRASHES,
@@ -175,14 +173,14 @@ def test_two_bugs_are_two() -> None:
 
 
 def test_bug_that_is_known_is_not_reported_again() -> None:
-    """The search goes on behind what was kept, too (issue 26)."""
+    """The search goes on after failures that were kept, too (issue 26)."""
     (first, second) = search(w.each(w.has_two_bugs))
     (other,) = search(w.each(w.has_two_bugs), known=[first.failure])
     assert other.failure.signature == second.failure.signature
 
 
 def test_large_messages_are_drawn() -> None:
-    """Larger than a pipe has room for; the shortest is shown shortly (issue 26)."""
+    """They are larger than a pipe's buffer, and are shown in few words (issue 26)."""
     (found,) = search(w.each(w.reads_a_pipe_full))
     assert found.case == Case((Step((b"x" * 65537,)),))
     assert repr(found.case) == "Case([Step([b'x' * 65537])])"
@@ -191,7 +189,7 @@ def test_large_messages_are_drawn() -> None:
 
 
 def test_what_was_not_asked_is_reported() -> None:
-    """And how much was refused (issue 26)."""
+    """So is the number of refusals (issue 26)."""
     fuzzer = fuzzer_of(w.each(w.refuses), stateless=True)
     assert searched(fuzzer, 20) == []
     refused = f"; refused {fuzzer._bench.refused} of {fuzzer._bench.replies}"
@@ -214,13 +212,13 @@ def test_what_was_not_asked_is_reported() -> None:
 def test_what_a_stage_promises_is_a_property(
     script: Script, contract: ReplyContract, kind: FailureKind, shortest: Case
 ) -> None:
-    """It need not be set once more (issue 26)."""
+    """No option has to repeat it (issue 26)."""
     (found,) = search(script, expect=contract)
     assert (found.failure.kind, found.case) == (kind, shortest)
 
 
 def test_what_a_stage_promises_was_asked() -> None:
-    """By the names of the pipeline file (issue 26)."""
+    """Promises have the names of the pipeline file (issue 26)."""
     contract = ReplyContract(outputs=1, where="true", order_free=True)
     fuzzer = fuzzer_of(w.each(w.refuses), expect=contract)
     assert fuzzer.passed() == (
@@ -230,7 +228,7 @@ def test_what_a_stage_promises_was_asked() -> None:
 
 
 def test_search_that_time_ends_is_reported_as_such() -> None:
-    """It has passed no more than it has tried (issue 26)."""
+    """It must not look as if everything had been tried (issue 26)."""
     fuzzer = fuzzer_of(w.echo)
     with fuzzer.running():
         assert fuzzer.search(Budget(150, seconds=0, seed=1)) == []
@@ -262,7 +260,7 @@ def test_search_that_time_ends_is_reported_as_such() -> None:
 def test_signature_distinguishes_bugs(
     kind: FailureKind, what: str, transcript: str, signature: tuple[str, ...]
 ) -> None:
-    """Whatever the messages were (issue 26)."""
+    """It does not depend on the messages (issue 26)."""
     assert CaseFailed(kind, what, transcript).signature == (kind, *signature)
 
 
@@ -277,13 +275,13 @@ def test_signature_distinguishes_bugs(
     ],
 )
 def test_long_message_is_written_as_a_product(message: bytes, text: str) -> None:
-    """As Python reads it (issue 26)."""
+    """The text is a Python expression for the same bytes (issue 26)."""
     assert literal(message) == text
     assert eval(text) == message  # noqa: S307
 
 
 def test_case_reads_as_a_program() -> None:
-    """What is printed fails as the case did (issue 12)."""
+    """The printed program is the same case (issue 12)."""
     case = Case((Step((b"",)), Step((b"x",), (1,)), Step((b"",) * 3)))
     assert eval(repr(case)).to_plain() == case.to_plain()  # noqa: S307
     assert repr(Case((Step((b"",)),) * 9)) == "Case([Step([b''])] * 9)"
@@ -294,7 +292,7 @@ def test_case_reads_as_a_program() -> None:
 
 @pytest.mark.process
 def test_case_is_verified() -> None:
-    """By one call, of a program, with the oracles by name (issue 12)."""
+    """One call verifies a program, with the oracles by name (issue 12)."""
     counting = hostile_worker(FaultPlan(), transform="count")
     with pytest.raises(CaseFailed, match=r"^gave \[b'2'\] for b'', but \[b'1'\] alone"):
         verify(counting, Case([Step([b""])] * 2), stateless=True)
@@ -307,7 +305,7 @@ def test_case_is_verified() -> None:
 
 
 def test_json_stays_json_while_it_shrinks() -> None:
-    """A worker that is given JSON only is not blamed for what is none (issue 12)."""
+    """A worker for JSON must not be blamed for other input (issue 12)."""
     case = Case((Step((b'{"a": [1, {"b": true}]}',)), Step((b"[]",))))
     tried = []
 

@@ -1,4 +1,4 @@
-"""The hostile worker alone, byte by byte: what it does is what its plan has."""
+"""The hostile worker alone, byte by byte: it does what its plan demands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from select import select
 from typing import Literal
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
+from tests.patience import HANG
 
 THREE = b"one\ntwo\nthree\n"
 ANSWERED = b"one\n\0two\n\0three\n\0"
@@ -60,7 +62,7 @@ def started(
     env: Mapping[str, str] | None = None,
     pass_fds: Collection[int] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the worker with pipes; kill it and its group behind the block."""
+    """Start the worker with pipes; kill it and its group after the block."""
     process = subprocess.Popen(
         hostile_worker(FaultPlan(faults)),
         stdin=subprocess.PIPE,
@@ -79,7 +81,7 @@ def started(
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             assert process.poll() is not None
-        process.wait(5)
+        process.wait(HANG)
         for pipe in (process.stdin, process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
@@ -135,7 +137,7 @@ def test_scripted_is_the_same_worker_as_a_process() -> None:
 
 
 def test_without_faults_it_answers_each_message_with_itself() -> None:
-    """Single mode, default markers."""
+    """This is single mode, with the default markers."""
     assert converse(THREE) == (ANSWERED, 0)
 
 
@@ -150,17 +152,17 @@ def test_without_faults_it_answers_each_message_with_itself() -> None:
 def test_transforms(
     transform: Literal["upper", "count", "nothing"], replies: bytes
 ) -> None:
-    """In capitals; the number of the message in this process; or nothing (issue 9)."""
+    """Replies are capitals, the message's number in the process, or empty (issue 9)."""
     assert converse(b"aEOMbEOM", markers=WORDS, transform=transform) == (replies, 0)
 
 
 def test_one_message_for_each_where_eop_is_eom() -> None:
-    """Nothing marks the end of a reply but its EOM."""
+    """Only its EOM marks the end of a reply."""
     assert converse(THREE, markers=Markers(eop=b"\n")) == (THREE, 0)
 
 
 def test_batch_that_the_supervisor_closes() -> None:
-    """Also an empty one is answered."""
+    """An empty one is answered, too."""
     wire = b"oneEOMtwoEOMEOBEOBthreeEOMEOB"
     replies = b"oneEOMtwoEOMEOPEOPthreeEOMEOP"
     mode = Mode.BATCH_SUPERVISOR
@@ -168,14 +170,14 @@ def test_batch_that_the_supervisor_closes() -> None:
 
 
 def test_batch_that_the_worker_closes() -> None:
-    """It asks until it has two, unless EOB means that there are no more."""
+    """It asks until it has two messages, or EOB shows that there are no more."""
     wire = b"oneEOMtwoEOMthreeEOMEOB"
     replies = b"BNConeEOMtwoEOMEOPBNCthreeEOMEOP"
     assert converse(wire, markers=WORDS, mode=Mode.BATCH_WORKER) == (replies, 0)
 
 
 def test_message_that_comes_in_pieces() -> None:
-    """A cut marker joins, however long the message before it is."""
+    """However long a message is, the marker that comes after it ends it."""
     with started() as process:
         say(process, b"a" * 3_000_000)
         say(process, b"\n")
@@ -183,7 +185,7 @@ def test_message_that_comes_in_pieces() -> None:
 
 
 def test_plan_may_come_in_the_environment() -> None:
-    """Then it is the same command for each plan."""
+    """The command is the same for each plan then."""
     plan = FaultPlan.of(Fault(FaultKind.EXIT, status=7))
     done = subprocess.run(
         hostile_worker(None),
@@ -196,14 +198,14 @@ def test_plan_may_come_in_the_environment() -> None:
 
 
 def test_plain_extraction() -> None:
-    """The numbers, and no reply; whatever comes in is not read (issue 12)."""
+    """It writes numbers, without EOP, and does not read its input (issue 12)."""
     assert converse(b"", mode=Mode.PLAIN) == (b"0\n1\n2\n", 0)
     many, _ = converse(b"", mode=Mode.PLAIN, messages=100_000)
     assert many == b"".join(b"%d\n" % n for n in range(100_000))
 
 
 def test_cyclic_extraction() -> None:
-    """A range, where it ends and begins, and what was not given yet (issue 12)."""
+    """It gives offsets, a range, or all that was not given yet (issue 12)."""
     asked = (
         *(b'{"offsets": "initial"}\n', b'{"offsets": "latest"}\n'),
         *(b'{"start": 1, "end": 2}\n', b'{"start": 2, "end": 9}\n', b"\n"),
@@ -233,7 +235,7 @@ def test_cyclic_extraction() -> None:
 def test_extraction_with_a_fault(
     mode: Mode, fault: Fault, reply: bytes, status: int
 ) -> None:
-    """What came before the message was passed on (issue 12)."""
+    """Both modes write the same, except for EOP (issue 12)."""
     if mode is Mode.PLAIN:
         surplus = reply.endswith(b"\0\0")
         reply = reply.replace(b"\0", b"") + b"\0" * surplus
@@ -241,20 +243,20 @@ def test_extraction_with_a_fault(
 
 
 def test_extraction_that_gives_nothing() -> None:
-    """All is as large as it is, and none is passed on (issue 12)."""
+    """It writes nothing; a negative number of messages is refused (issue 12)."""
     assert converse(b"", mode=Mode.PLAIN, transform="nothing") == (b"", 0)
     with pytest.raises(ConfigError, match="messages must be 0 or more, got -1"):
         hostile_worker(FaultPlan(), mode=Mode.PLAIN, messages=-1)
 
 
 def test_size_of_its_batches_is_checked() -> None:
-    """A batch holds something."""
+    """A batch has at least one message."""
     with pytest.raises(ConfigError, match="batch must be 1 or more, got 0"):
         hostile_worker(FaultPlan(), mode=Mode.BATCH_WORKER, batch=0)
 
 
 def test_it_needs_nothing_of_what_is_installed() -> None:
-    """Isolated, and without site packages: it starts at every restart."""
+    """Each restart starts it anew, so it runs isolated, without site packages."""
     assert hostile_worker(FaultPlan())[:3] == (sys.executable, "-I", "-S")
 
 
@@ -273,7 +275,7 @@ def test_it_needs_nothing_of_what_is_installed() -> None:
     ],
 )
 def test_kill_happens_when_all_conditions_hold(fault: Fault, answered: bytes) -> None:
-    """What came before is answered, whether or not it came in the same read."""
+    """Earlier messages are answered, even if they came in the same read."""
     assert converse(THREE, fault) == (answered, -signal.SIGKILL)
 
 
@@ -290,12 +292,12 @@ def test_kill_happens_when_all_conditions_hold(fault: Fault, answered: bytes) ->
     ],
 )
 def test_nothing_happens_when_a_condition_does_not_hold(fault: Fault) -> None:
-    """All conditions must."""
+    """A fault needs all of its conditions."""
     assert converse(THREE, fault) == (ANSWERED, 0)
 
 
 def test_one_start_of_one_worker() -> None:
-    """The supervisor passes our name, and the number of the start."""
+    """The supervisor passes the worker's name, and the number of the start."""
     fault = Fault(FaultKind.EXIT, at=Moment.START, start=3, worker="t-1")
 
     for start, status in ((1, 0), (2, 0), (3, 1), (4, 0)):
@@ -303,7 +305,7 @@ def test_one_start_of_one_worker() -> None:
 
 
 def test_dice_fall_alike_in_each_run_and_differently_in_each_process() -> None:
-    """They hang on seed, worker, start and message, and on nothing else."""
+    """Chance depends on seed, worker, start and message, and on nothing else."""
     fault = Fault(FaultKind.GARBAGE, probability=0.5, data=b"!")
 
     def fell(seed: int, worker: str, start: int) -> bytes:
@@ -317,7 +319,7 @@ def test_dice_fall_alike_in_each_run_and_differently_in_each_process() -> None:
 
 
 def test_all_faults_happen_in_order() -> None:
-    """Two at one message, one of them at another one too."""
+    """Two happen at one message, and one of them at another, too."""
     assert converse(
         THREE,
         Fault(FaultKind.GARBAGE, data=b"<", contains=b"o"),
@@ -330,37 +332,43 @@ def test_all_faults_happen_in_order() -> None:
     [(Moment.START, b"!one\n\0"), (Moment.END, b"one\n\0!")],
 )
 def test_moments_beside_messages(at: Moment, replies: bytes) -> None:
-    """Before anything is read, and when the input has ended."""
+    """They are before anything is read, and when the input has ended."""
     assert converse(b"one\n", Fault(FaultKind.GARBAGE, at=at, data=b"!"))[0] == replies
 
 
 def test_idle_moment_comes_when_nothing_comes() -> None:
-    """It waits for us a moment, and again after that."""
+    """It comes after a moment without input, and again after the next."""
     with started(Fault(FaultKind.GARBAGE, at=Moment.IDLE, data=b"!")) as process:
         assert hear(process, 2) == b"!!"
 
 
-def test_signs_of_life_are_given_where_the_supervisor_looks() -> None:
-    """In a file that it names, once if not more often; not when the plan forbids it."""
-    never = (Fault(FaultKind.NEVER_READY),)
-    for faults, heartbeat, signs in (((), "", 1), ((), "0.15", 3), (never, "0.15", 0)):
-        read, write = os.pipe()
-        try:
-            with started(
-                *faults,
-                env={"ETLSTAGE_STATUS": f"/dev/fd/{write}"}
-                | {"ETLSTAGE_HEARTBEAT": heartbeat},
-                pass_fds=(write,),
-            ) as process:
-                say(process, b"one\n")
-                assert hear(process, 5) == b"one\n\0"
-                time.sleep(0.2)
-            os.close(write)
-            given = os.read(read, 100)
-        finally:
-            os.close(read)
-        assert given[:signs] == b"\n" * signs
-        assert (len(given) > signs) is (signs == 3)
+@pytest.mark.parametrize(
+    ("faults", "heartbeat", "signs"),
+    [
+        ((), "", 1),
+        ((), "0.15", 4),
+        ((Fault(FaultKind.NEVER_READY),), "0.15", 0),
+    ],
+)
+def test_signs_of_life_are_given_where_the_supervisor_looks(
+    faults: tuple[Fault, ...], heartbeat: str, signs: int
+) -> None:
+    """They are in its file, once or as heartbeats, unless the plan forbids them."""
+    read, write = os.pipe()
+    about = {"ETLSTAGE_STATUS": f"/dev/fd/{write}", "ETLSTAGE_HEARTBEAT": heartbeat}
+    with (
+        open(read, "rb", buffering=0) as status,
+        started(*faults, env=about, pass_fds=(write,)) as process,
+    ):
+        say(process, b"one\n")
+        assert hear(process, 5) == b"one\n\0"
+        os.close(write)
+        for _ in range(signs):
+            assert select([status], [], [], HANG)[0]
+            assert status.read(1) == b"\n"
+        more = select([status], [], [], 0.5)[0]
+        assert bool(more) is (signs > 1)
+        assert process.poll() is None
 
 
 # --- what -----------------------------------------------------------------------------
@@ -385,18 +393,18 @@ def test_signs_of_life_are_given_where_the_supervisor_looks() -> None:
 )
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
 def test_reply_is_as_the_plan_has_it(fault: Fault, reply: bytes, mode: Mode) -> None:
-    """That of a batch, when it has the message at which the fault happens."""
+    """In a batch, the fault of one message changes the reply to the batch."""
     wire = b"oneEOM" if mode is Mode.SINGLE else b"oneEOMEOB"
     assert converse(wire, fault, markers=WORDS, mode=mode) == (reply, 0)
 
 
 def test_fault_changes_one_reply() -> None:
-    """The next message is answered as if nothing had been."""
+    """The next message is answered as if nothing had happened."""
     assert converse(THREE, Fault(FaultKind.SKIP, message=2))[0] == b"one\n\0three\n\0"
 
 
 def test_markers_come_in_pieces() -> None:
-    """A byte of a marker is a write of its own; BNC is no exception."""
+    """Each byte of a marker is a write of its own, also of BNC."""
     env = WORDS.environment()
     command = hostile_worker(
         FaultPlan.of(Fault(FaultKind.CUT)), mode=Mode.BATCH_WORKER, batch=2
@@ -417,7 +425,7 @@ def test_markers_come_in_pieces() -> None:
 
 @pytest.mark.parametrize(("size", "count"), [(2_500_000, 2_500_000), (0, 0)])
 def test_long_reply_is_exactly_so_long(size: int, count: int) -> None:
-    """It is written in pieces; none is lost between them."""
+    """It is written in pieces; nothing is lost between them."""
     reply, _ = converse(b"one\n", Fault(FaultKind.HUGE, size=size))
     assert reply == b"x" * count + b"\n\0"
     flood, _ = converse(b"one\n", Fault(FaultKind.FLOOD, size=size))
@@ -425,7 +433,7 @@ def test_long_reply_is_exactly_so_long(size: int, count: int) -> None:
 
 
 def test_stderr_may_be_a_line() -> None:
-    """Once; or as often as fits into a size."""
+    """It is written once, or as often as it fits into ``size``."""
     once = Fault(FaultKind.STDERR, message=2, data=b"bad")
     thrice = Fault(FaultKind.STDERR, message=3, data=b"worse", size=18)
     done = subprocess.run(
@@ -439,14 +447,14 @@ def test_stderr_may_be_a_line() -> None:
 
 
 def test_reply_may_end_with_nothing() -> None:
-    """An EOP is forgotten; what follows joins the reply."""
+    """Without its EOP, the reply is joined with the next one."""
     fault = Fault(FaultKind.WRONG_MARKER, message=2, data=b"")
     wire = b"oneEOMEOPtwoEOMthreeEOMEOP"
     assert converse(b"oneEOMtwoEOMthreeEOM", fault, markers=WORDS) == (wire, 0)
 
 
 def test_stderr_has_the_size_that_was_asked_for() -> None:
-    """And the reply comes behind it."""
+    """The reply follows it."""
     plan = FaultPlan.of(Fault(FaultKind.STDERR, size=1_234_567))
     done = subprocess.run(
         hostile_worker(plan), input=b"one\n", env={}, capture_output=True, check=True
@@ -460,7 +468,7 @@ def test_stderr_has_the_size_that_was_asked_for() -> None:
     [(FaultKind.STALL, "S"), (FaultKind.SPIN, "R"), (FaultKind.STOP, "T")],
 )
 def test_it_hangs(kind: FaultKind, state: str) -> None:
-    """It sleeps, runs or is stopped, and the end of its input changes nothing."""
+    """It sleeps, runs or is stopped; the end of its input changes nothing."""
     with started(Fault(kind, message=2)) as process:
         say(process, b"one\ntwo\nthree\n")
         assert hear(process, 5) == b"one\n\0"
@@ -471,11 +479,11 @@ def test_it_hangs(kind: FaultKind, state: str) -> None:
             process.wait(0.1)
         if kind is not FaultKind.STOP:
             process.terminate()
-            assert process.wait(5) == -signal.SIGTERM
+            assert process.wait(HANG) == -signal.SIGTERM
 
 
 def test_closed_stdin_leaves_what_was_read_answered() -> None:
-    """Writing to it fails then; it lives on."""
+    """Writing to it fails then, but the worker lives on."""
     with started(Fault(FaultKind.CLOSE_STDIN, message=2)) as process:
         say(process, THREE)
         assert hear(process, 17) == ANSWERED
@@ -487,18 +495,18 @@ def test_closed_stdin_leaves_what_was_read_answered() -> None:
 
 @pytest.mark.parametrize("own_session", [False, True])
 def test_grandchild_holds_the_pipes(own_session: bool) -> None:
-    """The worker answers, and goes; its child stays, and stdout stays open."""
+    """The worker answers and exits; its child lives on and keeps stdout open."""
     fault = Fault(FaultKind.GRANDCHILD, message=1, own_session=own_session)
     with started(fault) as process:
         say(process, b"one\n")
         assert hear(process, 5) == b"one\n\0"
         (child,) = map(int, _children(process.pid))
-        # What it does first, once it runs.
+        # Once it runs, it sleeps.
         assert becomes(child, "S")
         assert (os.getsid(child) == child) is own_session
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(5) == 0
+        assert process.wait(HANG) == 0
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         assert process.stdout.read(1) is None

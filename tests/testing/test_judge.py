@@ -1,4 +1,4 @@
-"""What each oracle of ``fuzz`` takes for a fault, of workers in memory."""
+"""What each oracle of ``fuzz`` reports, of workers in memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def found(
     stage: dict[str, Any] | None = None,
     **oracles: Any,  # noqa: ANN401
 ) -> tuple[FailureKind, str] | None:
-    """Return what is found in a worker, and how it is reported."""
+    """Return the kind and the text of the failure that is found, if there is one."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR if batches else Mode.SINGLE)
     made = Stage(name="w", worker=("w",), dialect=dialect, **(stage or {}))
     launch = ScriptedLaunch(script)
@@ -68,7 +68,7 @@ async def refuse_b(worker: ScriptedWorker, message: bytes) -> None:
 
 
 async def count(worker: ScriptedWorker) -> None:
-    """Refuse with a number, which is of no interest."""
+    """Refuse with a new reason each time; oracles must ignore reasons."""
     number = 0
     async for _ in worker.messages():
         number += 1
@@ -85,7 +85,7 @@ def test_sound_worker_stands_all() -> None:
 
 
 def test_one_output() -> None:
-    """Neither none nor two; of which message is reported."""
+    """No output and two outputs are failures; the error names the message."""
     twice, drop_b = makes(lambda m: [m, m]), makes(lambda m: [m] if m == b"a" else [])
     said = "gave 2 outputs for b'a'"
     assert found(twice, A, one_output=True) == (FailureKind.OUTPUTS, said)
@@ -94,7 +94,7 @@ def test_one_output() -> None:
 
 
 def test_order_free() -> None:
-    """Of messages, of batches, and of messages within them."""
+    """It is checked for messages, messages within a batch, and refusals."""
 
     async def number(worker: ScriptedWorker) -> None:
         at = 0
@@ -122,7 +122,7 @@ def test_order_free() -> None:
 
 
 def test_idempotent() -> None:
-    """What can't be sent again is not asked."""
+    """Outputs that can't be sent again are not judged."""
     said = "gave [b'<<a>>'] for b'<a>', but [b'<a>'] before"
     assert found(brackets, A, idempotent=True) == (FailureKind.IDEMPOTENT, said)
     write_marker = makes(lambda message: [message + b"\x17"])
@@ -130,7 +130,7 @@ def test_idempotent() -> None:
 
 
 def test_stateless() -> None:
-    """Each message is asked alone."""
+    """Each message is also sent alone."""
 
     async def remember(worker: ScriptedWorker) -> None:
         seen = b""
@@ -144,13 +144,13 @@ def test_stateless() -> None:
 
 def test_json() -> None:
     """Each output is one document."""
-    said = "wrote b'a', which is no JSON"
+    said = "wrote b'a', which is not JSON"
     assert found(echo, A, json_out=True) == (FailureKind.JSON, said)
     assert found(echo, Step((b"[1]",)), json_out=True) is None
 
 
 def test_end() -> None:
-    """However it has answered."""
+    """The exit counts, even if all replies were right."""
     said = "the worker was killed by SIGKILL at the end of its input"
     assert found(ends_with(-9), A) == (FailureKind.CRASHES, said)
 
@@ -159,7 +159,7 @@ def test_end() -> None:
 
 
 def test_more_than_was_asked_for_is_found_at_the_next_step() -> None:
-    """However late it comes; it is no crash."""
+    """However late a surplus reply comes, it is not a crash."""
 
     async def write_more(worker: ScriptedWorker) -> None:
         await worker.read()
@@ -192,7 +192,7 @@ def load(message: bytes) -> None:
 
 
 def test_model() -> None:
-    """Outputs are the same, and refusals, whatever the reason."""
+    """Outputs must be equal, and so must refusals, whatever their reason."""
     model = f"{__name__}:same"
     assert found(each(refuse_b), A, AB, model=model) is None
     said = "gave [b'b'] for b'b', but a refusal in the model"
@@ -202,7 +202,7 @@ def test_model() -> None:
 
 
 def test_model_of_a_load_worker() -> None:
-    """It returns nothing."""
+    """It returns nothing; if it raises, the model is wrong, not the worker."""
     loads, answer = {"kind": StageKind.LOAD}, makes(lambda _: [])
     assert found(answer, A, model=f"{__name__}:load", stage=loads) is None
     with pytest.raises(ConfigError, match="the model failed for b'bad': Assertion"):
@@ -219,6 +219,6 @@ def test_model_of_a_load_worker() -> None:
     ],
 )
 def test_model_that_is_not_there(name: str, error: str) -> None:
-    """With words."""
+    """The error names the model, and the reason."""
     with pytest.raises(ConfigError, match=error):
         found(echo, A, model=name)

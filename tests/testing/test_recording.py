@@ -56,13 +56,13 @@ def damage(path: Path, line: int) -> None:
 
 
 def test_file_gives_back_what_was_saved(path: Path) -> None:
-    """Every byte, every setting, every cut and time; only we can read it."""
+    """Every byte, every setting, every cut and time; only its owner can read it."""
     assert Recording.load(path) == RECORDING
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_lines_are_json_with_a_checksum_that_anybody_can_check(path: Path) -> None:
-    """Of the bytes before it; each byte of the conversation is one character."""
+    """It covers the bytes before it; each byte of the conversation is a character."""
     lines = path.read_bytes().splitlines()
     assert json.loads(lines[0])["format"] == "etlstage-recording"
     assert json.loads(lines[2])["stdout"].encode("latin-1") == EVERY_BYTE
@@ -72,7 +72,7 @@ def test_lines_are_json_with_a_checksum_that_anybody_can_check(path: Path) -> No
 
 
 def test_what_is_not_so_is_not_claimed(path: Path) -> None:
-    """Lines are for people, too (issue 12)."""
+    """Lines are read by people, so defaults are left out (issue 12)."""
     *_, stdin, end = path.read_bytes().splitlines()
     assert b'"ahead"' not in stdin
     assert set(json.loads(end)) == {"exit", "stopped", "crc"}
@@ -80,7 +80,7 @@ def test_what_is_not_so_is_not_claimed(path: Path) -> None:
 
 @pytest.mark.parametrize("room", [10, -3])
 def test_line_that_does_not_fit_is_reported(path: Path, room: int) -> None:
-    """A write may take only a part of it; and the file is closed (issue 12)."""
+    """A partial write is an error, and the file is closed (issue 12)."""
     small = path.with_name("small")
     size = room if room > 0 else path.stat().st_size + room
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -111,7 +111,7 @@ def test_file_that_is_there_is_not_written_over(path: Path) -> None:
 
 @pytest.mark.parametrize("lost", [1, 20])
 def test_torn_line_is_left_out_and_reported(path: Path, lost: int) -> None:
-    """All before it can be used: the writer was killed."""
+    """The writer was killed; all lines before it can be used."""
     path.write_bytes(path.read_bytes()[:-lost])
     found = Recording.load(path)
     assert found.cut == "the file ends within a line"
@@ -119,13 +119,13 @@ def test_torn_line_is_left_out_and_reported(path: Path, lost: int) -> None:
 
 
 def test_damaged_last_line_is_left_out_and_reported(path: Path) -> None:
-    """A file that has grown on disk before its bytes were there ends like that."""
+    """A file may have grown on disk before its bytes were written."""
     damage(path, -1)
     assert Recording.load(path).cut == "the file ends within a line"
 
 
 def test_file_without_its_last_line_is_not_complete(path: Path) -> None:
-    """No one knows how the worker ended."""
+    """How the worker ended is unknown."""
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
     found = Recording.load(path)
@@ -134,7 +134,7 @@ def test_file_without_its_last_line_is_not_complete(path: Path) -> None:
 
 
 def test_damage_in_the_middle_is_an_error(path: Path) -> None:
-    """What comes behind it can't be trusted to follow what is before it."""
+    """Lines after it can't be trusted to continue those before it."""
     damage(path, 2)
     with pytest.raises(ConfigError, match=r"clean-2\.3\.rec:3: the checksum does not"):
         Recording.load(path)
@@ -143,13 +143,14 @@ def test_damage_in_the_middle_is_an_error(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (b"", "is no recording"),
-        (b"name: x\n", "other:1: is no line of a recording"),
-        (b'{"a": 1}\n', "other:1: is no line of a recording"),
+        (b"", "is not a recording: it is empty"),
+        (b'{"format": "etl', "is not a recording: it ends within its first line"),
+        (b"name: x\n", "other:1: is not a line of a recording"),
+        (b'{"a": 1}\n', "other:1: is not a line of a recording"),
     ],
 )
 def test_other_file_is_refused(tmp_path: Path, text: bytes, error: str) -> None:
-    """With words."""
+    """The error states why."""
     other = tmp_path / "other"
     other.write_bytes(text)
     with pytest.raises(ConfigError, match=error):
@@ -157,7 +158,7 @@ def test_other_file_is_refused(tmp_path: Path, text: bytes, error: str) -> None:
 
 
 def test_later_version_is_refused(path: Path) -> None:
-    """Whoever can't read a file does not guess."""
+    """A format that is not known must not be guessed at."""
     text = path.read_bytes().splitlines()[0].partition(b', "crc"')[0]
     text = text.replace(b'"version": 1', b'"version": 2')
     path.write_bytes(b'%s, "crc": "%08x"}\n' % (text, zlib.crc32(text)))
@@ -166,7 +167,7 @@ def test_later_version_is_refused(path: Path) -> None:
 
 
 def test_stage_speaks_as_the_one_that_was_recorded() -> None:
-    """And runs the worker that is given."""
+    """It runs the command that is given."""
     stage = RECORDING.stage_of(["./other", "x"])
     assert (stage.name, stage.kind) == ("clean", StageKind.LOAD)
     assert stage.dialect == RECORDING.dialect
@@ -174,6 +175,6 @@ def test_stage_speaks_as_the_one_that_was_recorded() -> None:
 
 
 def test_what_has_passed_is_reported_by_channel() -> None:
-    """Joined, as it was cut by chance."""
+    """Pieces are joined, as their cuts are a matter of chance."""
     more = replace(RECORDING, entries=RECORDING.entries * 2)
     assert more.written(Channel.STDIN) == b"one<m>" * 2

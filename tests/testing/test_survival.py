@@ -69,7 +69,7 @@ def scenarios(draw: st.DrawFn) -> tuple[Stage, FaultPlan, list[bytes]]:
             timeout=PATIENT,
             order=Order.TOTAL,
             batch=BatchPolicy(size=4, seconds=0.05),
-            # Here a worker may fail as often as it likes, without a pause.
+            # Workers may fail any number of times here, without a pause.
             restart=RestartPolicy(max=1000, delay=0.001, max_delay=0.001),
         )
     )
@@ -82,9 +82,8 @@ def scenarios(draw: st.DrawFn) -> tuple[Stage, FaultPlan, list[bytes]]:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(scenario=scenarios())
-@pytest.mark.timeout(120)
 async def test_random_faults(scenario: tuple[Stage, FaultPlan, list[bytes]]) -> None:
-    """Only who is at fault fails; all else is delivered once and in order."""
+    """Only messages at fault fail; all others are delivered once and in order."""
     stage, plan, run = scenario
 
     outcome = await supervise(stage, run)
@@ -122,7 +121,7 @@ def numbered(at: int) -> bytes:
 async def test_many_messages_through_workers_that_crash(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each about every 2,000 messages; what kills always is found, the rest arrives."""
+    """They die about every 2,000 messages; each culprit is found, the rest arrives."""
     token = uuid.uuid4().hex
     stage = hostile(
         Fault(FaultKind.KILL, probability=1 / 2000),
@@ -154,14 +153,14 @@ async def test_many_messages_through_workers_that_crash(
     found = list(letters.letters())
     assert [letter.message for letter in found] == poison
     assert [letter.place for letter in found] == [everything.index(m) for m in poison]
-    # More where it was not the first thing that its worker was given.
+    # There are more attempts if it was not the first message of its worker.
     assert all(3 <= len(letter.attempts) <= 9 for letter in found)
     report.ledger.check()
     (_, account, _) = report.ledger
     assert (account.done, account.dead) == (COUNT - CULPRITS, CULPRITS)
     assert (account.failed, account.unprocessed) == (0, 0)
     restarts = sum(log["event"] == "worker is restarted" for log in logs)
-    # What was answered in the block of a culprit is done again, by young processes.
+    # Messages that were answered in a culprit's block are sent again, to new processes.
     assert 60 < restarts < 300
     assert left(token) == {}
     with capsys.disabled():

@@ -25,7 +25,7 @@ def add_up(request: cocaine.Request, response: cocaine.Response) -> None:
         try:
             total += int(chunk)
         except ValueError:
-            raise cocaine.Refuse(f"{chunk!r} is no number") from None
+            raise cocaine.Refuse(f"{chunk!r} is not a number") from None
         response.write(b"%d" % total)
 
 

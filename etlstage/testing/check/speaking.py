@@ -1,7 +1,7 @@
 """
-What a worker should do that is given messages, whatever dialect it speaks.
+Checks of workers that are given messages, in any dialect.
 
-Nothing here knows what the right reply is; see :class:`Subject`.
+None of them knows which reply is right; see ``suite.py``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from etlstage.testing.transcript import BYTEWISE, Channel
 __all__ = ("CHECKS", "blame_a_buffer", "piped", "takes")
 
 KiB: Final = 1024
-_MOMENT: Final = 0.1  # seconds in which one reply too many would come
-_HELD: Final = 2.0  # seconds in which what was held back is written
+_MOMENT: Final = 0.1  # seconds within which an extra reply would come
+_HELD: Final = 2.0  # seconds within which buffered output is written
 _MANY: Final = 300  # messages: more than any that a worker might hold back
 _OFTEN: Final = 40  # places at which a short conversation is cut
-_FULL: Final = 300  # messages, in a batch that is full
-_LARGEST: Final = 500  # messages, in the batches of a worker that fills them
-_STDERR: Final = 2000  # bytes a message: more than its reader would like
+_FULL: Final = 300  # messages, at most, in a full batch
+_LARGEST: Final = 500  # messages, at most, in a batch that a worker fills
+_STDERR: Final = 2000  # bytes per message: more than a reader would like
 
 
 async def answers(subject: Subject) -> None:
     """
     Each message is answered while more may come.
 
-    Flush stdout behind each reply: its end is what the supervisor waits for.
+    Flush stdout after each reply: the supervisor waits for its end.
     """
     messages = subject.messages(3)
     began = anyio.current_time()
@@ -59,8 +59,14 @@ async def _one_by_one(worker: WorkerUnderTest, messages: Run) -> list[Reply]:
 
 
 async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerMisbehaved) -> NoReturn:
-    """Raise what it did; or that the reply comes when stdin is closed, if it does."""
+    """Raise the error, or one that explains why the worker has not replied."""
     if worker.status is None and not worker.transcript.of(Channel.STDOUT):
+        sent = len(worker.transcript.of(Channel.STDIN))
+        if 0 < sent == worker.unread():
+            worker.fail(
+                f"has read nothing within {worker.timeout:g} s: where it"
+                f" takes longer to start, set --timeout {6 * worker.timeout:g}"
+            )
         worker.close_stdin()
         with anyio.move_on_after(min(worker.timeout, _HELD)):
             await worker.exited()
@@ -75,14 +81,14 @@ async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerMisbehaved) -> No
 
 async def writes_nothing_unsolicited(subject: Subject) -> None:
     """
-    Nothing is written to stdout but replies, one for each exchange.
+    Only replies are written to stdout, one for each exchange.
 
-    Diagnostics belong on stderr: a stray line, or a reply too many, would
-    be taken for the reply to another message.
+    Diagnostics belong on stderr: a stray line, or an extra reply, would be taken for
+    the reply to another message.
     """
     first, second = subject.messages(2)
     async with subject.start() as worker:
-        # When it has read a byte, it has written what it writes at its start.
+        # Once it has read a byte, it has written what it writes at its start.
         await worker.feed(subject.kit.raw([first])[:1])
         await worker.has_read()
         await worker.quiet(_MOMENT)
@@ -99,17 +105,17 @@ async def writes_nothing_unsolicited(subject: Subject) -> None:
 
 
 async def accepts_an_empty_message(subject: Subject) -> None:
-    """A message may have no bytes; it is answered, or refused, like any other."""
+    """A message may be empty; like any other, it is answered or refused."""
     await takes(subject, b"")
 
 
 async def accepts_bytes_that_are_no_text(subject: Subject) -> None:
-    """A message is bytes, and not always UTF-8; it is answered, or refused."""
+    """A message may be any bytes, not only UTF-8; it is answered or refused."""
     await takes(subject, b"caf\xe9 \xff\xfe \xc3")
 
 
 async def accepts_a_long_message(subject: Subject) -> None:
-    """A message of 64 KiB, and one of 1 MiB, is answered, or refused."""
+    """A message of 64 KiB, and one of 1 MiB, is answered or refused."""
     for size in (64 * KiB, KiB * KiB):
         if size <= subject.stage.max_message:
             await takes(subject, b"x" * size)
@@ -117,9 +123,10 @@ async def accepts_a_long_message(subject: Subject) -> None:
 
 async def takes(subject: Subject, message: bytes) -> None:
     """
-    Have a message answered that may be none that it can process, and one behind it.
+    Send a message that the worker may be unable to process, and one after it.
 
-    Where a sample has what it can process, to die of another is bad, and no more.
+    If there is a sample of what it can process, dying of another message only merits
+    advice.
     """
     async with subject.start() as worker:
         try:
@@ -140,18 +147,19 @@ async def takes(subject: Subject, message: bytes) -> None:
 
 async def accepts_many_messages_at_once(subject: Subject) -> None:
     """
-    Many messages may come in one read.
+    One read may return many messages.
 
-    The supervisor sends them ahead of their replies. These come in the order of the
-    messages, unless each names its own.
+    The supervisor sends messages ahead of their replies. The replies come in the order
+    of the messages, unless each reply names its message.
     """
     count = max(3, min(_MANY, int(subject.timeout / 4 / max(subject.each, 0.001))))
     runs = _runs(subject, count)
     async with subject.start() as worker:
         runs = runs[: await worker.hand_over(runs)]
         replies = await worker.replies()
-        subject.chatter = len(worker.transcript.of(Channel.STDERR)) / count
         await subject.settle(worker)
+        written = len(worker.transcript.of(Channel.STDERR))
+        subject.chatter = written / sum(map(len, runs))
         expected = await subject.expected(runs)
         if difference := await subject.differs(runs, replies):
             if Counter(expected) == Counter(replies):
@@ -161,9 +169,9 @@ async def accepts_many_messages_at_once(subject: Subject) -> None:
 
 async def handles_input_byte_by_byte(subject: Subject) -> None:
     """
-    What is written at once may be read in parts.
+    Input that is written at once may arrive in several reads.
 
-    Keep what a read ends with until the rest of it has come.
+    Keep the incomplete end of a read until the rest has arrived.
     """
     runs = _runs(subject, 3)
     async with subject.start() as worker:
@@ -175,9 +183,9 @@ async def handles_input_byte_by_byte(subject: Subject) -> None:
 
 async def handles_input_split_anywhere(subject: Subject) -> None:
     """
-    A read may end anywhere, also within a message, and another begin there.
+    A read may end anywhere, even within a message.
 
-    Keep what a read ends with until the rest of it has come.
+    Keep the incomplete end of a read until the rest has arrived.
     """
     run = subject.messages(2)
     size = len(subject.kit.raw(run))
@@ -197,9 +205,9 @@ async def handles_input_split_anywhere(subject: Subject) -> None:
 
 async def accepts_batches_of_any_size(subject: Subject) -> None:
     """
-    A batch has one message, or two, or as many as it may have; each has one reply.
+    A batch has one message, two, or up to its maximum; each batch has one reply.
 
-    It may be closed before it is full.
+    A batch may be closed before it is full.
     """
     sizes = [1, 2, 3, min(subject.stage.batch.size, _FULL), 1]
     async with subject.start() as worker:
@@ -218,7 +226,7 @@ async def accepts_an_empty_batch(subject: Subject) -> None:
 
 
 async def asks_until_its_batch_is_full(subject: Subject) -> None:
-    """It asks for one message at a time, up to a bound, and answers a full batch."""
+    """The worker requests message after message up to a limit, then answers."""
     async with subject.start() as worker:
         size = 0
         while not size or (worker.session.owed and size < _LARGEST):
@@ -236,7 +244,7 @@ async def asks_until_its_batch_is_full(subject: Subject) -> None:
 
 
 async def _asked_or_answered(worker: WorkerUnderTest) -> None:
-    """Wait until the worker, that was given a message, asks for more, or has answered."""
+    """Wait until the worker, given a message, asks for more or has answered."""
     await worker.until(
         lambda: not worker.session.owed or worker.session.room > 0,
         "neither asked for one more message nor answered its batch",
@@ -247,7 +255,7 @@ async def _asked_or_answered(worker: WorkerUnderTest) -> None:
 
 
 async def answers_before_it_ends(subject: Subject) -> None:
-    """What was written before stdin was closed is answered, and then it exits."""
+    """Input written before stdin was closed is answered; then the worker exits."""
     async with subject.start() as worker:
         await worker.hand_over(_runs(subject, 20))
         worker.close_stdin()
@@ -256,7 +264,7 @@ async def answers_before_it_ends(subject: Subject) -> None:
 
 
 async def ends(subject: Subject) -> None:
-    """It exits when its stdin ends: that is how it is stopped."""
+    """The worker exits when its stdin ends: that is how it is stopped."""
     async with subject.start() as worker:
         await worker.exchange(subject.messages(1))
         await subject.end(worker)
@@ -264,9 +272,9 @@ async def ends(subject: Subject) -> None:
 
 async def ends_in_the_middle(subject: Subject) -> None:
     """
-    It exits also when stdin ends within a message, or within a batch.
+    The worker exits even if its stdin ends within a message, or within a batch.
 
-    That is what it sees of a supervisor that was killed.
+    This happens if the supervisor is killed.
     """
     (message,) = subject.messages(1)
     half = subject.kit.raw([message])[: max(1, len(message) // 2)]
@@ -282,7 +290,7 @@ async def ends_in_the_middle(subject: Subject) -> None:
 
 
 async def exits_on_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
-    """It exits at SIGTERM; what does not is killed, whatever it is doing."""
+    """The worker exits on SIGTERM; otherwise it is killed, whatever it is doing."""
     async with subject.start() as worker:
         await worker.exchange(subject.messages(1))
         worker.signal(SIGTERM)
@@ -291,9 +299,9 @@ async def exits_on_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to u
 
 async def continues_after_a_refusal(subject: Subject) -> None:
     """
-    A worker that refuses a message gives a reason, and answers the next.
+    A worker that refuses a message gives a reason, and answers the next message.
 
-    To refuse is how it reports that it can't process a message, at no restart.
+    A refusal reports that a message can't be processed, and needs no restart.
     """
     if not subject.refused:
         raise NotApplicable("it has refused nothing that it was given")
@@ -317,9 +325,10 @@ async def continues_after_a_refusal(subject: Subject) -> None:
 
 async def replies_the_same_again(subject: Subject) -> None:
     """
-    The same messages have the same replies in each process.
+    The same messages get the same replies in every process.
 
-    A message is given to a worker again if the first was lost while it held it.
+    A message is given to another worker if the first was lost while it held the
+    message.
     """
     runs = _runs(subject, 12)
     if await subject.tell(runs) != await subject.expected(runs):
@@ -327,7 +336,7 @@ async def replies_the_same_again(subject: Subject) -> None:
 
 
 async def keeps_no_state(subject: Subject) -> None:
-    """The reply to a message does not depend on those that came before it."""
+    """The reply to a message does not depend on earlier messages."""
     *_, last = messages = subject.messages(6)
     runs = [[message] for message in [*messages, *messages]]
     replies = await subject.expected(runs)
@@ -342,7 +351,7 @@ async def keeps_no_state(subject: Subject) -> None:
 
 
 async def writes_little_to_stderr(subject: Subject) -> None:
-    """What it writes there is logged, a line at a time; of a flood most is dropped."""
+    """Each line on stderr is logged; if there are too many, most are dropped."""
     if subject.chatter > _STDERR:
         raise Advice(
             f"it wrote {subject.chatter:,.0f} bytes to stderr for each message"
@@ -350,7 +359,7 @@ async def writes_little_to_stderr(subject: Subject) -> None:
 
 
 async def load_workers_output_nothing(subject: Subject) -> None:
-    """A load worker has no output: its reply is empty."""
+    """A load worker has no outputs: its replies are empty."""
     replies = await subject.expected(_runs(subject, 12))
     outputs = sum(len(reply.outputs) for reply in replies)
     if outputs:
@@ -358,14 +367,14 @@ async def load_workers_output_nothing(subject: Subject) -> None:
 
 
 def _runs(subject: Subject, count: int) -> list[Run]:
-    """Return so many messages, each an exchange; in batches, three at a time."""
+    """Return ``count`` messages, each an exchange; in batches, three at a time."""
     messages = subject.messages(count)
     size = 3 if subject.shape.batches else 1
     return [messages[at : at + size] for at in range(0, count, size)]
 
 
 def piped(subject: Subject) -> str:
-    """Return why what is about pipes is not asked of a worker, or nothing."""
+    """Return why checks of pipes do not apply to a worker; empty if they do."""
     return (
         "for workers that have pipes" if subject.dialect.connection is not None else ""
     )
@@ -388,9 +397,9 @@ def _loads(subject: Subject) -> str:
 
 async def keeps_its_contract(subject: Subject) -> None:
     """
-    Each reply to the sample meets ``expect`` of the stage.
+    Each reply to the sample satisfies ``expect`` of the stage.
 
-    A run dead-letters a message whose reply is not.
+    In a run, by default, a message whose reply does not is dead-lettered.
     """
     async with subject.start() as worker:
         worker.examine_contract(await _one_by_one(worker, [*subject.sample]))

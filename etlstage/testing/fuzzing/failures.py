@@ -1,8 +1,8 @@
 """
-Cases that have failed, each kept by itself, to be played again.
+Cases that have failed, stored to be played again.
 
-A case is two files below ``.etlstage/failures``: what it is, as JSON, and a recording
-of how it went, for ``etlstage replay FILE``.
+Each has two files below ``.etlstage/failures``: the case as JSON, and a recording of
+its conversation, for ``etlstage replay FILE``.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _DRIVERS: Final = {Mode.BATCH_SUPERVISOR: "supervisor", Mode.BATCH_WORKER: "work
 
 
 class FailureOrigin(NamedTuple):
-    """Where a worker is set: on the command line, or in a pipeline file."""
+    """Where a worker is specified: on the command line, or in a pipeline file."""
 
     words: tuple[str, ...]
-    """Its command; or the file."""
+    """The command of the worker; or the pipeline file."""
     stage: str | None = None
-    """Its name in the file."""
+    """Name of the stage in the pipeline file; None: ``words`` is a command."""
 
     def __str__(self) -> str:
         command = shlex.join(self.words)
@@ -70,18 +70,18 @@ class Failure:
     case: Case
     oracles: Oracles
     kind: FailureKind
-    """What the worker was found to do."""
+    """How the worker failed."""
     timeout: float = 5.0
     path: Path = FOLDER
-    """Its file; beside it is the recording."""
+    """The file of the case; the recording is beside it."""
 
     @property
     def recording(self) -> Path:
-        """How the case went."""
+        """The file with the recorded conversation."""
         return self.path.with_suffix(".rec")
 
     def play(self, times: int = 1) -> CaseFailed | None:
-        """Play the case to fresh processes; return how it failed, if it did."""
+        """Play the case to fresh processes; return its failure, if it failed."""
         for _ in range(times):
             try:
                 verify(
@@ -92,7 +92,7 @@ class Failure:
         return None
 
     def written(self) -> Iterator[str]:
-        """Yield what is written before each wait for replies, equal ones together."""
+        """Yield a numbered line for each step, with equal ones in a row as one line."""
         *lines, last = self.case.written(self.case.on(self.stage).dialect)
         number = 1
         for line, same in groupby(lines):
@@ -102,7 +102,7 @@ class Failure:
         yield f"{number}. {last}"
 
     def program(self) -> Iterator[str]:
-        """Yield the lines of a program that fails as the case does."""
+        """Yield the lines of a program that reproduces the failure."""
         case, dialect = self.case, self.stage.dialect
         (*words,), name = self.origin
         given = self.oracles.given
@@ -140,18 +140,18 @@ class Failure:
         return more
 
     def drop(self) -> None:
-        """Forget it."""
+        """Delete its files."""
         self.path.unlink(missing_ok=True)
         self.recording.unlink(missing_ok=True)
 
 
 class Failures:
     """
-    The cases that are kept in a folder.
+    The failed cases that are stored in a folder.
 
     Args:
-        folder: It is made when there is something to keep.
-        find: Returns a stage of a pipeline file.
+        folder: The folder; created when the first case is stored.
+        find: Returns the stage of a given name in a pipeline file.
 
     """
 
@@ -162,11 +162,11 @@ class Failures:
         self._find = find
 
     def __iter__(self) -> Iterator[Failure]:
-        """Yield what is kept; raise ConfigError for a file that can't be read."""
+        """Yield all cases; raise ConfigError for a file that can't be read."""
         return self.of(None)
 
     def of(self, wanted: FailureOrigin | None) -> Iterator[Failure]:
-        """Yield what is kept of one worker, or of all."""
+        """Yield the cases of one worker; None: of all workers."""
         for path in sorted(self._folder.glob("*.json")):
             plain, origin = _read(path)
             if wanted in (None, origin):
@@ -174,11 +174,11 @@ class Failures:
 
     def keep(self, failure: Failure, secrets: Secrets) -> Failure:
         """
-        Keep a case, and record how it goes.
+        Store a case, play it once more, and store the recording of that.
 
         Args:
             failure: The case.
-            secrets: What is not to be in the command that the recording names.
+            secrets: Secrets to conceal in the recorded command.
 
         Raises:
             ConfigError: If the folder can't be written.
@@ -257,7 +257,7 @@ def _readable(path: Path) -> Iterator[None]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (OSError, LookupError, TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"{path} is no case that was kept: {error!r}") from None
+        raise ConfigError(f"{path} is not a kept case: {error!r}") from None
 
 
 class _Notes:

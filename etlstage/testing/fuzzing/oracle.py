@@ -1,10 +1,10 @@
 """
-A conversation to be had with a worker, and what must be true of its replies.
+Cases (scripted conversations with a worker), and oracles that judge the replies.
 
-Asked of every worker is that it answers, keeps to the protocol, and ends well when its
-input does; what else, the oracles decide.
+Every worker has to answer, keep to the protocol, and exit cleanly when its input ends;
+oracles decide what else is required.
 
-A case that failed reads as one call::
+A report shows a failed case as one call that reproduces it::
 
     verify(["./worker"], Case([Step([b"a"]), Step([b"a"])]), stateless=True)
 """
@@ -66,13 +66,13 @@ _RAISED: Final = re.compile(r"^ {20}([A-Za-z_.]+)(?=:|$)", re.MULTILINE)
 
 
 class FailureKind(StrEnum):
-    """What a worker is found to do; the value is the text of a report."""
+    """How a worker fails; the value is its text in a report."""
 
     HANGS = "it hangs"
     CRASHES = "it crashes"
     BREAKS = "it breaks the protocol"
     OUTPUTS = "it does not give one output for each message"
-    JSON = "it writes what is no JSON"
+    JSON = "it writes what is not JSON"
     EXPECT = "its reply breaks expect"
     IDEMPOTENT = "it changes its own output"
     ORDER_FREE = "its replies depend on the order of the messages"
@@ -81,12 +81,12 @@ class FailureKind(StrEnum):
 
     @property
     def of_any(self) -> bool:
-        """Whether it is a fault of any worker, whatever it is meant to do."""
+        """Whether this is a failure for any worker, whatever its task."""
         return self in (FailureKind.HANGS, FailureKind.CRASHES, FailureKind.BREAKS)
 
     @property
     def label(self) -> str:
-        """As a file is named after it."""
+        """The form used in file names."""
         return self.name.lower().replace("_", "-")
 
 
@@ -95,7 +95,7 @@ class CaseFailed(WorkerMisbehaved):
     Raised when a case makes a worker fail.
 
     Attributes:
-        kind: What it is found to do.
+        kind: How it fails.
 
     """
 
@@ -106,10 +106,10 @@ class CaseFailed(WorkerMisbehaved):
     @property
     def signature(self) -> tuple[str, ...]:
         """
-        What distinguishes it from another bug, as far as anything does.
+        The key by which failures count as the same bug.
 
-        Of a crash that is also how the worker ended, and the exception that it wrote
-        last; of a breach of the protocol what it is, without the bytes.
+        Apart from the kind, for a crash it has how the worker exited and the last
+        exception in its output; for a protocol error, its text without the data.
         """
         if self.kind is FailureKind.BREAKS:
             surplus = _SURPLUS.search(self.what)
@@ -122,17 +122,18 @@ class CaseFailed(WorkerMisbehaved):
 
 
 AnsweredSteps: TypeAlias = list[tuple[Saying, list[Reply]]]
-"""What was sent, and the replies to it."""
+"""Each step that was sent, with the replies to it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A conversation to be had with a worker, from its start to its end."""
+    """A conversation with a worker, from its start to its end."""
 
     steps: Sequence[Saying]
-    """Each a :class:`Step`, or where exchanges have names, :class:`Calls`."""
+    """Each a :class:`Step`; :class:`Calls` in a dialect with named exchanges, and
+    :class:`Records` in one whose workers checkpoint."""
     markers: Markers = field(default_factory=Markers)
-    """Of a dialect that has some."""
+    """The markers, in a dialect that has them."""
 
     def __repr__(self) -> str:
         steps = shown_steps(self.steps)
@@ -143,26 +144,26 @@ class Case:
 
     @property
     def count(self) -> int:
-        """How many messages there are."""
+        """Number of messages."""
         return sum(len(step.messages) for step in self.steps)
 
     @property
     def fresh(self) -> bool:
-        """Whether only a process that has seen nothing else can be given it."""
+        """Whether it requires a process that has received nothing before."""
         return any(step.fresh for step in self.steps)
 
     def on(self, stage: Stage) -> Stage:
-        """Return a stage whose workers speak with the case's markers, if with any."""
+        """Return the stage with the case's markers, if its dialect has markers."""
         if not isinstance(stage.dialect, MarkerDialect):
             return stage
         return replace(stage, dialect=replace(stage.dialect, markers=self.markers))
 
     def having(self, steps: Sequence[Saying]) -> Self:
-        """Return the same with other steps."""
+        """Return a copy with other steps."""
         return replace(self, steps=(*steps,))
 
     def written(self, dialect: Dialect) -> Iterator[str]:
-        """Yield what is written at once, as text; and the end."""
+        """Yield what is written for each step, as text, and then how the case ends."""
         first = 1
         for step in self.steps:
             yield step.shown(dialect, first)
@@ -174,14 +175,14 @@ class Case:
         yield "a terminate" if connected else "the end of the input"
 
     def imports(self) -> Iterator[str]:
-        """Yield what a program imports that has it."""
+        """Yield the imports of a program that contains the case's repr."""
         names = {"Case", "verify"}.union(*(step.names() for step in self.steps))
         if self.markers != Markers():
             yield "from etlstage.protocol.marker import Markers"
         yield f"from etlstage.testing import {', '.join(sorted(names))}"
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what :meth:`from_plain` reads, as plain JSON."""
+        """Return it as plain JSON, for :meth:`from_plain`."""
         steps = [step.to_plain() for step in self.steps]
         return {"steps": steps, "markers": self.markers.to_text()}
 
@@ -193,12 +194,12 @@ class Case:
 
 
 SessionCase: TypeAlias = Case
-"""The same, by the name that it once had for sessions."""
+"""The former name of :class:`Case` for sessions."""
 
 
 async def converse(worker: UnderTest, steps: Iterable[Saying]) -> AnsweredSteps:
     """
-    Send what a case has, and return the replies to each step.
+    Send the steps of a case, and return the replies to each.
 
     Raises:
         CaseFailed: If the worker hangs, crashes or breaks the protocol.
@@ -206,7 +207,7 @@ async def converse(worker: UnderTest, steps: Iterable[Saying]) -> AnsweredSteps:
     """
     replies: AnsweredSteps = []
     for step in steps:
-        # It may have broken it behind its last reply.
+        # The worker may have broken the protocol after its last reply.
         await _classified(worker, worker.until(lambda: not worker.broken, ""))
         given = await _classified(worker, step.exchange(worker))
         replies.append((step, given))
@@ -215,14 +216,14 @@ async def converse(worker: UnderTest, steps: Iterable[Saying]) -> AnsweredSteps:
 
 async def end(worker: UnderTest) -> None:
     """
-    Have it end, and see it to its end.
+    Close a worker, and wait for its exit.
 
     Raises:
-        CaseFailed: If that is no good end.
+        CaseFailed: If it does not exit, or not cleanly.
 
     """
     status = await _classified(worker, worker.close())
-    # One that connects is asked to end, and leaves with any status.
+    # A worker that connects is asked to terminate, and may exit with any status.
     if status < 0 or (status and worker.stage.dialect.connection is None):
         what = f"the worker {describe_status(status)} at the end of its input"
         fail(worker, FailureKind.CRASHES, what)
@@ -250,37 +251,37 @@ def fail(worker: UnderTest, kind: FailureKind, what: str) -> NoReturn:
 
 
 Open: TypeAlias = Callable[[], AbstractAsyncContextManager[UnderTest]]
-"""Gives a fresh process to talk to."""
+"""Starts a fresh process to talk to."""
 
 _MODES: Final = {
     None: Mode.SINGLE,
     "supervisor": Mode.BATCH_SUPERVISOR,
     "worker": Mode.BATCH_WORKER,
 }
-_OF_OUTPUTS: Final = ("outputs", "JSON", "idempotent")  # a load worker has none
+_OF_OUTPUTS: Final = ("outputs", "JSON", "idempotent")  # not for load workers
 _LONG: Final = 60  # characters of a message in an error
 
 
 @dataclass(frozen=True)
 class Oracles:
-    """What must be true of a worker's replies; nothing, unless it is asked for."""
+    """Properties that a worker's replies must have; by default none."""
 
     one_output: bool = False
-    """Each message has one output; each batch as many as it has messages."""
+    """Each message has one output; each batch, one per message."""
     json_out: bool = False
     """Each output is a JSON document."""
     idempotent: bool = False
-    """An output that is sent again comes back as it is."""
+    """An output that is sent back as a message is returned unchanged."""
     order_free: bool = False
-    """The messages have the same outputs when they are sent in the opposite order."""
+    """Messages have the same outputs when sent in reverse order."""
     stateless: bool = False
-    """A message, or batch, has the outputs that it has in a fresh process."""
+    """A message, or batch, has the same outputs as in a fresh process."""
     model: str = ""
-    """The worker does as this function does, ``module:function``, which is one that
-    ``worker.transform`` takes, or ``worker.transform_batch``, ``worker.load``."""
+    """The worker gives the same outputs as this function, ``module:function``, which is
+    written for ``worker.transform``, ``worker.transform_batch`` or ``worker.load``."""
 
     def joined(self, contract: ReplyContract) -> Oracles:
-        """Return the same with what a stage promises of its replies."""
+        """Return a copy that also checks what a stage promises of its replies."""
         return replace(
             self,
             one_output=self.one_output or contract.outputs == 1,
@@ -290,7 +291,7 @@ class Oracles:
         )
 
     def left_out(self, kind: StageKind) -> list[str]:
-        """Return what is not asked of a worker of that kind, and could be."""
+        """Return the names of oracles that apply to that kind, and are off."""
         named = {
             "outputs": self.one_output,
             "JSON": self.json_out,
@@ -304,7 +305,7 @@ class Oracles:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that are asked for, as arguments."""
+        """The oracles that are on, as arguments."""
         return {name: value for name, value in asdict(self).items() if value}
 
 
@@ -318,18 +319,18 @@ def verify(
     **oracles: Any,  # noqa: ANN401 - checked by the class
 ) -> None:
     """
-    Have a worker stand a case.
+    Run a case against a worker.
 
     Args:
-        command: Program and arguments; or a stage, of which the markers don't count.
+        command: Program and arguments; or a stage, whose markers the case replaces.
         case: The conversation.
-        batch: Who closes a batch, if a command answers batches.
-        kind: Of the stage, where it is not given.
+        batch: For a command, who closes a batch; None: it answers single messages.
+        kind: For a command, the kind of its stage.
         timeout: How long each reply, and the exit, may take, in seconds.
-        oracles: As :class:`Oracles` has them, such as ``stateless=True``.
+        oracles: Fields of :class:`Oracles`, such as ``stateless=True``.
 
     Raises:
-        CaseFailed: If it does not.
+        CaseFailed: If the worker fails.
 
     """
     if not isinstance(command, Stage):
@@ -349,10 +350,10 @@ def verify(
 
 async def judge(start: Open, case: Case, oracles: Oracles) -> AnsweredSteps:
     """
-    Have fresh processes stand a case, and return what was sent; see :func:`verify`.
+    Run a case in fresh processes, and return its steps and replies.
 
     Raises:
-        CaseFailed: If they don't.
+        CaseFailed: If a worker fails.
 
     """
     async with start() as worker:
@@ -366,10 +367,10 @@ async def compare(
     start: Open, worker: UnderTest, exchanged: AnsweredSteps, oracles: Oracles
 ) -> None:
     """
-    Ask the oracles about what was sent.
+    Check the replies with the oracles.
 
     Raises:
-        CaseFailed: If one finds a failure.
+        CaseFailed: If an oracle finds a failure.
 
     """
     batches = worker.stage.dialect.shape.batches
@@ -380,7 +381,8 @@ async def compare(
         outputs = _outputs(replies)
         if outputs is None:
             continue
-        # Of a session that is not as a stage has them it is unknown what is right.
+        # A stage never opens a session with another number of messages, so the right
+        # outputs for one are unknown.
         usual = batches or len(step.messages) == 1
         if oracles.one_output and usual and len(outputs) != len(step.messages):
             what = f"gave {counted(len(outputs), 'output')} for {_asked(step)}"
@@ -393,7 +395,7 @@ async def compare(
                 fail(
                     worker,
                     FailureKind.JSON,
-                    f"wrote {_shown(output)}, which is no JSON",
+                    f"wrote {_shown(output)}, which is not JSON",
                 )
         if checker is not None and usual and (flaw := checker(outputs)) is not None:
             what = f"gave {_shown(outputs)} for {_asked(step)}, which {flaw}"
@@ -406,7 +408,7 @@ async def compare(
             if _outputs(alone) != _outputs(replies):
                 _differ(worker, FailureKind.STATELESS, step, replies, alone, "alone")
     if oracles.order_free:
-        await _turn_round(start, worker, exchanges, batches=batches)
+        await _turn_round(start, worker, exchanges)
     if oracles.idempotent:
         await _repeat(worker, exchanges)
 
@@ -420,7 +422,7 @@ def _single(exchanged: AnsweredSteps, *, batches: bool) -> AnsweredSteps:
 
 
 def _outputs(replies: Sequence[Reply]) -> list[bytes] | None:
-    """Return all outputs, None if something was refused."""
+    """Return all outputs; None if a reply is a refusal."""
     if any(reply.refused is not None for reply in replies):
         return None
     return [output for reply in replies for output in reply.outputs]
@@ -432,10 +434,8 @@ async def _alone(start: Open, step: Saying) -> list[Reply]:
         return replies
 
 
-async def _turn_round(
-    start: Open, worker: UnderTest, exchanged: AnsweredSteps, *, batches: bool
-) -> None:
-    """Send the same in the opposite order: within batches, if there are any."""
+async def _turn_round(start: Open, worker: UnderTest, exchanged: AnsweredSteps) -> None:
+    """Compare with the replies in reverse order: of steps, and within each step."""
     turned = [step.turned() for step, _ in exchanged[::-1]]
     async with start() as other:
         again = await converse(other, turned)
@@ -453,7 +453,7 @@ async def _repeat(worker: UnderTest, exchanged: AnsweredSteps) -> None:
         if not outputs:
             continue
         step = asked.of(outputs, batches=batches)
-        # What may come from a worker may not always be sent to it.
+        # Some outputs may not be sent as messages.
         with suppress(InvalidMessage):
             ((_, again),) = await converse(worker, [step])
             if _outputs(again) != outputs:
@@ -470,7 +470,7 @@ def _follow(
 ) -> None:
     for step, replies in exchanged:
         if not batches and len(step.messages) != 1:
-            continue  # it is a session that no stage has
+            continue  # no stage opens such a session
         asked = [*step.messages] if batches else step.messages[0]
         try:
             wanted = _modelled(worker, model, asked)
@@ -490,7 +490,7 @@ def _modelled(
 
     if worker.stage.dialect.connection is not None:
         try:
-            return Reply((*(model(asked) or ()),))  # no marker is in the way
+            return Reply((*(model(asked) or ()),))  # no markers: any outputs will do
         except sdk.Refuse as no:
             return Reply((), str(no))
     loads = worker.stage.kind is StageKind.LOAD
@@ -503,24 +503,24 @@ def _modelled(
 
 
 def model_of(name: str) -> Callable[..., Iterable[bytes] | None]:
-    """Return the function that is called ``module:function``; see :func:`named`."""
+    """Import the function named ``module:function``; see :func:`named`."""
     found: Callable[..., Iterable[bytes] | None] = named(name, "model", "function")
     return found
 
 
 def named(name: str, what: str, kind: str = "name") -> Any:  # noqa: ANN401
     """
-    Return what is called ``module:name``, for an option ``what``.
+    Import the object named ``module:name``; ``what`` is the option for errors.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is no such object.
 
     """
     module, _, own = name.partition(":")
     if not module or not own:
         raise ConfigError(f"{what} is {name!r}, expected module:{kind}")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as 'python -m' looks for it
+        sys.path.insert(0, "")  # 'python -m' searches the current directory, too
     try:
         return getattr(import_module(module), own)
     except (ImportError, AttributeError) as error:

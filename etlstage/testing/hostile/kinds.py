@@ -1,11 +1,10 @@
 """
-What may go wrong with a worker: each kind is one entry here.
+The kinds of faults that a worker may have, with one entry for each.
 
-A kind has its name, what it means, when it is of use, which workers can have
-it, and, if that can be given in bytes, in time or in an exit status, what it does. Who
-does it is a process to itself (``program.py``), a script in memory
-(``testing/scripted.py``), or the wire between a supervisor and any worker
-(``testing/faulty``).
+A kind has a name, a meaning, a moment, what a worker needs for it, and, if that can be
+given in bytes, in time or as an exit status, its effect. It is carried out by a process
+on itself (``program.py``), by a script in memory (``testing/scripted.py``), or by the
+wire between a supervisor and any worker (``testing/faulty``).
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ class Moment(StrEnum):
     END = "end"
     """When its input has ended, or it is asked to terminate."""
     ACTION = "action"
-    """Before an action of a record processor; also before the one that ends its shard."""
+    """Before an action of a record processor, also the one that ends its shard."""
     CHECKPOINT = "checkpoint"
     """When a record processor has asked for a checkpoint, before the answer."""
 
 
 class _Kind(NamedTuple):
-    """What is declared of a kind; see :class:`FaultKind`."""
+    """The declaration of a kind; see :class:`FaultKind`."""
 
     name: str
     meaning: str
@@ -70,15 +69,16 @@ class FaultKind(StrEnum):
     What a worker does, or what is done to it.
 
     Attributes:
-        meaning: That, in words.
+        meaning: The fault, in words.
         about: What a worker must have for it: markers, pipes, a connection,
-            checkpoints; or a shard, of a daemon that is simulated.
+            checkpoints; or a shard, of a simulated daemon; empty: nothing.
         at: When it happens by default.
         shapes: Whether it changes a reply; all others are done at once.
         inside: Whether only a process can do it to itself.
         size: The default of ``size``.
         writes: What it writes, if that is always the same.
-        status: The exit status it ends with, likewise; negative for a signal.
+        status: The exit status it ends with, if that is always the same; negative for a
+            signal.
 
     """
 
@@ -92,7 +92,7 @@ class FaultKind(StrEnum):
     status: int | None
 
     def __new__(cls, *values: Any) -> Self:  # noqa: ANN401 - those of _Kind
-        """Make a member; one that is made is found by its name alone."""
+        """Make a member, which can then be found by its name alone."""
         kind = str.__new__(cls, values[0])
         kind._value_ = values[0]
         _, kind.meaning, kind.about, kind.at, kind.shapes, kind.inside = values[:6]
@@ -121,7 +121,7 @@ class FaultKind(StrEnum):
     # --- it dies
     KILL = _Kind(
         "kill",
-        "Is killed by SIGKILL, as by the kernel when memory runs out.",
+        "Is killed by SIGKILL, as by the kernel if memory runs out.",
         status=-9,
     )
     SEGFAULT = _Kind("segfault", "Is killed by SIGSEGV.", status=-11)
@@ -129,24 +129,24 @@ class FaultKind(StrEnum):
     EXIT = _Kind("exit", "Exits with ``status``, which may be 0.")
     PARTIAL = _Kind(
         "partial",
-        "Writes its reply, but for the EOP, and is killed by SIGKILL.",
+        "Writes its reply without the EOP, and is killed by SIGKILL.",
         shapes=True,
     )
 
     # --- it takes its time
-    STALL = _Kind("stall", "Does nothing more; SIGTERM ends it.")
+    STALL = _Kind("stall", "Hangs; SIGTERM ends it.")
     SPIN = _Kind(
-        "spin", "Burns the processor from now on; SIGTERM ends it.", inside=True
+        "spin", "Keeps the CPU busy from then on; SIGTERM ends it.", inside=True
     )
     STOP = _Kind(
-        "stop", "Stops itself with SIGSTOP; only SIGKILL, or SIGCONT, reaches it."
+        "stop", "Stops itself with SIGSTOP; only SIGKILL or SIGCONT has an effect then."
     )
     PAUSE = _Kind(
         "pause",
-        "Does nothing for ``seconds``, and goes on: a slow start, a late answer.",
+        "Does nothing for ``seconds``, then continues: a slow start, a late answer.",
     )
     SKIP = _Kind(
-        "skip", "Does not answer, and goes on with the next message.", shapes=True
+        "skip", "Does not answer, and continues with the next message.", shapes=True
     )
     NEVER_READY = _Kind(
         "never_ready",
@@ -164,26 +164,26 @@ class FaultKind(StrEnum):
     )
     GARBAGE = _Kind(
         "garbage",
-        "Writes ``data``, by default a line of text and EOM: a stray print. While a"
-        " message is to be answered, it looks like a part of the reply.",
+        "Writes ``data``, by default a line of text and EOM, as a stray print does. If"
+        " a message is unanswered, this looks like a part of the reply.",
     )
     BYTE_ORDER_MARK = _Kind(
         "byte_order_mark",
-        "Writes the byte order mark of UTF-8, as some languages do before all else.",
+        "Writes the byte order mark of UTF-8 first, as some languages do.",
         at=Moment.START,
         writes=b"\xef\xbb\xbf",
     )
     WRONG_MARKER = _Kind(
         "wrong_marker",
-        "Ends its reply with ``data``, by default BNC, in place of EOP; with nothing, if"
-        " it is empty.",
+        "Ends its reply with ``data``, by default BNC, instead of EOP; with nothing if"
+        " ``data`` is empty.",
         about="markers",
         shapes=True,
     )
     REFUSE = _Kind(
         "refuse",
-        "Refuses, for the reason ``data``, by default what it would have replied; where"
-        " there is no ERR, it answers.",
+        "Refuses the message with reason ``data``, by default its usual reply; without"
+        " ERR, it answers.",
         shapes=True,
     )
 
@@ -196,23 +196,23 @@ class FaultKind(StrEnum):
     )
     FLOOD = _Kind(
         "flood",
-        "Writes ``size`` tiny messages before those of its reply.",
+        "Writes ``size`` tiny messages before its reply.",
         shapes=True,
         size=10_000,
     )
     CUT = _Kind(
         "cut",
-        "Writes each marker of its reply a byte at a time, with a pause before each.",
+        "Writes the markers of its reply byte by byte, with a pause before each byte.",
         shapes=True,
     )
     STDERR = _Kind(
         "stderr",
-        "Writes ``size`` bytes to stderr: lines, by default of dots, of ``data``.",
+        "Writes ``size`` bytes to stderr, in lines of ``data``, by default dots.",
         size=10_000_000,
     )
     LEAK = _Kind(
         "leak",
-        "Takes ``size`` bytes of memory, and keeps them.",
+        "Allocates ``size`` bytes of memory, and keeps them.",
         inside=True,
         size=10_000_000,
     )
@@ -220,34 +220,34 @@ class FaultKind(StrEnum):
     # --- it does not want to go
     CLOSE_STDOUT = _Kind(
         "close_stdout",
-        "Closes stdout; lives on when its input has ended.",
+        "Closes stdout, and does not exit when its input ends.",
         about="pipes",
     )
     CLOSE_STDIN = _Kind(
         "close_stdin",
-        "Closes stdin, answers what it has read, and lives on; a batch that was not"
-        " closed yet is never answered.",
+        "Closes stdin, answers what it has read, and does not exit; a batch that was"
+        " not closed yet is never answered.",
         about="pipes",
     )
     IGNORE_SIGTERM = _Kind(
-        "ignore_sigterm", "Ignores SIGTERM from now on.", at=Moment.START
+        "ignore_sigterm", "Ignores SIGTERM from then on.", at=Moment.START
     )
     GRANDCHILD = _Kind(
         "grandchild",
-        "Starts a child that holds its pipes, ignores SIGTERM and outlives it; with"
-        " ``own_session`` the child also leaves its process group.",
+        "Starts a child that keeps its pipes open, ignores SIGTERM and outlives it;"
+        " with ``own_session`` the child also leaves the process group.",
         inside=True,
     )
 
     # --- it is connected; only from outside
     LOSE_HEARTBEATS = _Kind(
         "lose_heartbeats",
-        "None of its heartbeats arrives any more.",
+        "Its heartbeats no longer arrive.",
         about="a connection",
     )
     LOSE_ANSWERS = _Kind(
         "lose_answers",
-        "None of our heartbeats reaches it any more: it may think itself abandoned.",
+        "Heartbeats no longer reach it: it may take the supervisor for dead.",
         about="a connection",
     )
     LOSE_TERMINATE = _Kind(
@@ -258,26 +258,28 @@ class FaultKind(StrEnum):
     )
     REVOKE = _Kind(
         "revoke",
-        "Its session ends in the middle of the reply, with an error for the reason"
-        " ``data``, or with a choke if that is empty; the rest comes all the same.",
+        "Its session ends in the middle of the reply, with an error of reason ``data``,"
+        " or with a choke if ``data`` is empty; the rest of the reply still arrives.",
         about="a connection",
         shapes=True,
     )
     DISCONNECT = _Kind(
-        "disconnect", "Its connection is closed; it lives on.", about="a connection"
+        "disconnect",
+        "Its connection is closed, but it does not exit.",
+        about="a connection",
     )
 
     # --- it checkpoints; only from outside
     FAIL_CHECKPOINT = _Kind(
         "fail_checkpoint",
-        "Its checkpoint is not stored, and answered with the name of the exception"
-        " ``data``, by default ThrottlingException.",
+        "Its checkpoint is not stored, and is answered with the exception ``data``, by"
+        " default ThrottlingException.",
         about="checkpoints",
         at=Moment.CHECKPOINT,
     )
     END_INPUT = _Kind(
         "end_input",
-        "Its stdin ends in place of the answer to a checkpoint, or of an action.",
+        "Its stdin ends instead of the answer to a checkpoint, or instead of an action.",
         about="checkpoints",
         at=Moment.CHECKPOINT,
     )
@@ -285,53 +287,53 @@ class FaultKind(StrEnum):
     # --- it has a shard, of a daemon that is simulated
     LOSE_LEASE = _Kind(
         "lose_lease",
-        "Its lease is lost: a checkpoint in the same action is answered with"
+        "Its lease is lost: a checkpoint in the current action is answered with"
         " ShutdownException, and leaseLost follows.",
         about="a shard",
         at=Moment.ACTION,
     )
     REQUEST_SHUTDOWN = _Kind(
         "request_shutdown",
-        "It is requested to shut down, behind the action that it is at.",
+        "It is requested to shut down after the current action.",
         about="a shard",
         at=Moment.ACTION,
     )
     END_SHARD = _Kind(
         "end_shard",
-        "Its shard ends, and has no more records.",
+        "Its shard ends, without further records.",
         about="a shard",
         at=Moment.ACTION,
     )
     SPLIT_SHARD = _Kind(
         "split_shard",
-        "Its shard ends, and two new ones have the rest of its records; these are split"
-        " no more.",
+        "Its shard ends, and two new shards get the rest of its records; these are not"
+        " split again.",
         about="a shard",
         at=Moment.ACTION,
     )
     MERGE_SHARDS = _Kind(
         "merge_shards",
-        "Its shard ends, and another one with it; a new one has the rest of both.",
+        "Its shard and another one end, and a new shard gets the rest of both.",
         about="a shard",
         at=Moment.ACTION,
     )
     NO_RECORDS = _Kind(
         "no_records",
-        "It is given an action without records.",
+        "It receives an action without records.",
         about="a shard",
         at=Moment.ACTION,
     )
     MANY_RECORDS = _Kind(
         "many_records",
-        "The first record of the action comes ``size`` times, put as one.",
+        "The action's first record comes ``size`` times, as aggregated records.",
         about="a shard",
         at=Moment.ACTION,
         size=10_000,
     )
     RESTART = _Kind(
         "restart",
-        "It is killed, and a new process begins at the checkpoint ``data``, by default"
-        " at the last that was stored.",
+        "It is killed, and a new process begins at checkpoint ``data``, by default the"
+        " last one that was stored.",
         about="a shard",
         at=Moment.ACTION,
     )
@@ -345,14 +347,14 @@ class Exit(NamedTuple):
 
 
 class Act(NamedTuple):
-    """What a worker does that is neither bytes, nor time, nor its end."""
+    """An action of a worker other than writing, waiting or exiting."""
 
     kind: FaultKind
     fault: Fault
 
 
 class ReadInput(NamedTuple):
-    """It waits for input, ``b""`` at its end; None: nothing came in time."""
+    """It reads input, ``b""`` at the end; it gets None if nothing came in time."""
 
     seconds: float
     """How long it waits; 0: as long as it takes."""
@@ -366,18 +368,18 @@ if TYPE_CHECKING:
     Step: TypeAlias = bytes | float | str | Exit | Act | ReadInput | ShowLife
 else:
     Step = object
-"""What a worker does next: it writes, waits for so many seconds, reads, or is done with;
-text is for its story."""
+"""What a worker does next: write bytes, wait for seconds (a float), exit, act, read, or
+show life; a text only describes what happens."""
 
 
 def effect(fault: Fault, stray: bytes, eop: bytes) -> Step:
     """
-    Return what is done at once.
+    Return the immediate effect of a fault.
 
     Args:
-        fault: Any but one that changes a reply.
-        stray: What is written by mistake.
-        eop: What ends a reply.
+        fault: Any fault but one that changes a reply.
+        stray: The bytes of a stray print.
+        eop: The bytes that end a reply.
 
     """
     kind = FaultKind(fault["kind"])
@@ -399,25 +401,25 @@ def effect(fault: Fault, stray: bytes, eop: bytes) -> Step:
 
 
 def as_bytes(text: str | None) -> bytes | None:
-    """Return the bytes that JSON holds as text."""
+    """Return the bytes that JSON holds as Latin-1 text."""
     return None if text is None else text.encode("latin-1")
 
 
-# --- which fault of a plan happens when ------------------------------------------------
+# --- which fault of a plan happens when -----------------------------------------------
 
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class DueFaults:
     """
-    The faults of one process, of a plan as ``testing/fault.py`` defines it.
+    The faults of one process, from a plan as ``testing/fault.py`` defines it.
 
-    What comes by chance is drawn from the seed, the worker's name and its start: each
-    process has other luck, and the same in each run.
+    Random faults are drawn from the seed, the worker's name and its start: they differ
+    between processes, and are the same in each run.
 
     Args:
-        faults: Those of all processes, as JSON has them.
-        seed: That of the plan.
+        faults: The faults of all processes, as in JSON.
+        seed: The plan's seed.
         environment: Where the process finds its name and its start.
 
     """
@@ -438,14 +440,14 @@ class DueFaults:
         return moment in self._faults
 
     def due(self, moment: str, number: int, message: bytes) -> Iterator[Fault]:
-        """Yield what happens at that moment, with that message, counted from 1."""
+        """Yield the faults that happen at a moment, at message ``number`` (from 1)."""
         for hits, fault in self._faults.get(moment, ()):
             if hits(number, message):
                 yield fault
 
 
 def _trigger(fault: Fault, roll: Callable[[int], float]) -> Trigger:
-    """Return what decides whether a fault happens at a message, by number and content."""
+    """Return a function that decides, by message, whether a fault happens at it."""
     at: int | None = fault.get("message")
     first: int | None = fault.get("number")
     last = None if first is None else first + fault.get("times", 1) - 1
@@ -467,7 +469,7 @@ def _trigger(fault: Fault, roll: Callable[[int], float]) -> Trigger:
 
 
 def _random(seed: str) -> Callable[[int], float]:
-    """Return random numbers: others for each seed, the same in each run."""
+    """Return a random function: different for each seed, the same in each run."""
     base = 0xCBF29CE484222325  # FNV-1a
     for byte in seed.encode():
         base = ((base ^ byte) * 0x100000001B3) & _MASK

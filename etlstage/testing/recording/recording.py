@@ -1,11 +1,11 @@
 r"""
-A recorded conversation with one worker, the file that holds it, and who records it.
+A recorded conversation with one worker, its file, and the launch that records it.
 
-The file is plain text, a JSON object a line, so that the author of a worker can read
-it in any language, and in an editor: not Arrow, which little but Arrow reads. Bytes
-are text there, a character each, as in Latin-1 (``\u00e9`` is the byte 0xe9). The first
-line has what it is and who spoke, the last how the worker ended, each line between
-them is what one read or write has moved::
+The file is plain text, with one JSON object per line, so that the author of a worker
+can read it in any language or editor, unlike Arrow. Bytes are text there, one character
+each, as in Latin-1 (``\u00e9`` is the byte 0xe9). The first line describes the file and
+the worker, the last line how the worker ended, and each line between is the data of one
+read or write::
 
     {"format": "etlstage-recording", "version": 1, "stage": "clean", ...}
     {"at": 0.041, "stdin": "one\n", "crc": "c7a3f0be"}
@@ -14,9 +14,9 @@ them is what one read or write has moved::
     {"exit": 0, "crc": "5f0c6d11"}
 
 ``at`` is in seconds since the start; empty text is the end of that stream. ``ahead``
-beside ``stdin`` counts the bytes written before that the worker had not read. ``crc``
-is the CRC-32 of the bytes of the line before ``, "crc"``. A line that is torn at the end
-of a file is left out, with a warning; one in the middle is an error.
+beside ``stdin`` counts the bytes written earlier that the worker had not read. ``crc``
+is the CRC-32 of the bytes of the line before ``, "crc"``. A torn line at the end of a
+file is ignored, and :attr:`Recording.cut` is set; a damaged one elsewhere is an error.
 """
 
 from __future__ import annotations
@@ -57,32 +57,32 @@ class Recording:
     stage: str
     """Name of the stage."""
     kind: StageKind = StageKind.TRANSFORM
-    """Of the stage."""
+    """Kind of the stage."""
     dialect: Dialect
-    """What was spoken, with its settings."""
+    """The dialect, with its settings."""
     command: tuple[str, ...] = ()
-    """As it was started; secrets are concealed."""
+    """Command of the worker; secrets are concealed."""
     worker: str = ""
     """Name of the worker, such as ``clean-1``."""
     start: int = 1
     """How often this worker was started, this time included."""
     entries: tuple[Entry, ...] = ()
-    """In order of time."""
+    """All reads and writes, in order of time."""
     exit: int | None = None
-    """Exit status, negative for a signal; None: not known."""
+    """Exit status, negative for a signal; None: unknown."""
     stopped: bool = False
-    """We have sent it a signal: its exit status shows nothing of it."""
+    """Whether we sent it a signal, so that its exit status is not its own."""
     cut: str = ""
-    """Why the recording ends before the worker did; empty if it does not."""
+    """Why the recording ends before the worker did; empty: it is complete."""
 
     def written(self, channel: Channel) -> bytes:
-        """Return all that has passed there."""
+        """Return all bytes of a channel."""
         return b"".join(
             entry.data for entry in self.entries if entry.channel is channel
         )
 
     def stage_of(self, command: Sequence[str]) -> Stage:
-        """Return a stage that speaks as the one that was recorded, with that worker."""
+        """Return a stage like the recorded one, with another worker command."""
         return Stage(
             name=self.stage,
             kind=self.kind,
@@ -92,10 +92,10 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """
-        Write it to a file that only we can read.
+        Write the recording to a new file that only our user can read.
 
         Raises:
-            OSError: If it can't be written, or is there already.
+            OSError: If the file can't be written, or exists already.
 
         """
         with RecordingFile(path, self) as file:
@@ -106,30 +106,34 @@ class Recording:
     @classmethod
     def load(cls, path: Path) -> Recording:
         """
-        Read a file.
+        Read a recording from a file.
 
         Raises:
-            ConfigError: If it is no recording, or damaged.
+            ConfigError: If the file is not a recording, or damaged.
             OSError: If it can't be read.
 
         """
         lines, torn = _read_lines(path)
+        if not lines:
+            what = "it ends within its first line" if torn else "it is empty"
+            raise ConfigError(f"{path} is not a recording: {what}")
         try:
             return _recording(lines, torn=torn)
         except (LookupError, TypeError, ValueError, EtlstageError) as error:
-            raise ConfigError(f"{path} is no recording: {error!r}") from None
+            why = repr(error) if isinstance(error, LookupError) else error
+            raise ConfigError(f"{path} is not a recording: {why}") from None
 
 
 class RecordingFile:
     """
-    A recording that is being written, each line at once; a context manager.
+    Writes a recording, each line immediately; a context manager.
 
     Args:
-        path: Where; nothing may be there. Only we can read it.
-        header: Who speaks; entries and end come later.
+        path: The file, which must not exist. Only our user can read it.
+        header: Describes the worker; its entries and end are ignored.
 
     Raises:
-        OSError: If it can't be written.
+        OSError: If the file can't be written.
 
     """
 
@@ -149,13 +153,13 @@ class RecordingFile:
         self.close()
 
     def add(self, entry: Entry) -> None:
-        """Write what one read or write has moved."""
+        """Write one read or write."""
         data = entry.data.decode("latin-1")
         ahead = {"ahead": entry.ahead} if entry.ahead else {}
         self._write({"at": round(entry.at, 6), entry.channel.value: data, **ahead})
 
     def end(self, exit_: int | None, *, stopped: bool = False, cut: str = "") -> None:
-        """Write how the worker ended, or why it is not waited for."""
+        """Write how the worker ended, or why the recording is cut."""
         more = {"stopped": stopped, "cut": cut}
         self._write({"exit": exit_, **{name: v for name, v in more.items() if v}})
 
@@ -188,7 +192,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Return the content of the lines of a file, and whether the last is torn."""
+    """Return the content of a file's lines, and whether its last line is torn."""
     *lines, rest = path.read_bytes().split(b"\n")
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
@@ -196,7 +200,9 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
         if crc != b'%08x"}' % zlib.crc32(text):
             if found and number == len(lines) and not rest:
                 return found, True
-            what = "the checksum does not fit" if text else "is no line of a recording"
+            what = (
+                "the checksum does not fit" if text else "is not a line of a recording"
+            )
             raise ConfigError(f"{path}:{number}: {what}")
         found.append(json.loads(text + b"}"))
     return found, bool(rest)
@@ -235,24 +241,24 @@ _LIMIT: Final = 256 * 1024 * 1024  # bytes of one conversation
 
 
 class Notes(Protocol):
-    """Where a conversation is noted; it may fail by itself, never the conversation."""
+    """Records a conversation; its own failures must never affect the conversation."""
 
     def add(self, entry: Entry, /) -> None:
-        """Note what one read or write has moved."""
+        """Record one read or write."""
         ...
 
     def end(self, exit_: int | None, /, *, stopped: bool) -> None:
-        """Note how the worker ended; nothing comes behind that."""
+        """Record how the worker ended; the last call."""
         ...
 
 
 class RecordedLaunch:
     """
-    Starts workers, and has their conversations noted.
+    Starts workers, and records their conversations.
 
     Args:
-        launch: What starts them.
-        begin: Returns where to note the conversation with the worker of a request.
+        launch: Starts the workers.
+        begin: Returns the :class:`Notes` for the worker of a request.
 
     """
 
@@ -274,7 +280,7 @@ class _Clerk:
         self._ended: set[Channel] = set()
 
     def note(self, channel: Channel, data: bytes, ahead: int = 0) -> None:
-        # Who reads at the end may do it again.
+        # The end of a stream may be read more than once.
         if channel in self._ended:
             return
         if not data:
@@ -355,29 +361,29 @@ class _RecordedChild:
 
     def close(self) -> None:
         self._child.close()
-        # All that it has written has been read, or never will be.
+        # No more of its output will be read.
         self._clerk.end(self._child.returncode, stopped=self._stopped)
 
 
 class RecordingFolder:
     """
-    Where the conversations of some stages go: a file for each start of a worker.
+    Records the conversations of stages, in a file for each start of a worker.
 
     A file is named after the worker, and how often it was started: ``clean-1.1.rec``.
-    When one can't be written any more, what comes is left out, and the conversation
-    goes on.
+    When a file can't be written any more, the rest is left out of it, and the
+    conversation continues.
 
     Args:
-        path: The folder; it is made if it is not there, for us alone.
-        limit: Bytes of a conversation that are kept; what comes behind is left out.
+        path: The folder; created, accessible only to our user, if it does not exist.
+        limit: Maximum number of bytes recorded of a conversation; the rest is left out.
 
     Attributes:
         path: The folder.
-        secrets: What is not to be in the command that a file names.
-        problems: What could not be written, and why.
+        secrets: Secrets to conceal in recorded commands.
+        problems: Descriptions of write errors.
 
     Raises:
-        OSError: If the folder can't be made.
+        OSError: If the folder can't be created.
 
     """
 
@@ -391,7 +397,7 @@ class RecordingFolder:
 
     @property
     def count(self) -> int:
-        """How many conversations there were."""
+        """Number of conversations so far."""
         return self._starts.total()
 
     def __call__(self, request: LaunchRequest, /) -> Notes:
@@ -410,7 +416,7 @@ class RecordingFolder:
 
 
 class _Kept:
-    """The notes of one conversation, in a file as long as that can be written."""
+    """Records one conversation to a file, for as long as that can be written."""
 
     def __init__(
         self, path: Path, header: Recording, room: int, problems: list[str]

@@ -1,4 +1,4 @@
-"""A worker of dialect ``cocaine``, frame by frame, and what may be wrong with one."""
+"""Workers of dialect ``cocaine``, frame by frame: a sound one, and some with bugs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ("ADVISED", "PLANTED", "Extracting", "Loading", "Worker")
 
 class Worker:
     """
-    Answers in capitals; a script, for what starts those.
+    Answers in capitals; its ``script`` is for a ScriptedLaunch.
 
     Args:
-        worker: What it talks through.
+        worker: Its process, which reads and writes for it.
 
     """
 
@@ -35,7 +35,7 @@ class Worker:
 
     @property
     def version(self) -> CocaineVersion:
-        """As it is given: what is auto is 1."""
+        """The version of the protocol; auto means 1."""
         dialect = self.worker.request.dialect
         assert isinstance(dialect, CocaineDialect)
         auto = dialect.protocol is CocaineVersion.AUTO
@@ -43,11 +43,11 @@ class Worker:
 
     @classmethod
     async def script(cls, worker: ScriptedWorker) -> int:
-        """Live, and return the exit status."""
+        """Run until the end; return the exit status."""
         return await cls(worker).run()
 
     async def run(self) -> int:
-        """Live, and return the exit status."""
+        """Run until the end; return the exit status."""
         await self.hello()
         while data := await self.worker.read():
             for frame in self.cut(data):
@@ -92,19 +92,19 @@ class Worker:
             self.cancel(number)
 
     async def control(self, kind: int, arguments: tuple[Any, ...]) -> None:
-        """Take a frame about the connection."""
+        """Process a frame about the connection."""
         if kind == self.words.terminate:
             self.told = arguments
 
     async def leave(self) -> int | None:
-        """Return the exit status, if it is to go."""
+        """Return the exit status if it is time to exit."""
         if self.told is None or self.open:
             return None
         await self.say(self.words.control, self.words.terminate, *self.told)
         return 0
 
     async def begin(self, number: int, event: bytes) -> None:
-        """Take an invoke."""
+        """Process an invoke."""
         if event == self.worker.request.kind.value.encode():
             self.open[number] = []
         else:
@@ -118,17 +118,17 @@ class Worker:
             await self.say(number, self.words.choke)
 
     def add(self, number: int, chunk: bytes) -> None:
-        """Take a chunk."""
+        """Process a chunk."""
         self.open[number].append(chunk)
 
     async def answer(self, number: int, chunks: list[bytes]) -> None:
-        """Take a choke."""
+        """Process a choke."""
         for chunk in chunks:
             await self.say(number, self.words.chunk, chunk.upper())
         await self.say(number, self.words.choke)
 
     def cancel(self, number: int) -> None:
-        """Take an error."""
+        """Process an error."""
         del self.open[number]
 
     async def ended(self) -> int:
@@ -137,18 +137,18 @@ class Worker:
 
 
 class Loading(Worker):
-    """Gives nothing."""
+    """Replies without outputs."""
 
     async def answer(self, number: int, chunks: list[bytes]) -> None:
-        """Take a choke."""
+        """Process a choke."""
         await super().answer(number, [])
 
 
 class Extracting(Worker):
-    """Has twenty rows, which it gives by their numbers, or all."""
+    """Has twenty rows; replies with a range of them, or with all."""
 
     async def answer(self, number: int, chunks: list[bytes]) -> None:
-        """Take a choke."""
+        """Process a choke."""
         try:
             asked = json.loads(b"".join(chunks) or b"{}")
         except ValueError:
@@ -318,9 +318,12 @@ PLANTED: Final = {
         "terminates on request",
         "answered with code 2, abnormal, that none could work: so be it",
     ),
-    _Greets: ("announces itself", "broke the protocol: a frame is no array"),
+    _Greets: ("announces itself", "broke the protocol: a frame is not an array"),
     _NeverBeats: ("announces itself", "sent its handshake and no heartbeat"),
-    _BeatsBeforeItSaysWhoItIs: ("announces itself", "the first frame is no handshake"),
+    _BeatsBeforeItSaysWhoItIs: (
+        "announces itself",
+        "the first frame is not a handshake",
+    ),
     _NeverEnds: ("answers", "bytes without the end of a session"),
     _Invents: ("answers", "broke the protocol: there is no session 3"),
     _Counts: ("accepts numbers with gaps", "did not end session 126"),
@@ -348,7 +351,7 @@ PLANTED: Final = {
     _IgnoresTerminate: ("terminates on request", "did not exit"),
     _Stays: ("ends with its connection", "did not exit"),
 }
-"""Each with the check that fails, and why."""
+"""Workers with a bug, each with the check that fails, and why."""
 
 
 class _GoesWithoutAWord(Worker):

@@ -113,12 +113,12 @@ SLOW = [
         for size, mode in BATCHES
     ),
 ]
-# It is silent about markers that it does not speak, or reports them and exits.
+# These ignore markers that they do not support, or report them and exit.
 FEWER_MARKERS = {"sh", "start", "demo"}
 
 
 def passes(example: Example, folder: Path) -> None:
-    """Check one; its data is in a folder of its own."""
+    """Check an example, with its data in a folder of its own."""
     lines = (b"line %d\n" % number for number in range(200))
     (folder / "in").write_bytes(b"".join(lines))
     assert shutil.which(str(example.command[0]))
@@ -141,22 +141,20 @@ def passes(example: Example, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("example", TABLE, ids=lambda example: example.name)
-@pytest.mark.timeout(60)
 def test_example_keeps_to_the_protocol(example: Example, tmp_path: Path) -> None:
-    """In each language, with the SDK and without it (issue 12)."""
+    """There are some in each language, with the SDK and without it (issue 12)."""
     passes(example, tmp_path)
 
 
 @pytest.mark.slow  # each syncs to the disk, or many programs are started
 @pytest.mark.parametrize("example", SLOW, ids=lambda example: example.name)
-@pytest.mark.timeout(60)
 def test_slow_example_keeps_to_the_protocol(example: Example, tmp_path: Path) -> None:
-    """Those that load into a file, or a database, too (issue 12)."""
+    """Workers that load into a file or a database are among them (issue 12)."""
     passes(example, tmp_path)
 
 
 def test_no_example_is_forgotten() -> None:
-    """A worker that is added is checked, too (issue 12)."""
+    """A new worker needs a row in a table (issue 12)."""
     checked_ones = {
         word
         for example in [*TABLE, *SLOW]

@@ -15,7 +15,7 @@ UNASKED = "writes nothing unsolicited"
 SILENT = "the worker has 1 reply outstanding: for 2 seconds"
 STARTED = Moment.START
 ANY = ""
-"""It is a matter of a moment which check is the first to see it."""
+"""In place of a name: timing decides which check is the first to find it."""
 
 FAILS = [
     (
@@ -50,7 +50,8 @@ FAILS = [
         "report that it is ready: it waits for more input",
     ),
     (Fault(K.TWICE), "answers", "wrote more than its reply: one<EOM><EOP>one"),
-    (Fault(K.EXTRA_EOP), ANY, " too many: <EOP>"),
+    # The EOP is read by itself, or with the reply before or after it.
+    (Fault(K.EXTRA_EOP), ANY, (" too many: <EOP>", "more than its reply: <EOP>")),
     (
         Fault(K.GARBAGE, at=STARTED),
         UNASKED,
@@ -67,8 +68,16 @@ FAILS = [
         "the worker did not exit: for 2 seconds",
     ),
     (Fault(K.GRANDCHILD, message=1), "ends", "behind, which had to be killed"),
-    # The same, later, or only then.
-    (Fault(K.KILL, at=Moment.IDLE), ANY, "the worker was killed by SIGKILL"),
+    # The same faults later, or only at some moment.
+    # Killed before the next message was sent, or right after that.
+    (
+        Fault(K.KILL, at=Moment.IDLE),
+        ANY,
+        (
+            "the worker was killed by SIGKILL",
+            "the worker has 1 reply outstanding: was killed by SIGKILL",
+        ),
+    ),
     (
         Fault(K.KILL, at=Moment.END),
         "ends",
@@ -98,15 +107,15 @@ ADVISES = [
     (Fault(K.FLOOD, message=6, size=2), "keeps no state", "depends on those before it"),
 ]
 
-# A worker may take its time, and what it replies is its own matter: no one can know
-# these from a worker that is as it should be.
+# A worker may be slow, and may reply with anything: these can't be distinguished from
+# a sound worker.
 PASSES = [
     (Fault(K.PAUSE, seconds=0.01), Fault(K.CUT), Fault(K.LEAK, size=1000)),
     (Fault(K.GARBAGE), Fault(K.FLOOD, size=3)),
 ]
 
 BEFORE = ("accepts an empty message", "accepts many messages at once")
-"""Checks of which those that come last use what they have seen."""
+"""Checks whose observations are used by the checks at the end."""
 
 
 def command(*faults: Fault) -> tuple[str, ...]:
@@ -115,7 +124,7 @@ def command(*faults: Fault) -> tuple[str, ...]:
 
 
 def name_of(value: object) -> str:
-    """Return how a row of the table is called."""
+    """Return the id of a row."""
     if not isinstance(value, Fault):
         return ""
     at = value.at.value if value.at else ""
@@ -123,7 +132,7 @@ def name_of(value: object) -> str:
 
 
 def row(*values: object) -> object:
-    """Return a row; who hangs takes its time, again and again."""
+    """Return a row; one with a worker that hangs is slow."""
     hangs = any("2 seconds" in str(value) for value in values)
     return pytest.param(*values, marks=[pytest.mark.slow] if hangs else [])
 
@@ -131,10 +140,12 @@ def row(*values: object) -> object:
 @pytest.mark.parametrize(
     ("fault", "name", "reason"), [row(*each) for each in FAILS], ids=name_of
 )
-@pytest.mark.timeout(60)
-def test_hostile_worker_fails(fault: Fault, name: str, reason: str) -> None:
-    """At the check that is about it, and with what it did (issue 12)."""
-    hangs = "2 seconds" in reason
+def test_hostile_worker_fails(
+    fault: Fault, name: str, reason: str | tuple[str, ...]
+) -> None:
+    """The check about its fault fails, and names what it did (issue 12)."""
+    reasons = (reason,) if isinstance(reason, str) else reason
+    hangs = "2 seconds" in reasons[0]
     stage: dict[str, Any] = {"ready": fault.kind is K.NEVER_READY}
 
     findings = checked(
@@ -145,13 +156,13 @@ def test_hostile_worker_fails(fault: Fault, name: str, reason: str) -> None:
     )
 
     failed = failures(findings)
-    assert reason in (failed[name] if name else " ".join(failed.values()))
+    shown = failed[name] if name else " ".join(failed.values())
+    assert any(each in shown for each in reasons), shown
 
 
 @pytest.mark.parametrize(("fault", "name", "reason"), ADVISES, ids=name_of)
-@pytest.mark.timeout(60)
 def test_hostile_worker_is_advised(fault: Fault, name: str, reason: str) -> None:
-    """Of what is no breach of the protocol (issue 12)."""
+    """What does not break the protocol is advice (issue 12)."""
     findings = checked(command(fault), only=[name, *BEFORE])
 
     assert failures(findings) == {}
@@ -159,22 +170,21 @@ def test_hostile_worker_is_advised(fault: Fault, name: str, reason: str) -> None
 
 
 @pytest.mark.parametrize("faults", PASSES, ids=["slow", "talkative"])
-@pytest.mark.timeout(60)
 def test_what_is_no_fault_passes(faults: tuple[Fault, ...]) -> None:
     """However odd it is (issue 12)."""
     assert failures(checked(command(*faults))) == {}
 
 
 def test_every_kind_of_fault_is_in_a_table() -> None:
-    """One that is added has a row, too (issue 12)."""
+    """A new kind needs a row (issue 12)."""
     rows = [row[0] for row in [*FAILS, *ADVISES]]
     rows += [fault for faults in PASSES for fault in faults]
-    # A worker does not do those of connections to itself.
+    # Faults of connections are not done by the worker itself.
     assert {fault.kind for fault in rows} == {k for k in FaultKind if not k.outside}
 
 
 def test_nothing_else_is_asked_of_a_worker_that_does_not_answer() -> None:
-    """One reason, and not twenty (issue 12)."""
+    """One check fails, not twenty (issue 12)."""
     findings = checked(command(Fault(K.KILL)))
 
     assert list(failures(findings)) == ["answers"]

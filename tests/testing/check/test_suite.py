@@ -79,20 +79,37 @@ PLANTED = [
 
 @pytest.mark.parametrize(("script", "name", "reason"), PLANTED)
 def test_planted_bug_is_found(script: Script, name: str, reason: str) -> None:
-    """By the check that is about it (issue 12)."""
+    """The check about it fails (issue 12)."""
     assert reason in failures(scripted(script))[name]
 
 
 def test_worker_that_collects_its_replies_in_a_buffer_is_found() -> None:
-    """The text has what to do (issue 12)."""
+    """The reason names the remedy (issue 12)."""
     program = r'awk "{ printf \"%s\n%c\", \$0, 0 }"'
     findings = checked(["sh", "-c", program], timeout=2)
     reason = failures(findings)["answers"]
     assert "replied only when its stdin was closed: flush stdout" in reason
 
 
+def test_worker_that_takes_long_to_start_is_not_taken_for_one_that_buffers() -> None:
+    """It has read nothing yet; the reason names the remedy."""
+    reason = failures(checked(["tail", "-f", "/dev/null"], timeout=1))["answers"]
+    assert reason == (
+        "the worker has read nothing within 1 s: where it takes longer to start, set"
+        " --timeout 6"
+    )
+
+
+def test_worker_that_hangs_within_its_input_is_not_taken_for_one_that_starts() -> None:
+    """It has read a byte, so it has started."""
+    program = "dd bs=1 count=1 of=/dev/null 2>/dev/null; tail -f /dev/null"
+    reason = failures(checked(["sh", "-c", program], timeout=1))["answers"]
+    assert "to start" not in reason
+    assert "for 1 seconds" in reason
+
+
 def test_failure_shows_what_went_both_ways_with_the_markers_by_name() -> None:
-    """And what a worker should do (issue 12)."""
+    """It also states what a worker should do (issue 12)."""
     (finding,) = (
         item
         for item in scripted(each(answerers.has_no_eop_without_output))
@@ -108,7 +125,7 @@ def test_failure_shows_what_went_both_ways_with_the_markers_by_name() -> None:
 
 
 def test_markers_that_a_worker_does_not_read_are_advice() -> None:
-    """It is a worker for the default ones (issue 12)."""
+    """The worker is made for the default ones (issue 12)."""
     findings = scripted(lines(lambda line: [line + b"\n\0"]))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
@@ -119,14 +136,14 @@ def test_markers_that_a_worker_does_not_read_are_advice() -> None:
 
 
 def test_marker_that_is_read_in_parts_is_found() -> None:
-    """A worker that looks for EOM only in what it has just read (issue 12)."""
+    """The worker looks for EOM in each read by itself (issue 12)."""
     assert list(failures(scripted(answerers.cuts_markers))) == [
         "accepts markers of several bytes"
     ]
 
 
 def test_chosen_markers_are_those_of_all_checks() -> None:
-    """Then no other are tried (issue 12)."""
+    """No others are tried then (issue 12)."""
     markers = Markers(b"<m>", b"<p>", b"<b>", b"<n>", b"<r>")
     findings = scripted(lines(lambda line: [line + b"\n\0"]), markers=markers)
     assert "has 1 reply outstanding" in failures(findings)["answers"]
@@ -137,14 +154,14 @@ def test_chosen_markers_are_those_of_all_checks() -> None:
 
 
 def test_counting_worker_keeps_to_the_protocol() -> None:
-    """What it replies is its own matter; that it counts is reported (issue 12)."""
+    """It may reply with anything; that it counts is reported (issue 12)."""
     findings = scripted(answerers.keeps_state)
     assert failures(findings) == {}
     assert "before it" in said(findings, Verdict.ADVICE)["keeps no state"]
 
 
 def test_worker_that_knows_a_message_again_is_reported() -> None:
-    """A message that comes again has another reply, if it is the same (issue 12)."""
+    """It replies to a repeated message in another way (issue 12)."""
 
     async def remember(worker: ScriptedWorker) -> None:
         seen: set[bytes] = set()
@@ -158,7 +175,7 @@ def test_worker_that_knows_a_message_again_is_reported() -> None:
 
 
 def test_random_worker_keeps_to_the_protocol() -> None:
-    """Nothing that it repeats is compared; that is reported (issue 12)."""
+    """Its replies can't be compared; that is reported (issue 12)."""
     findings = scripted(makes(lambda _: [uuid4().bytes.hex().encode()]))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
@@ -166,7 +183,7 @@ def test_random_worker_keeps_to_the_protocol() -> None:
 
 
 def test_refusing_worker_goes_on() -> None:
-    """What it refuses is no failure, and a silent refusal is reported (issue 12)."""
+    """A refusal is no failure, and one without a reason is reported (issue 12)."""
 
     async def refuse(worker: ScriptedWorker, message: bytes) -> None:
         await (worker.reply(message) if message else worker.refuse(""))
@@ -178,7 +195,7 @@ def test_refusing_worker_goes_on() -> None:
 
 
 def test_worker_that_refuses_what_it_can_process_is_found() -> None:
-    """Only of a sample is that known (issue 12)."""
+    """Only a sample is known to be processable (issue 12)."""
 
     async def refuse(worker: ScriptedWorker, _: bytes) -> None:
         await worker.refuse("no")
@@ -192,7 +209,7 @@ def test_worker_that_refuses_what_it_can_process_is_found() -> None:
 
 
 def test_worker_that_does_not_keep_its_contract_is_found() -> None:
-    """Only of a sample is it known what a reply must be (issue 26)."""
+    """Only for a sample it is known what a reply must be (issue 26)."""
 
     async def number(worker: ScriptedWorker, message: bytes) -> None:
         await (worker.reply(message) if message != b"no" else worker.refuse("no"))
@@ -201,7 +218,7 @@ def test_worker_that_does_not_keep_its_contract_is_found() -> None:
     sample = [b"1", b"no", b"a"]
     findings = scripted(each(number), stage=stage, sample=sample)
     assert failures(findings)[name].endswith(
-        "gave a reply, number 3, that breaks expect.json: output 1 is no JSON document"
+        "gave a reply, number 3, that breaks expect.json: output 1 is not a JSON document"
     )
     assert failures(scripted(each(number), stage=stage, sample=[b"1"])) == {}
     reasons = said(scripted(each(number), stage=stage), Verdict.NOT_APPLICABLE)
@@ -209,7 +226,7 @@ def test_worker_that_does_not_keep_its_contract_is_found() -> None:
 
 
 def test_worker_that_refuses_by_mood_is_reported() -> None:
-    """A refusal is for good (issue 12)."""
+    """A refusal should be permanent (issue 12)."""
     first: list[int] = []
 
     async def refuse_first(worker: ScriptedWorker, message: bytes) -> None:
@@ -234,7 +251,7 @@ def test_worker_that_refuses_nothing_is_not_asked_to_go_on() -> None:
 
 
 def test_worker_of_one_language_may_die_of_another() -> None:
-    """Where a sample has what it can process, that is advice (issue 12)."""
+    """With a sample of what it can process, that is advice (issue 12)."""
     take_objects = makes(lambda message: [message[message.index(b"{") :]])
     findings = scripted(take_objects, sample=[b"{1", b"{2", b"{3"])
     assert failures(findings) == {}
@@ -243,13 +260,13 @@ def test_worker_of_one_language_may_die_of_another() -> None:
 
 
 def test_worker_that_is_silent_about_what_it_can_not_process_fails() -> None:
-    """A sample excuses those that die, and no others (issue 12)."""
+    """A sample excuses workers that die, and no others (issue 12)."""
     findings = scripted(each(answerers.has_no_eop_without_output), sample=[b"a", b"b"])
     assert list(failures(findings)) == ["accepts an empty message"]
 
 
 def test_half_a_message_at_the_end_is_none() -> None:
-    """That is what a supervisor that was killed has left (issue 12)."""
+    """A supervisor that was killed has left it (issue 12)."""
 
     async def take_all(worker: ScriptedWorker) -> None:
         rest = b""
@@ -265,14 +282,14 @@ def test_half_a_message_at_the_end_is_none() -> None:
 
 
 def test_batches_are_checked() -> None:
-    """A worker that answers none without messages (issue 12)."""
+    """This worker does not answer an empty batch (issue 12)."""
     answer_some = batched(lambda batch: batch or None)
     findings = scripted(answer_some, mode=Mode.BATCH_SUPERVISOR)
     assert list(failures(findings)) == ["accepts an empty batch"]
 
 
 def test_batch_that_is_full_is_checked() -> None:
-    """A worker that answers it before its end (issue 12)."""
+    """This worker answers a full batch twice (issue 12)."""
     answer_at_100 = batched(
         lambda batch: batch, lambda batch: batch if len(batch) >= 100 else None
     )
@@ -281,7 +298,7 @@ def test_batch_that_is_full_is_checked() -> None:
 
 
 def test_batch_that_never_fills_is_advice() -> None:
-    """A worker that asks forever is closed by the supervisor (issue 12)."""
+    """The supervisor ends the batch of a worker that asks forever (issue 12)."""
 
     async def ask_on(worker: ScriptedWorker) -> None:
         batch = b""
@@ -300,7 +317,7 @@ def test_batch_that_never_fills_is_advice() -> None:
 
 
 def test_load_worker_with_outputs_is_reported() -> None:
-    """No one reads them (issue 12)."""
+    """Nothing reads its outputs (issue 12)."""
     name = "load workers output nothing"
     findings = scripted(echo, kind=StageKind.LOAD)
     assert failures(findings) == {}
@@ -310,7 +327,7 @@ def test_load_worker_with_outputs_is_reported() -> None:
 
 
 def test_findings_are_reported_in_order_as_they_come() -> None:
-    """Whichever is ready first (issue 12)."""
+    """The order does not depend on which is ready first (issue 12)."""
     told: list[str] = []
     stage = Stage(name="w", worker=("w",))
 
@@ -326,7 +343,7 @@ def test_findings_are_reported_in_order_as_they_come() -> None:
 
 
 def test_workers_that_may_disturb_each_other_run_alone() -> None:
-    """What they load is in one place; transform workers run a few at once (issue 12)."""
+    """Load workers share a target; transform workers run three at once (issue 12)."""
     most: list[int] = []
 
     async def count(worker: ScriptedWorker) -> int | None:
@@ -341,7 +358,7 @@ def test_workers_that_may_disturb_each_other_run_alone() -> None:
 
 
 def test_sample_that_can_not_be_sent_is_refused() -> None:
-    """It shows which message (issue 12)."""
+    """The error names the message (issue 12)."""
     with pytest.raises(ConfigError, match=r"message 2 of the sample: .*marker"):
         scripted(echo, sample=[b"a", b"b\0"])
     with pytest.raises(ConfigError, match="for workers that are given messages"):
@@ -355,7 +372,7 @@ def test_program_that_does_not_exist_is_no_finding() -> None:
 
 
 def test_one_call_checks_a_worker_in_a_suite() -> None:
-    """It passes, or has all that ``etlstage check`` prints (issue 12)."""
+    """It passes, or raises all that ``etlstage check`` prints (issue 12)."""
     assert_conforms(python(ECHO), timeout=10)
     command = python("exit(7)")
     with pytest.raises(AssertionError) as caught:
